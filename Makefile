@@ -1,0 +1,76 @@
+# Everything a checkout needs: `make demo`, `make test`, `make check`. Each sets itself up, with uv
+# where it is installed and with python3's own venv and pip where it is not.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+
+DISTRIBUTIONS := protos messaging workloads coordinator participant
+EDITABLE      := $(patsubst %,-e ./%,$(DISTRIBUTIONS))
+
+ifeq ($(UV),)
+CREATE  = $(PYTHON) -m venv $(VENV)
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+else
+CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
+INSTALL = uv pip install --quiet --python $(BIN)/python
+endif
+
+.PHONY: help demo test check format lint types protos protos-check lock setup setup-dev clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+demo: setup  ## four participants train one model on real data through a real coordinator
+	@$(BIN)/xain-coordinator demo
+
+test: setup-dev  ## every test
+	$(BIN)/python -m pytest
+
+check: format lint types protos-check test  ## what CI runs
+
+format: setup-dev
+	$(BIN)/ruff format --check .
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/buf lint protos
+
+types: setup-dev
+	$(BIN)/mypy
+
+protos: setup-dev  ## regenerate the protobuf modules from the .proto files
+	PYTHON=$(abspath $(BIN))/python PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh
+
+protos-check: setup-dev
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	PYTHON=$(abspath $(BIN))/python PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh "$$fresh" 2>/dev/null && \
+	for file in $$(cd "$$fresh" && find . -type f); do \
+		diff -u "protos/src/$$file" "$$fresh/$$file" || { echo 'generated modules are stale: run make protos'; exit 1; }; \
+	done
+
+lock:  ## refresh the hash-only locks (needs uv)
+	uv lock --quiet
+	uv export --quiet --frozen --all-packages --no-default-groups --group build --no-emit-workspace \
+		--no-header --no-annotate --format requirements-txt -o requirements.lock
+	uv export --quiet --frozen --all-packages --all-groups --no-emit-workspace \
+		--no-header --no-annotate --format requirements-txt -o requirements-dev.lock
+
+setup: $(VENV)/.ready  ## the environment that running needs
+setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs
+
+$(VENV)/.ready: requirements.lock $(wildcard */pyproject.toml)
+	@echo 'Setting up $(VENV) (once) ...'
+	@test -x $(BIN)/python || $(CREATE)
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation $(EDITABLE)
+	@touch $@
+
+$(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready
+	@echo 'Adding the test tools to $(VENV) (once) ...'
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+clean:  ## remove what the tools left behind (not your data)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

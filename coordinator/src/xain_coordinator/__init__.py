@@ -1,0 +1,1 @@
+"""The coordinator: rounds, aggregation, recovery, and the servers around them."""

@@ -1,0 +1,1 @@
+"""Peers, messages, sessions and conditional events."""

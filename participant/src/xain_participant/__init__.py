@@ -1,0 +1,1 @@
+"""The participant: an SDK, and the agent that runs a workload against a coordinator."""

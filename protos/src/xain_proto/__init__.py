@@ -1,0 +1,1 @@
+"""The wire contract of the coordinator: generated protobuf modules and the ndarray codec."""

@@ -1,0 +1,1 @@
+"""Messages and services of the federated-learning protocol (generated)."""

@@ -1,0 +1,1 @@
+"""Pure machine learning: data loading and the workloads that participants run. No network."""

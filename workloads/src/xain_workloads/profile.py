@@ -1,0 +1,42 @@
+"""What a participant tells about its data before training: sizes and classes, never rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DataProfile:
+    """num_samples: rows for training, 0 or more. num_features: columns, target excluded.
+    classes: canonical label names in sorted order; empty for regression."""
+
+    num_samples: int
+    num_features: int
+    classes: tuple[str, ...] = ()
+
+
+def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Distinct class names, as numbers where all of them are numbers, so "10" follows "9"."""
+    distinct = set(names)
+    try:
+        return tuple(sorted(distinct, key=lambda name: (float(name), name)))
+    except ValueError:
+        return tuple(sorted(distinct))
+
+
+def union(profiles: Iterable[DataProfile]) -> DataProfile:
+    """The profile of all data together.
+
+    Profiles without rows say nothing about the data and are passed over. Raises ValueError if none
+    is left, or if they disagree on the number of features.
+    """
+    known = [profile for profile in profiles if profile.num_samples > 0]
+    if not known:
+        raise ValueError("no participant has any rows")
+    widths = sorted({profile.num_features for profile in known})
+    if len(widths) > 1:
+        raise ValueError(f"participants disagree on the number of features: {widths}")
+    return DataProfile(
+        num_samples=sum(profile.num_samples for profile in known),
+        num_features=widths[0],
+        classes=sort_classes(name for profile in known for name in profile.classes),
+    )
