@@ -1,0 +1,99 @@
+"""What may be asked of the session."""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core.values import (
+    DataProfile,
+    GlobalModel,
+    ParticipantState,
+    Point,
+    StoredWeights,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """A participant wants to take part."""
+
+    participant_id: str
+    profile: DataProfile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A participant is alive, or says that it leaves."""
+
+    participant_id: str
+    state: ParticipantState = ParticipantState.READY
+    round: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrainingRound:
+    """A selected participant asks for its work."""
+
+    participant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginUpload:
+    """A participant is about to write an update of this digest for this round."""
+
+    participant_id: str
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndTrainingRound:
+    """A participant hands in an update that lies in the store.
+
+    round: None from XAIN clients, which do not say it; the open round is meant.
+    weights: what the store holds, read and measured by us, not claimed by the sender.
+    """
+
+    participant_id: str
+    upload_name: str
+    round: int | None
+    num_samples: int
+    weights: StoredWeights
+    metrics: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; see next_deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialisationDone:
+    """The initial model is in the store."""
+
+    model: GlobalModel
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationDone:
+    """The model made from a closed round is in the store. model.round is that round + 1."""
+
+    model: GlobalModel
+
+
+@dataclass(frozen=True, slots=True)
+class EffectFailed:
+    """An effect that no retry can save: the session ends with this cause."""
+
+    cause: str
+
+
+Command = (
+    Rendezvous
+    | Heartbeat
+    | StartTrainingRound
+    | BeginUpload
+    | EndTrainingRound
+    | Tick
+    | InitialisationDone
+    | AggregationDone
+    | EffectFailed
+)

@@ -1,0 +1,46 @@
+"""What must be done outside, after the events are durable. What comes back is a command."""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core.values import DataProfile, GlobalModel, Point, Update
+
+
+@dataclass(frozen=True, slots=True)
+class InitialiseModel:
+    """Make and store model 0; answer with InitialisationDone.
+
+    initial: "empty", or "workload" to compute it from the profiles.
+    """
+
+    initial: str
+    profiles: tuple[DataProfile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Combine the updates in this order, store the result as the model of `round` + 1, and answer
+    with AggregationDone.
+
+    updates: their num_samples are the weights of the average.
+    base: the global model they were trained from; its layout and metadata go on.
+    """
+
+    round: int
+    rule: str
+    updates: tuple[Update, ...]
+    base: GlobalModel
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetrics:
+    """Write these points. A lost point never fails anything."""
+
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """What participants are told has changed: wake those who watch."""
+
+
+Effect = InitialiseModel | Aggregate | RecordMetrics | Notify

@@ -1,0 +1,102 @@
+"""Every refusal, each with a stable code.
+
+The core knows no gRPC: server/statuses.py maps these to statuses, chosen by what the caller should
+do next. A message names the thing, the value and the limit, and what to do.
+"""
+
+from typing import ClassVar
+
+
+class Refusal(Exception):
+    """A command that was not carried out. It changed nothing."""
+
+    code: ClassVar[str]
+
+
+class InvalidUpdate(Refusal):
+    """The update cannot be aggregated: wrong shape, dtype or sample count, or not finite."""
+
+    code = "INVALID_UPDATE"
+
+
+class InvalidName(Refusal):
+    """A participant or upload name that cannot be part of a key."""
+
+    code = "INVALID_NAME"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"name {name!r} cannot be used: {why}")
+
+
+class UploadNameTaken(Refusal):
+    """The upload's name belongs to another participant, or the sender already uses another one."""
+
+    code = "UPLOAD_NAME_TAKEN"
+
+
+class ProfileMismatch(Refusal):
+    """The participant's data does not fit the session's."""
+
+    code = "PROFILE_MISMATCH"
+
+
+class NotAMember(Refusal):
+    """No rendezvous, or the lease has run out."""
+
+    code = "NOT_A_MEMBER"
+
+    def __init__(self, participant_id: str) -> None:
+        super().__init__(
+            f"Unknown participant {participant_id}. "
+            "Please try to rendezvous with the coordinator before making a request."
+        )
+
+
+class NotInRound(Refusal):
+    """No round is open for training now. Keep a finished result: the round may go on."""
+
+    code = "NOT_IN_ROUND"
+
+
+class RoundAlreadyClosed(Refusal):
+    """The round has all it needs, or is over: its update is no longer wanted."""
+
+    code = "ROUND_CLOSED"
+
+
+class StaleRound(Refusal):
+    """The update belongs to another round than the open one."""
+
+    code = "STALE_ROUND"
+
+    def __init__(self, sent: int, current: int) -> None:
+        super().__init__(f"the update is for round {sent}, but round {current} is open; drop it")
+
+
+class NotSelected(Refusal):
+    """The participant is not selected for the open round."""
+
+    code = "NOT_SELECTED"
+
+    def __init__(self, participant_id: str, round_: int) -> None:
+        super().__init__(
+            f"{participant_id} is not selected for round {round_}; "
+            "wait for a heartbeat that says ROUND"
+        )
+
+
+class DuplicateUpdate(Refusal):
+    """A second, different update for the same round."""
+
+    code = "DUPLICATE_UPDATE"
+
+    def __init__(self, participant_id: str, round_: int) -> None:
+        super().__init__(
+            f"Participant {participant_id} already submitted another update for round {round_}."
+        )
+
+
+class StaleModel(Refusal):
+    """A model for a round that is not being aggregated. The sender is out of date."""
+
+    code = "STALE_MODEL"

@@ -1,0 +1,160 @@
+"""What has happened.
+
+Durable events are journalled before anybody hears of them, and folding them gives the session back.
+Soft events keep leases fresh; they live in memory only.
+"""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core.values import (
+    DataProfile,
+    GlobalModel,
+    ParticipantState,
+    Rules,
+    Update,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session_id: str
+    rules: Rules
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantJoined:
+    participant_id: str
+    profile: DataProfile | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantLeft:
+    """cause: "expired" or "left"."""
+
+    participant_id: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantsGathered:
+    """Enough have come for the session to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequested:
+    """The initial model is to be made from these profiles, whoever joins or leaves meanwhile."""
+
+    profiles: tuple[DataProfile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInitialised:
+    model: GlobalModel
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOpened:
+    round: int
+    selected: tuple[str, ...]
+    epochs: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantsSelected:
+    """Replacements, added behind those selected before."""
+
+    round: int
+    selected: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPaused:
+    """Too few are connected. The round keeps its number, selection and accepted updates."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResumed:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadNameBound:
+    """From now on this upload name is this participant's."""
+
+    participant_id: str
+    upload_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAccepted:
+    round: int
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """Nothing more is taken in; what was accepted is aggregated."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPublished:
+    """round: the one that made the model, which is numbered round + 1."""
+
+    round: int
+    model: GlobalModel
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFinished:
+    """The one terminal state. cause: "completed", or what went wrong."""
+
+    cause: str
+    at: float
+
+
+DurableEvent = (
+    SessionOpened
+    | ParticipantJoined
+    | ParticipantLeft
+    | ParticipantsGathered
+    | ModelRequested
+    | ModelInitialised
+    | RoundOpened
+    | ParticipantsSelected
+    | RoundPaused
+    | RoundResumed
+    | UploadNameBound
+    | UpdateAccepted
+    | RoundClosed
+    | ModelPublished
+    | SessionFinished
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantHeard:
+    """Soft. A lease begins anew."""
+
+    participant_id: str
+    state: ParticipantState
+    round: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Soft. The coordinator is back; every lease begins anew, since nobody could be heard."""
+
+    at: float
+
+
+SoftEvent = ParticipantHeard | Restarted
+Event = DurableEvent | SoftEvent

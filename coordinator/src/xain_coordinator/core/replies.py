@@ -1,0 +1,65 @@
+"""What is answered to a command that was carried out."""
+
+from dataclasses import dataclass
+
+from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The participant is in. heartbeat_time_s: how often it should be heard."""
+
+    heartbeat_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """No place now; ask again after retry_after_s."""
+
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """The state as one participant sees it.
+
+    phase: COLLECTING or AGGREGATING only for those selected.
+    update_accepted: its update for this round is in.
+    """
+
+    phase: Phase
+    round: int
+    update_accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What to train, from what, for how long."""
+
+    round: int
+    epochs: int
+    epoch_base: int
+    model: GlobalModel
+    update_accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTo:
+    """Write the update under this key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyUploaded:
+    """This very update has been accepted; there is nothing to write."""
+
+    ref: WeightsRef
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Carried out, nothing to tell. Also the answer to an identical second update."""
+
+
+Reply = Accepted | Later | Advertisement | Assignment | UploadTo | AlreadyUploaded | Done

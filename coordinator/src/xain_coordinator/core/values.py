@@ -1,0 +1,157 @@
+"""What commands, events and effects are made of: small immutable values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
+from typing import Literal
+
+from xain_workloads.model import Layout
+from xain_workloads.profile import DataProfile
+
+__all__ = [
+    "DataProfile",
+    "GlobalModel",
+    "Layout",
+    "ParticipantState",
+    "Phase",
+    "Point",
+    "Round",
+    "Rules",
+    "StoredWeights",
+    "Update",
+    "WeightsRef",
+]
+
+
+class Phase(StrEnum):
+    """Where a session is. Participants see COLLECTING and AGGREGATING both as ROUND."""
+
+    STANDBY = "standby"
+    COLLECTING = "collecting"
+    AGGREGATING = "aggregating"
+    FINISHED = "finished"
+
+
+class ParticipantState(StrEnum):
+    """What a participant says of itself in a heartbeat."""
+
+    READY = "ready"
+    TRAINING = "training"
+    FINISHED = "finished"  # it leaves
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRef:
+    """A stored vector. size_bytes and digest are those of the stored object, header included;
+    digest is its xxh3-128 in hex."""
+
+    key: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What reading an uploaded object showed. first_bad: index of the first element that is not
+    finite, None if all are."""
+
+    ref: WeightsRef
+    dtype: str
+    shape: tuple[int, ...]
+    first_bad: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalModel:
+    """The model that round `round` starts from; the last one is numbered `rounds`.
+
+    shape (0,) is XAIN's empty model: round 0 then initialises.
+    """
+
+    round: int
+    ref: WeightsRef
+    dtype: str
+    shape: tuple[int, ...]
+    layout: Layout = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to train from yet."""
+        return self.shape == (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An accepted local update. num_samples: n_k, non-negative."""
+
+    participant_id: str
+    weights: StoredWeights
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round from opening to publication.
+
+    selected: in the order of selection, which is the order of aggregation.
+    target: how many ought to be selected; below it, participants who come are added.
+    updates: accepted ones by participant; every key is in `selected`.
+    """
+
+    number: int
+    selected: tuple[str, ...]
+    target: int
+    epochs: int
+    opened_at: float
+    updates: Mapping[str, Update] = field(default_factory=dict)
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """The selected whose update is not in yet."""
+        return tuple(p for p in self.selected if p not in self.updates)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One metric point. `at_ns` is None where the writer should stamp it."""
+
+    measurement: str
+    fields: Mapping[str, int | float | str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    at_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a session was opened with. It keeps them to its end, whatever the configuration says
+    after a restart.
+
+    fraction_participants: exact, in (0, 1].
+    num_required: N, how many must be connected for a round to be open.
+    start_participants: how many to wait for before the first round; `start_timeout_s` after the
+        first arrival, N are enough.
+    initial: "empty" lets round 0 initialise, as in XAIN; "workload" computes the initial model from
+        the data profiles.
+    """
+
+    rounds: int
+    epochs: int
+    min_participants: int
+    fraction_participants: Fraction
+    num_required: int
+    max_participants: int
+    start_participants: int
+    start_timeout_s: float
+    controller: str
+    aggregation: str
+    seed: int
+    heartbeat_time_s: float
+    heartbeat_timeout_s: float
+    initial: Literal["empty", "workload"]
+
+    @property
+    def lease_s(self) -> float:
+        """A participant that is silent for longer than this has gone."""
+        return self.heartbeat_time_s + self.heartbeat_timeout_s

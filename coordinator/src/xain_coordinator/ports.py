@@ -1,0 +1,143 @@
+"""What the coordinator needs from outside, as protocols. Adapters live in stores/, journal/ and
+metrics/; one contract suite per port runs on every adapter.
+
+Stores and journals block; the driver calls them from threads. Nothing here is shared between
+processes except what a store holds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from xain_coordinator.core.events import DurableEvent
+from xain_coordinator.core.values import Point
+
+
+class StoreError(Exception):
+    """A store did not do what it was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is away, full, or refuses us. Trying again later may help."""
+
+
+class KeyNotFound(StoreError):
+    """Nothing lies under this key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"there are no weights under {key!r}")
+        self.key = key
+
+
+class KeyExists(StoreError):
+    """The key is taken and was to be written only once."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the weights under {key!r} are there already and never change")
+        self.key = key
+
+
+class Reader(Protocol):
+    """An open object. Reads from several threads at once are allowed."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`; fewer only at the end of the object."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Upload(Protocol):
+    """An object that is being written. Nobody sees it before commit."""
+
+    def write(self, chunk: bytes) -> None:
+        """Append. Raises StoreUnavailable."""
+
+    def commit(self, *, overwrite: bool) -> None:
+        """Make the object visible, whole and durable, at once.
+
+        Raises KeyExists if the key is taken and `overwrite` is False (the key's object is then
+        untouched), StoreUnavailable if it could not be made durable.
+        """
+
+    def abort(self) -> None:
+        """Leave nothing behind. Harmless after commit and when repeated."""
+
+
+class WeightsStore(Protocol):
+    """Objects under keys such as "3/global". Keys are relative to the store's own prefix."""
+
+    def open(self, key: str) -> Reader:
+        """Raises KeyNotFound or StoreUnavailable."""
+
+    def upload(self, key: str) -> Upload:
+        """Begin to write an object. Raises StoreUnavailable."""
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Keys that begin with `prefix`, in no particular order; unfinished uploads not among them."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens if there is none."""
+
+
+class JournalError(Exception):
+    """The journal cannot be read or written. Its message says what to do; nothing was destroyed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A durable event and the session time at which it was decided."""
+
+    at: float
+    event: DurableEvent
+
+
+class Journal(Protocol):
+    """An append-only list of records, grouped in sessions. One process writes at a time."""
+
+    def load(self) -> Sequence[Record]:
+        """The records of the latest session, oldest first; empty if there is none."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add all of them, or none, durably. A SessionOpened begins a new session.
+
+        Raises JournalError.
+        """
+
+    def close(self) -> None: ...
+
+
+class MetricsStore(Protocol):
+    """Takes points and never blocks, raises or retries in the caller's way."""
+
+    @property
+    def num_lost(self) -> int:
+        """Points that could not be written."""
+
+    def write(self, points: Sequence[Point]) -> None: ...
+
+    def close(self) -> None:
+        """Write what is waiting, within a bounded time."""
+
+
+class Clock(Protocol):
+    """Where `now` comes from."""
+
+    def now(self) -> float:
+        """Session time in seconds: monotonic, and it goes on where it stood after a restart."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, for the timestamps of metrics only."""
