@@ -87,7 +87,7 @@ class WeightsStore(Protocol):
         """Begin to write an object. Raises StoreUnavailable."""
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """Keys that begin with `prefix`, in no particular order; unfinished uploads not among them."""
+        """Keys that begin with `prefix`, in no particular order. Unfinished uploads have none."""
 
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens if there is none."""

@@ -55,7 +55,7 @@ def flatten(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> Vector:
 
     Raises ValueError if an array is missing or has another shape than the layout says.
     """
-    parts: list[NDArray[Any]] = []
+    parts: list[NDArray[Any]] = [np.empty(0, dtype=_common_dtype(layout))]  # no arrays, no elements
     for spec in layout:
         if spec.name not in arrays:
             raise ValueError(f"the layout names array {spec.name!r}, which is not there")

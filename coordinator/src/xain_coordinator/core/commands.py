@@ -49,14 +49,15 @@ class EndTrainingRound:
     """A participant hands in an update that lies in the store.
 
     round: None from XAIN clients, which do not say it; the open round is meant.
-    weights: what the store holds, read and measured by us, not claimed by the sender.
+    weights: what the store holds, read and measured by us, not claimed by the sender; None if it
+        holds nothing, or other bytes than the sender means.
     """
 
     participant_id: str
     upload_name: str
     round: int | None
     num_samples: int
-    weights: StoredWeights
+    weights: StoredWeights | None
     metrics: tuple[Point, ...] = ()
 
 

@@ -100,3 +100,27 @@ class StaleModel(Refusal):
     """A model for a round that is not being aggregated. The sender is out of date."""
 
     code = "STALE_MODEL"
+
+
+class UploadMissing(Refusal):
+    """The weights of the update are not in the store, or others than were announced."""
+
+    code = "UPLOAD_MISSING"
+
+
+class TooLarge(Refusal):
+    """More bytes than the coordinator takes."""
+
+    code = "TOO_LARGE"
+
+
+class UnknownModel(Refusal):
+    """No such global model has been published."""
+
+    code = "UNKNOWN_MODEL"
+
+
+class Unavailable(Refusal):
+    """Not now: starting, shutting down, or the store is away. Ask again."""
+
+    code = "UNAVAILABLE"

@@ -178,7 +178,8 @@ def _answer(session: Session, command: c.Command, now: float) -> _Answer:
             points = tuple(_departure_point(left.participant_id) for left in expired)
             return expired, r.Done(), points
         case c.InitialisationDone(model):
-            if session.requested is None or session.model is not None:
+            waits = session.phase is Phase.STANDBY and session.requested is not None
+            if not waits or session.model is not None:
                 raise errors.StaleModel("the initial model is not asked for, or is there already")
             return (e.ModelInitialised(model),), r.Done(), ()
         case c.AggregationDone(model):
@@ -271,29 +272,34 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, round_.number)
+    _require_free_key(round_, command.participant_id)
     return r.UploadTo(update_key(round_.number, command.participant_id))
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answer:
     participant_id = command.participant_id
-    update = Update(participant_id, command.weights, command.num_samples)
     known = session.accepted(participant_id, command.round)
     # Before anything else: whoever has our acknowledgement may ask for it again, even when the
     # round has closed meanwhile or its lease has run out.
-    if known is not None and _is_same(known, update):
+    if known is not None and _is_same(known, command):
         return (), r.Done(), ()
     round_ = _require_selected(session, participant_id, command.round)
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, round_.number)
     bound = _bind_upload_name(session, round_, command)
+    if command.weights is None:
+        key = update_key(round_.number, command.upload_name)
+        raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
+    update = Update(participant_id, command.weights, command.num_samples)
     _check_update(session, round_, update)
     return (*bound, e.UpdateAccepted(round_.number, update)), r.Done(), command.metrics
 
 
-def _is_same(known: Update, update: Update) -> bool:
+def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
     return (
-        known.weights.ref.digest == update.weights.ref.digest
-        and known.num_samples == update.num_samples
+        command.weights is not None
+        and known.weights.ref.digest == command.weights.ref.digest
+        and known.num_samples == command.num_samples
     )
 
 
@@ -304,18 +310,31 @@ def _bind_upload_name(
     nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
     name, sender = command.upload_name, command.participant_id
     check_name(name)
+    _require_free_key(round_, name)
     if name == sender:
         return ()
     owner = session.upload_names.get(name)
     if owner == sender:
         return ()
-    used = {update.weights.ref.key for update in round_.updates.values()}
-    if owner is not None or name in session.members or update_key(round_.number, name) in used:
+    if owner is not None or name in session.members:
         raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
     own = next((n for n, p in session.upload_names.items() if p == sender), None)
     if own is not None:
         raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
     return (e.UploadNameBound(sender, name),)
+
+
+def _require_free_key(round_: Round, name: str) -> None:
+    """An accepted object is what will be aggregated: nobody else may write over it, even if its
+    sender has left, or had chosen the name before somebody came who is called so.
+
+    Raises UploadNameTaken.
+    """
+    key = update_key(round_.number, name)
+    if any(update.weights.ref.key == key for update in round_.updates.values()):
+        raise errors.UploadNameTaken(
+            f"an accepted update of another participant lies under {key!r}; wait for the next round"
+        )
 
 
 def _check_update(session: Session, round_: Round, update: Update) -> None:
@@ -422,7 +441,10 @@ def _next_step(session: Session, now: float) -> e.Event | None:
     round_ = session.open_round
     missing = round_.target - len(round_.selected)
     if missing > 0 and session.pool:
-        return e.ParticipantsSelected(round_.number, _draw(session, session.pool, missing))
+        # Cut: the controller "all" answers with the whole pool, whatever is missing.
+        return e.ParticipantsSelected(
+            round_.number, _draw(session, session.pool, missing)[:missing]
+        )
     if is_complete(round_, session.rules.min_participants):
         return e.RoundClosed(round_.number)
     enough = len(session.members) >= session.rules.num_required
@@ -485,8 +507,10 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.Restarted(at):
             return replace(session, heard={}, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at):
-            member = Member(participant_id, profile, at)
-            return replace(session, members={**session.members, participant_id: member})
+            members = {**session.members, participant_id: Member(participant_id, profile, at)}
+            # Its own name goes before one that somebody else has chosen.
+            names = {n: p for n, p in session.upload_names.items() if n != participant_id}
+            return replace(session, members=members, upload_names=names)
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
         case e.ParticipantsGathered():

@@ -1,5 +1,17 @@
 """Arrays on the wire: the bytes of an .npy file, written and read without pickle."""
 
-from xain_proto.np.codec import ndarray_to_proto, proto_to_ndarray
+from xain_proto.np.codec import (
+    NpyHeader,
+    ndarray_to_proto,
+    npy_header,
+    parse_npy_header,
+    proto_to_ndarray,
+)
 
-__all__ = ["ndarray_to_proto", "proto_to_ndarray"]
+__all__ = [
+    "NpyHeader",
+    "ndarray_to_proto",
+    "npy_header",
+    "parse_npy_header",
+    "proto_to_ndarray",
+]

@@ -1,24 +1,88 @@
-"""numpy array <-> NDArray message."""
+"""Arrays as .npy bytes: whole ones as NDArray messages, and the header alone for streams.
+
+Nothing here reads or writes a pickle.
+"""
 
 import io
+from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray as Array
 
 from xain_proto.np.ndarray_pb2 import NDArray
 
+# Version 1.0 of the format pads its header to a multiple of 64 bytes; a plain vector needs 128.
+MAX_HEADER_BYTES = 4096
 
-def ndarray_to_proto(array: Array[np.generic]) -> NDArray:
+
+def ndarray_to_proto(array: Array[Any]) -> NDArray:
     """Encode an array of any shape. Raises ValueError for object arrays: they need pickle."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return NDArray(ndarray=buffer.getvalue())
 
 
-def proto_to_ndarray(message: NDArray) -> Array[np.generic]:
+def proto_to_ndarray(message: NDArray) -> Array[Any]:
     """Decode; an unset field is the empty vector, shape (0,). Raises ValueError on anything else
     than a plain .npy file."""
     if not message.ndarray:
         return np.empty((0,))
-    array: Array[np.generic] = np.load(io.BytesIO(message.ndarray), allow_pickle=False)
+    array: Array[Any] = np.load(io.BytesIO(message.ndarray), allow_pickle=False)
     return array
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What an .npy file says before its data, which begins at `data_offset`, in C order."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    data_offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole file."""
+        return self.data_offset + self.dtype.itemsize * prod(self.shape)
+
+
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The bytes that come before the data of a C-ordered array."""
+    buffer = io.BytesIO()
+    npy.write_array_header_1_0(
+        buffer,
+        {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape},
+    )
+    return buffer.getvalue()
+
+
+def parse_npy_header(start: bytes) -> NpyHeader | None:
+    """Read the header from the first bytes of a file; None if they do not reach far enough.
+
+    Raises ValueError if they do not begin an .npy file of version 1.0 in C order, or if its dtype
+    is not a plain number.
+    """
+    if not npy.MAGIC_PREFIX.startswith(start[:6]) and not start.startswith(npy.MAGIC_PREFIX):
+        raise ValueError("not an .npy file")
+    if len(start) < 10:
+        return None
+    if start[6:8] != b"\x01\x00":
+        raise ValueError(f"version {start[6]}.{start[7]} of the .npy format, only 1.0 is read")
+    data_offset = 10 + int.from_bytes(start[8:10], "little")
+    if data_offset > MAX_HEADER_BYTES:
+        raise ValueError(f"an .npy header of {data_offset} bytes, at most {MAX_HEADER_BYTES}")
+    if len(start) < data_offset:
+        return None
+    try:
+        shape, fortran_order, dtype = npy.read_array_header_1_0(
+            io.BytesIO(start[8:data_offset]), max_header_size=MAX_HEADER_BYTES
+        )
+    except Exception as error:  # numpy raises whatever the literal it parses leads to
+        raise ValueError(f"a broken .npy header: {error}") from None
+    if fortran_order and len(shape) > 1:
+        raise ValueError("an .npy file in Fortran order")
+    if dtype.hasobject or dtype.kind not in "biufc" or any(extent < 0 for extent in shape):
+        raise ValueError(f"an .npy file of {dtype} with shape {shape}")
+    return NpyHeader(dtype, shape, data_offset)

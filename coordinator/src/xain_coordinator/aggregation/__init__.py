@@ -1,0 +1,1 @@
+"""Aggregation by tiles: the rules, and the engine that feeds them."""

@@ -1,0 +1,98 @@
+"""How the updates of a round become one model, chosen by name in `[aggregation]`.
+
+A rule sees one tile, the same slice of every update, and knows nothing of files or rounds. It must
+treat each column by itself, so that the result does not depend on where tiles begin.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tile = NDArray[np.floating[Any]]
+Float64 = NDArray[np.float64]
+
+
+class Aggregator(Protocol):
+    """A rule."""
+
+    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+        """Combine a slice of every update.
+
+        tile: (k, t), one row per participant in the order of selection.
+        num_samples: (k,), n_k, non-negative.
+        Returns (t,) float64.
+        """
+
+    def check(self, num_updates: int) -> None:
+        """Raises ValueError if the rule cannot work with so many updates."""
+
+
+class WeightedAverage:
+    """Each update weighs as much as it saw samples; all zero means equal weights.
+
+    Source: McMahan et al. 2017, Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, Algorithm 1.
+    """
+
+    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+        total = int(num_samples.sum())
+        k = len(tile)
+        weights = num_samples / total if total else np.full(k, 1 / k)
+        return _weighted_sum(tile, weights)
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+
+class Mean:
+    """Every participant counts the same."""
+
+    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+        return _weighted_sum(tile, np.full(len(tile), 1 / len(tile)))
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+
+class Sum:
+    """Plain sum, as XAIN's ModelSumAggregator."""
+
+    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+        return _weighted_sum(tile, np.ones(len(tile)))
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+
+class Identity:
+    """The one update there is becomes the model."""
+
+    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+        return np.asarray(tile[0], np.float64)
+
+    def check(self, num_updates: int) -> None:
+        if num_updates != 1:
+            raise ValueError(
+                f"rule 'identity' takes exactly one update, the round has {num_updates}"
+            )
+
+
+def _weighted_sum(tile: Tile, weights: Float64) -> Float64:
+    # Row by row: a matrix product would sum in an order that depends on the shape of the tile, and
+    # the result must be the same to the bit wherever tiles begin.
+    total = np.zeros(tile.shape[1], np.float64)
+    scaled = np.empty_like(total)
+    for row, weight in zip(tile, weights, strict=True):
+        np.multiply(row, weight, out=scaled, dtype=np.float64)
+        total += scaled
+    return total
+
+
+RULES: Mapping[str, type[Aggregator]] = {
+    "identity": Identity,
+    "mean": Mean,
+    "sum": Sum,
+    "weighted_average": WeightedAverage,
+}

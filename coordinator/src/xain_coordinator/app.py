@@ -1,0 +1,201 @@
+"""A coordinator process: configuration in, exit status out."""
+
+import asyncio
+import contextlib
+import signal
+import uuid
+from collections import Counter
+
+import structlog
+
+from xain_coordinator.aggregation.engine import Fenced
+from xain_coordinator.clock import SessionClock
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.driver import Driver
+from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.metrics.local_file import LocalMetricsFile
+from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.ports import (
+    Clock,
+    Journal,
+    JournalError,
+    MetricsStore,
+    StoreError,
+    WeightsStore,
+)
+from xain_coordinator.server.serve import GrpcServer, PortTaken
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.work import StoreWorker
+from xain_messaging.process import logs
+from xain_messaging.process.fields import join_host_port
+from xain_workloads import workload as workloads
+
+log = structlog.get_logger(__name__)
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_FENCED = 3  # another coordinator owns the store; starting this one again would not help
+
+
+class Coordinator:
+    """Everything that one coordinator consists of, put together from its configuration.
+
+    Raises JournalError, StoreError, PortTaken, OSError.
+    """
+
+    def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
+        self._config = config
+        self._journal = _journal(config)
+        try:
+            self.driver = Driver.open(
+                self._journal,
+                SessionClock,
+                config.rules(),
+                lambda: uuid.uuid4().hex[:12],
+                new_session=new_session,
+            )
+            # Keys are per session, so that a new one never meets the models of the last.
+            self.store = PrefixedStore(_store(config), self.driver.session.session_id)
+            self._metrics = _metrics(config, self.driver.clock)
+        except BaseException:
+            self._journal.close()
+            raise
+        self.counters: Counter[str] = Counter()
+        name, options = config.workload.name, config.workload.options
+        self._worker = StoreWorker(
+            self.driver,
+            self.store,
+            self._metrics,
+            workloads.create(name, options) if name else None,
+        )
+        self._server: GrpcServer | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once started."""
+        assert self._server is not None, "start() comes first"
+        return self._server.port
+
+    async def start(self) -> None:
+        """Listen, and go on with the session. Raises PortTaken; then nothing has begun."""
+        server = self._config.server
+        self._server = GrpcServer(
+            self.driver,
+            self.store,
+            self._metrics,
+            self._parse_points,
+            address=server.bind_address,
+            max_message_bytes=server.max_message_bytes,
+            max_update_bytes=server.max_update_bytes,
+            options=server.grpc_options,
+            counters=self.counters,
+        )
+        self.driver.start(self._worker)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Not serving, drain, persist."""
+        if self._server is not None:
+            await self._server.stop(self._config.server.drain_s)
+        await self._worker.close()
+        await self.driver.close()
+        await asyncio.to_thread(self._metrics.close)
+
+    def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
+        points, error = parse_points(text)
+        if error is not None:
+            self.counters["invalid_metrics"] += 1
+            log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
+        return points
+
+
+def _store(config: CoordinatorConfig) -> WeightsStore:
+    if config.storage.kind == "memory":
+        return MemoryStore()
+    return FileStore(config.storage.path)
+
+
+def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
+    if config.metrics.kind == "none":
+        return NullMetricsStore()
+    return LocalMetricsFile(config.metrics.path, clock.wall_ns)
+
+
+def _journal(config: CoordinatorConfig) -> Journal:
+    # A journal must not outlive the weights that it speaks of.
+    if config.storage.kind == "memory":
+        return MemoryJournal()
+    return SqliteJournal(config.journal.path)
+
+
+def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
+    """Run a coordinator until it is told to stop. Returns the exit status of the process."""
+    logging = config.logging
+    logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
+    try:
+        return asyncio.run(_run(config, new_session))
+    except (JournalError, StoreError, PortTaken, OSError) as error:
+        log.error("cannot_start", error=str(error))
+        return EXIT_ERROR
+
+
+async def _run(config: CoordinatorConfig, new_session: bool) -> int:
+    coordinator = Coordinator(config, new_session=new_session)
+    driver = coordinator.driver
+    stop = asyncio.Event()
+    _on_signals(stop)
+    try:
+        await coordinator.start()
+    except BaseException:
+        await coordinator.stop()
+        raise
+    _greet(config, coordinator)
+    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(driver.failed.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    log.info("stopping", round=driver.session.round, drain_s=config.server.drain_s)
+    await coordinator.stop()
+    if driver.failure is None:
+        log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)
+        return EXIT_OK
+    return EXIT_FENCED if isinstance(driver.failure, Fenced) else EXIT_ERROR
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for signal_ in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
+            loop.add_signal_handler(signal_, stop.set)
+
+
+def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
+    session = coordinator.driver.session
+    log.info(
+        "serving",
+        address=join_host_port(config.server.host, coordinator.port),
+        session=session.session_id,
+        phase=session.phase.value,
+        round=session.round,
+        rounds=session.rules.rounds,
+        required=session.rules.num_required,
+    )
+    if session.rules != config.rules():
+        log.warning(
+            "rules_differ",
+            round=session.round,
+            hint="the session goes on with the rules it was opened with; "
+            "--new-session opens one with the configured rules",
+        )
+    if session.phase is Phase.FINISHED:
+        log.warning(
+            "session_is_finished",
+            round=session.round,
+            cause=session.cause,
+            hint="its end is served to whoever asks; --new-session opens another one",
+        )

@@ -1,0 +1,90 @@
+"""Durable events as text, and back exactly.
+
+An event is stored under the name of its class, its fields as JSON. Changing either is a new format
+of the journal: see FORMAT.
+"""
+
+import math
+from typing import Any, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from xain_coordinator.core.events import DurableEvent
+from xain_coordinator.ports import JournalError, Record
+
+FORMAT = 1
+
+Row = tuple[float, str, str]  # session time, type, body
+
+_CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    # pydantic takes a config for a tuple, which hands it down, but not for a dataclass.
+    return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
+
+
+_ADAPTERS = {kind.__name__: _adapter(kind) for kind in get_args(DurableEvent)}
+
+
+def encode_record(record: Record) -> Row:
+    """Raises JournalError, as encode does."""
+    if not math.isfinite(record.at):
+        raise JournalError(f"session time {record.at} cannot be written to the journal")
+    return float(record.at), *encode(record.event)
+
+
+def decode_record(row: Row) -> Record:
+    """Raises JournalError."""
+    at, name, body = row
+    return Record(at, decode(name, body))
+
+
+def encode(event: DurableEvent) -> tuple[str, str]:
+    """(type, body) of an event.
+
+    Raises JournalError if decoding them would not give the event back. Finding out after a restart
+    would be too late.
+    """
+    name = type(event).__name__
+    adapter = _find(name)
+    try:
+        text = adapter.dump_json((event,), warnings="error").decode()
+        (again,) = adapter.validate_json(text)
+    except ValueError as error:  # pydantic's errors are among them
+        raise JournalError(f"{name} cannot be written to the journal: {_reason(error)}") from error
+    if again != event:
+        raise JournalError(
+            f"{name} cannot be written to the journal: {text[:200]} is not all of it"
+        )
+    return name, text[1:-1]
+
+
+def decode(name: str, body: str) -> DurableEvent:
+    """The event that was stored as (type, body). Raises JournalError."""
+    adapter = _find(name)
+    try:
+        event: DurableEvent
+        (event,) = adapter.validate_json(f"[{body}]")
+    except ValidationError as error:
+        raise JournalError(f"a {name} in the journal is not readable: {_reason(error)}") from error
+    return event
+
+
+def _reason(error: ValueError) -> str:
+    """One line."""
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(step) for step in first["loc"][1:]) or "body"
+    return f"{where}: {first['msg']}"
+
+
+def _find(name: str) -> TypeAdapter[Any]:
+    adapter = _ADAPTERS.get(name)
+    if adapter is None:
+        raise JournalError(
+            f"the journal does not know events of type {name!r}; "
+            "they come from another version of this program"
+        )
+    return adapter

@@ -1,0 +1,1 @@
+"""Adapters of MetricsStore, and the metrics that participants send."""

@@ -1,0 +1,176 @@
+"""Metrics as lines of JSON in a file: the embedded default.
+
+{"measurement": ..., "time": NANOSECONDS, "tags": {...}, "fields": {...}}
+"""
+
+import contextlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from xain_coordinator.core.values import Point
+
+MAX_WAITING = 10_000
+MAX_BYTES = 64 * 1024 * 1024
+CLOSE_TIMEOUT_S = 5.0
+
+_BATCH = 500  # points that are written, or lost, together
+
+
+class LocalMetricsFile:
+    """Appends to `path` from a thread of its own, so that a slow disk holds nobody up.
+
+    wall_ns: the time for points that have none.
+    max_bytes: a file that would grow beyond is renamed to `path` with ".1" behind it, in place of
+        the one that was renamed before.
+    max_waiting: points that may wait for the disk; what comes on top is lost, and counted.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        wall_ns: Callable[[], int],
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._file = _RotatingFile(path.absolute(), max_bytes)
+        self._wall_ns = wall_ns
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[int, Point]] = deque()
+        self._num_lost = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_lost(self) -> int:
+        return self._num_lost
+
+    def write(self, points: Sequence[Point]) -> None:
+        now = self._wall_ns()
+        with self._changed:
+            room = 0 if self._closed else self._max_waiting - len(self._waiting)
+            for point in points[:room]:
+                self._waiting.append((now if point.at_ns is None else point.at_ns, point))
+            self._num_lost += max(len(points) - room, 0)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Waits at most CLOSE_TIMEOUT_S; points that are still waiting then are lost."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        with self._changed:
+            self._num_lost += len(self._waiting)
+            self._waiting.clear()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            lines = [line for at_ns, point in batch if (line := _line(at_ns, point)) is not None]
+            num_written = self._file.append(lines)
+            with self._changed:
+                self._num_lost += len(batch) - num_written
+        self._file.close()
+
+    def _next_batch(self) -> list[tuple[int, Point]]:
+        """Waits for points; empty only at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            num = min(len(self._waiting), _BATCH)
+            return [self._waiting.popleft() for _ in range(num)]
+
+
+class _RotatingFile:
+    """Whole lines, appended; at most two files of max_bytes."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._fd: int | None = None
+        self._size = 0  # up to the end of the last whole line
+
+    def append(self, lines: Sequence[bytes]) -> int:
+        """How many of the lines were written. After a failure the next call tries anew."""
+        num_written = 0
+        start = 0
+        try:
+            while start < len(lines):
+                self._open()
+                end, num_bytes = start, 0
+                while end < len(lines):
+                    if self._size + num_bytes + len(lines[end]) > self._max_bytes:
+                        break
+                    num_bytes += len(lines[end])
+                    end += 1
+                if end > start:
+                    self._write(b"".join(lines[start:end]))
+                    num_written += end - start
+                    start = end
+                elif self._size:
+                    self._rotate()
+                else:
+                    start += 1  # longer than a file may be
+        except OSError:
+            self._give_up()
+        return num_written
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            # A network file system may tell only now that a write failed, but not which.
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _open(self) -> None:
+        if self._fd is not None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._fd = os.open(self._path, flags, 0o666)
+        self._size = os.lseek(self._fd, 0, os.SEEK_END)
+        if self._size:
+            os.lseek(self._fd, -1, os.SEEK_END)
+            if os.read(self._fd, 1) != b"\n":
+                self._write(b"\n")  # the last writer died within a line
+
+    def _write(self, data: bytes) -> None:
+        assert self._fd is not None, "the file is not open"
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._size += len(data)
+
+    def _rotate(self) -> None:
+        self.close()
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+    def _give_up(self) -> None:
+        """Close the file, without the part of a line that a full disk may have taken."""
+        if self._fd is None:
+            return
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:
+            pass  # _open will end the line
+        finally:
+            self.close()
+
+
+def _line(at_ns: int, point: Point) -> bytes | None:
+    """None if the point is not JSON, such as one with a field that is not finite."""
+    try:
+        document = {
+            "measurement": point.measurement,
+            "time": at_ns,
+            "tags": dict(point.tags),
+            "fields": dict(point.fields),
+        }
+        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    except (TypeError, ValueError):
+        return None

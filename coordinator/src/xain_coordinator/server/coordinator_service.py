@@ -1,0 +1,154 @@
+"""The Coordinator service: messages in, commands to the driver, replies out."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.session import update_key
+from xain_coordinator.core.values import (
+    DataProfile,
+    ParticipantState,
+    Point,
+    StoredWeights,
+)
+from xain_coordinator.driver import Driver
+from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.transfer import Transfer
+from xain_coordinator.server.translate import layout_message, ref_message, wire_state
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
+# client that uses them is alive all the same.
+_PARTICIPANT_STATES = {
+    pb.TRAINING: ParticipantState.TRAINING,
+    pb.FINISHED: ParticipantState.FINISHED,
+}
+
+
+class CoordinatorService(pb_grpc.CoordinatorServicer):
+    """parse_points: participant, round and metrics JSON to points; counts what it drops."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        transfer: Transfer,
+        parse_points: Callable[[str, int, str], tuple[Point, ...]],
+    ) -> None:
+        self._driver = driver
+        self._transfer = transfer
+        self._parse_points = parse_points
+
+    async def Rendezvous(
+        self, request: pb.RendezvousRequest, context: Context
+    ) -> pb.RendezvousResponse:
+        profile = _profile(request.profile) if request.HasField("profile") else None
+        reply = await self._driver.submit(c.Rendezvous(participant_of(context), profile))
+        session_id = self._driver.session.session_id
+        if isinstance(reply, r.Later):
+            return pb.RendezvousResponse(
+                reply=pb.LATER,
+                retry_after_ms=round(reply.retry_after_s * 1000),
+                session_id=session_id,
+            )
+        assert isinstance(reply, r.Accepted)
+        return pb.RendezvousResponse(
+            reply=pb.ACCEPT,
+            heartbeat_interval_ms=round(reply.heartbeat_time_s * 1000),
+            session_id=session_id,
+        )
+
+    async def Heartbeat(
+        self, request: pb.HeartbeatRequest, context: Context
+    ) -> pb.HeartbeatResponse:
+        state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
+        reply = await self._driver.submit(
+            c.Heartbeat(participant_of(context), state, request.round)
+        )
+        assert isinstance(reply, r.Advertisement)
+        return pb.HeartbeatResponse(
+            state=wire_state(reply.phase),
+            round=reply.round,
+            update_accepted=reply.update_accepted,
+            session_id=self._driver.session.session_id,
+        )
+
+    async def StartTrainingRound(
+        self, request: pb.StartTrainingRoundRequest, context: Context
+    ) -> pb.StartTrainingRoundResponse:
+        reply = await self._driver.submit(c.StartTrainingRound(participant_of(context)))
+        assert isinstance(reply, r.Assignment)
+        return pb.StartTrainingRoundResponse(
+            epochs=reply.epochs,
+            epoch_base=reply.epoch_base,
+            round=reply.round,
+            model=ref_message(reply.model.ref),
+            layout=layout_message(reply.model.layout),
+            metadata=dict(reply.model.metadata),
+            update_accepted=reply.update_accepted,
+        )
+
+    async def EndTrainingRound(
+        self, request: pb.EndTrainingRoundRequest, context: Context
+    ) -> pb.EndTrainingRoundResponse:
+        participant_id = participant_of(context)
+        check_name(request.participant_id)
+        round_ = request.round if request.HasField("round") else None
+        async with self._transfer.exclusive(participant_id):
+            # A XAIN client does not say which round it means: the open one, read under the lock.
+            number = self._driver.session.round if round_ is None else round_
+            weights = await self._transfer.stored(update_key(number, request.participant_id))
+            if request.HasField("update") and not _is_meant(request.update, weights):
+                weights = None
+            await self._driver.submit(
+                c.EndTrainingRound(
+                    participant_id=participant_id,
+                    upload_name=request.participant_id,
+                    round=number,
+                    num_samples=request.number_samples,
+                    weights=weights,
+                    metrics=self._parse_points(participant_id, number, request.metrics),
+                )
+            )
+        return pb.EndTrainingRoundResponse()
+
+    async def Watch(
+        self, request: pb.WatchRequest, context: Context
+    ) -> AsyncIterator[pb.WatchResponse]:
+        session_id = self._driver.session.session_id
+        async for seen in self._driver.watch(participant_of(context)):
+            yield pb.WatchResponse(
+                state=wire_state(seen.phase),
+                round=seen.round,
+                update_accepted=seen.update_accepted,
+                session_id=session_id,
+            )
+
+    async def GetWeights(
+        self, request: pb.GetWeightsRequest, context: Context
+    ) -> AsyncIterator[pb.GetWeightsResponse]:
+        first = True
+        async for ref, data in self._transfer.send(request.key, request.offset):
+            yield pb.GetWeightsResponse(data=data, ref=ref_message(ref) if first else None)
+            first = False
+
+    async def PutWeights(
+        self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
+    ) -> pb.PutWeightsResponse:
+        ref = await self._transfer.receive(participant_of(context), request_iterator)
+        return pb.PutWeightsResponse(ref=ref_message(ref))
+
+
+def _profile(message: pb.DataProfile) -> DataProfile:
+    return DataProfile(message.num_samples, message.num_features, tuple(message.classes))
+
+
+def _is_meant(update: pb.WeightsRef, stored: StoredWeights | None) -> bool:
+    """Does the store hold the bytes that the sender means?"""
+    return stored is not None and stored.ref.digest == update.digest.hex()

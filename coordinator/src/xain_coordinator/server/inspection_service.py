@@ -1,0 +1,143 @@
+"""The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
+
+from collections import Counter
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import grpc
+
+from xain_coordinator.core.membership import Heard, expiries
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.driver import Driver
+from xain_coordinator.history import RoundRecord
+from xain_coordinator.ports import MetricsStore
+from xain_coordinator.server.translate import model_message, reported_state, wire_state
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+DEFAULT_LIMIT = 100
+
+
+class InspectionService(inspection_grpc.InspectionServicer):
+    """counters: kept by the interceptor and others, shown as they are."""
+
+    def __init__(self, driver: Driver, metrics: MetricsStore, counters: Counter[str]) -> None:
+        self._driver = driver
+        self._metrics = metrics
+        self._counters = counters
+
+    async def GetStatus(
+        self, request: inspection.GetStatusRequest, context: Context
+    ) -> inspection.GetStatusResponse:
+        session = self._driver.session
+        round_ = session.open_round
+        return inspection.GetStatusResponse(
+            session_id=session.session_id,
+            state=wire_state(session.phase),
+            phase=session.phase.value,
+            round=session.round,
+            num_rounds=session.rules.rounds,
+            num_connected=len(session.members),
+            num_required=session.rules.num_required,
+            num_selected=len(round_.selected) if round_ else 0,
+            num_updates=len(round_.updates) if round_ else 0,
+            cause=session.cause,
+            waiting_for=waiting_for(session),
+            session_seconds=self._driver.clock.now(),
+            version=version("xain-coordinator"),
+            counters={**self._counters, "lost_metrics": self._metrics.num_lost},
+        )
+
+    async def ListParticipants(
+        self, request: inspection.ListParticipantsRequest, context: Context
+    ) -> inspection.ListParticipantsResponse:
+        session = self._driver.session
+        now = self._driver.clock.now()
+        round_ = session.open_round
+        leases = dict(
+            expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
+        )
+        selected = frozenset(round_.selected) if round_ else frozenset()
+        return inspection.ListParticipantsResponse(
+            participants=[
+                inspection.ParticipantStatus(
+                    participant_id=participant_id,
+                    selected=participant_id in selected,
+                    update_accepted=round_ is not None and participant_id in round_.updates,
+                    lease_seconds=leases[participant_id] - now,
+                    reported_state=reported_state(
+                        session.heard.get(participant_id, Heard(now)).state
+                    ),
+                    profile=pb.DataProfile(
+                        num_samples=member.profile.num_samples,
+                        num_features=member.profile.num_features,
+                        classes=member.profile.classes,
+                    )
+                    if member.profile
+                    else None,
+                    rounds_contributed=self._driver.history.contributions[participant_id],
+                )
+                for participant_id, member in session.members.items()
+            ]
+        )
+
+    async def ListRounds(
+        self, request: inspection.ListRoundsRequest, context: Context
+    ) -> inspection.ListRoundsResponse:
+        rounds = self._driver.history.rounds
+        limit = request.limit or DEFAULT_LIMIT
+        latest = islice(rounds, max(0, len(rounds) - limit), None)
+        return inspection.ListRoundsResponse(rounds=[self._round(record) for record in latest])
+
+    def _round(self, record: RoundRecord) -> inspection.RoundStatus:
+        seconds = record.seconds
+        phase = "published"
+        if seconds is None:
+            session = self._driver.session
+            seconds = self._driver.clock.now() - record.opened_at
+            phase = "ended" if session.phase is Phase.FINISHED else session.phase.value
+        return inspection.RoundStatus(
+            round=record.round,
+            phase=phase,
+            selected=record.selected,
+            contributors=record.contributors,
+            num_samples=record.num_samples,
+            seconds=seconds,
+        )
+
+    async def ListModels(
+        self, request: inspection.ListModelsRequest, context: Context
+    ) -> inspection.ListModelsResponse:
+        models = list(self._driver.history.models.values())
+        latest = models[-(request.limit or DEFAULT_LIMIT) :]
+        return inspection.ListModelsResponse(models=[model_message(model) for model in latest])
+
+
+def waiting_for(session: Session) -> str:
+    """One sentence: what must happen before the session goes on."""
+    rules = session.rules
+    connected = len(session.members)
+    match session.phase:
+        case Phase.FINISHED:
+            return f"Nothing: the session has ended ({session.cause})."
+        case Phase.AGGREGATING:
+            return f"The updates of round {session.round} are being aggregated."
+        case Phase.COLLECTING if session.open_round is not None:
+            missing = session.open_round.outstanding
+            some = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
+            return f"{len(missing)} of {len(session.open_round.selected)} updates: {some}."
+        case _ if not session.gathered and connected >= rules.num_required:
+            return (
+                f"{rules.start_participants - connected} more participants, or "
+                f"{rules.start_timeout_s:g} s after the first arrival."
+            )
+        case _ if connected < rules.num_required:
+            needed = rules.num_required if session.gathered else rules.start_participants
+            return f"{needed - connected} more participants: {connected} of {needed} are connected."
+        case _:
+            return "The initial model is being made."

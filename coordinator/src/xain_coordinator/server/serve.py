@@ -1,0 +1,99 @@
+"""Putting the services on a port."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from xain_coordinator.core.values import Point
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import MetricsStore, WeightsStore
+from xain_coordinator.server.coordinator_service import CoordinatorService
+from xain_coordinator.server.inspection_service import InspectionService
+from xain_coordinator.server.interceptor import RefusalInterceptor
+from xain_coordinator.server.transfer import Transfer
+from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
+
+COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
+INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
+SERVICES = (COORDINATOR, INSPECTION)
+
+
+class PortTaken(Exception):
+    """The address cannot be listened on."""
+
+
+class GrpcServer:
+    """The gRPC face of one driver.
+
+    address: "host:port"; port 0 picks a free one, see `port`.
+    options: further gRPC channel arguments; they win over ours.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        store: WeightsStore,
+        metrics: MetricsStore,
+        parse_points: Callable[[str, int, str], tuple[Point, ...]],
+        *,
+        address: str,
+        max_message_bytes: int,
+        max_update_bytes: int,
+        options: Mapping[str, int | str] | None = None,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        self._driver = driver
+        counters = counters if counters is not None else Counter()
+        settings: dict[str, int | str] = {
+            # Two coordinators must never share a port without noticing.
+            "grpc.so_reuseport": 0,
+            "grpc.max_receive_message_length": max_message_bytes,
+            "grpc.max_send_message_length": max_message_bytes,
+            # Participants ping through NATs; without this gRPC would hang up on them.
+            "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+            "grpc.keepalive_permit_without_calls": 1,
+            # Ours: a peer that vanished without a word is noticed although it streams nothing.
+            "grpc.keepalive_time_ms": 30_000,
+            "grpc.keepalive_timeout_ms": 20_000,
+            **(options or {}),
+        }
+        self._server = grpc.aio.server(
+            interceptors=[RefusalInterceptor(counters)], options=list(settings.items())
+        )
+        transfer = Transfer(driver, store, max_update_bytes)
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
+            CoordinatorService(driver, transfer, parse_points), self._server
+        )
+        inspection_pb2_grpc.add_InspectionServicer_to_server(
+            InspectionService(driver, metrics, counters), self._server
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise PortTaken(
+                f"cannot listen on {address}: another program uses the port, "
+                "or the address is not this machine's"
+            ) from None
+
+    async def start(self) -> None:
+        await self._server.start()
+        await self._say_serving(True)
+
+    async def stop(self, drain_s: float) -> None:
+        """Not serving; the calls under way may finish within drain_s; then the port is free."""
+        await self._say_serving(False)
+        self._driver.end_watches()
+        await self._server.stop(drain_s)
+
+    async def _say_serving(self, serving: bool) -> None:
+        response = health_pb2.HealthCheckResponse
+        for service in ("", *SERVICES):
+            await self._health.set(service, response.SERVING if serving else response.NOT_SERVING)

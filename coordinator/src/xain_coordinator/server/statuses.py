@@ -1,0 +1,46 @@
+"""The one table from refusals to gRPC statuses, chosen by what the caller should do next."""
+
+from collections.abc import Mapping
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from xain_coordinator.core import errors
+
+DOMAIN = "xain.coordinator"
+
+STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
+    # Mend the request; sending it again as it is cannot help.
+    errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UploadNameTaken: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
+    # Rendezvous first.
+    errors.NotAMember: grpc.StatusCode.PERMISSION_DENIED,
+    # Wait for another state.
+    errors.NotInRound: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotSelected: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RoundAlreadyClosed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleRound: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
+    # It is done already.
+    errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
+    # Send less.
+    errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    # Ask again later.
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def status_details(refusal: errors.Refusal) -> bytes:
+    """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
+    whose reason is the refusal's code."""
+    info = AnyMessage()
+    info.Pack(ErrorInfo(reason=refusal.code, domain=DOMAIN))
+    code: int = STATUSES[type(refusal)].value[0]
+    status: bytes = Status(code=code, message=str(refusal), details=[info]).SerializeToString()
+    return status

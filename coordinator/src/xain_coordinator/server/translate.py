@@ -1,0 +1,46 @@
+"""The core's values as messages."""
+
+from xain_coordinator.core.values import GlobalModel, Layout, ParticipantState, Phase, WeightsRef
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+_STATES = {
+    Phase.STANDBY: pb.STANDBY,
+    Phase.COLLECTING: pb.ROUND,
+    Phase.AGGREGATING: pb.ROUND,
+    Phase.FINISHED: pb.FINISHED,
+}
+
+_REPORTED = {
+    ParticipantState.READY: pb.READY,
+    ParticipantState.TRAINING: pb.TRAINING,
+    ParticipantState.FINISHED: pb.FINISHED,
+}
+
+
+def wire_state(phase: Phase) -> pb.State.ValueType:
+    """Participants see collecting and aggregating both as ROUND."""
+    return _STATES[phase]
+
+
+def reported_state(state: ParticipantState) -> pb.State.ValueType:
+    return _REPORTED[state]
+
+
+def ref_message(ref: WeightsRef) -> pb.WeightsRef:
+    return pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest))
+
+
+def layout_message(layout: Layout) -> list[pb.Tensor]:
+    return [pb.Tensor(name=spec.name, shape=spec.shape, dtype=spec.dtype) for spec in layout]
+
+
+def model_message(model: GlobalModel) -> inspection.ModelStatus:
+    return inspection.ModelStatus(
+        round=model.round,
+        ref=ref_message(model.ref),
+        dtype=model.dtype,
+        shape=model.shape,
+        layout=layout_message(model.layout),
+        metadata=dict(model.metadata),
+    )

@@ -1,0 +1,269 @@
+"""What `xain-coordinator status` shows: the answers of the Inspection service, for people or as
+one JSON object."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
+
+DEADLINE_S = 5.0
+
+# Rows shown; --json has all. A screen is enough for people, and a fleet may be thousands.
+_MAX_PARTICIPANTS = 40
+_MAX_ROUNDS = 8
+_MAX_MODELS = 3
+_MAX_NAMES = 6
+
+_ALL = 2**31 - 1  # of rounds and models
+
+
+class NoStatus(Exception):
+    """Nobody told the status. The message is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the coordinator answered. The four answers are moments apart."""
+
+    status: inspection_pb2.GetStatusResponse
+    participants: inspection_pb2.ListParticipantsResponse
+    rounds: inspection_pb2.ListRoundsResponse
+    models: inspection_pb2.ListModelsResponse
+
+
+def fetch(address: str, *, everything: bool = False) -> Snapshot:
+    """Ask the coordinator at "host:port". everything: all rounds and models, not the latest only.
+
+    Raises NoStatus within DEADLINE_S or little more.
+    """
+    limits = (_ALL, _ALL) if everything else (_MAX_ROUNDS, _MAX_MODELS)
+    # A list of models with their layouts may exceed gRPC's usual 4 MiB.
+    options = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = inspection_pb2_grpc.InspectionStub(channel)
+        try:
+            # Together, so that one deadline holds for all.
+            pending = (
+                stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
+                stub.ListParticipants.future(
+                    inspection_pb2.ListParticipantsRequest(), timeout=DEADLINE_S
+                ),
+                stub.ListRounds.future(
+                    inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
+                ),
+                stub.ListModels.future(
+                    inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
+                ),
+            )
+            status, participants, rounds, models = pending
+            return Snapshot(
+                status.result(), participants.result(), rounds.result(), models.result()
+            )
+        except grpc.RpcError as error:
+            raise NoStatus(_why(address, error)) from None
+
+
+def _why(address: str, error: grpc.RpcError) -> str:
+    assert isinstance(error, grpc.Call)
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"nobody answers at {address}; is a coordinator running there? Try --address"
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {address} within {DEADLINE_S:g} s"
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"{address} answers, but not as a coordinator that can be inspected"
+        case code:
+            return f"{address} answered {code.name}: {_clean(error.details() or '')}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
+    digests are in hex."""
+    return {
+        "status": _plain(snapshot.status),
+        "participants": _plain(snapshot.participants)["participants"],
+        "rounds": _plain(snapshot.rounds)["rounds"],
+        "models": _plain(snapshot.models)["models"],
+    }
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {field.name: _field(field, message) for field in message.DESCRIPTOR.fields}
+
+
+def _field(field: FieldDescriptor, message: Message) -> Any:
+    value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    if field.is_repeated:
+        return [_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: FieldDescriptor, value: Any) -> Any:
+    if isinstance(value, Message):
+        return _plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return value
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def render(snapshot: Snapshot, console: Console) -> None:
+    """The state first, then who takes part, then what has been."""
+    console.print(_headline(snapshot.status))
+    if snapshot.participants.participants:
+        console.print(_participants(snapshot))
+    if snapshot.rounds.rounds:
+        console.print(_rounds(snapshot.rounds.rounds))
+    if snapshot.models.models:
+        console.print(_models(snapshot.models.models))
+    if snapshot.status.counters:
+        console.print(_counters(snapshot.status.counters))
+
+
+def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column()
+
+    state = _clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
+    styles = {"collecting": "bold green", "aggregating": "bold green", "finished": "bold"}
+    line = Text(state, style=styles.get(state, "bold yellow"))
+    if state == "finished":
+        line.append(f"  {_clean(status.cause)}", style="default")
+    else:
+        line.append(f"  round {status.round + 1} of {status.num_rounds}", style="default")
+    grid.add_row("state", line)
+    if status.waiting_for:
+        grid.add_row("waiting for", _text(status.waiting_for))
+    grid.add_row(
+        "participants", f"{status.num_connected} connected, {status.num_required} required"
+    )
+    if status.num_selected:
+        grid.add_row("updates", f"{status.num_updates} of {status.num_selected} in")
+    about = f"{_clean(status.session_id)}, {_duration(status.session_seconds)}"
+    if status.version:
+        about += f", version {_clean(status.version)}"
+    grid.add_row("session", Text(about))
+    return grid
+
+
+def _table(title: str, *columns: tuple[str, bool]) -> Table:
+    """columns: (heading, whether it is of numbers)."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    for heading, numbers in columns:
+        table.add_column(heading, header_style="dim", justify="right" if numbers else "left")
+    return table
+
+
+def _participants(snapshot: Snapshot) -> Table:
+    table = _table(
+        "\nParticipants",
+        ("id", False),
+        ("selected", False),
+        ("update", False),
+        ("lease left", True),
+        ("samples", True),
+        ("rounds", True),
+    )
+    everybody = snapshot.participants.participants
+    for one in everybody[:_MAX_PARTICIPANTS]:
+        update = "in" if one.update_accepted else "awaited" if one.selected else ""
+        table.add_row(
+            _text(one.participant_id),
+            "yes" if one.selected else "",
+            update,
+            _duration(max(one.lease_seconds, 0.0)),
+            f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
+            str(one.rounds_contributed),
+        )
+    _more(table, len(everybody) - _MAX_PARTICIPANTS)
+    return table
+
+
+def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
+    table = _table(
+        "\nRecent rounds",
+        ("round", True),
+        ("state", False),
+        ("updates", True),
+        ("samples", True),
+        ("time", True),
+        ("from", False),
+    )
+    for one in list(rounds)[-_MAX_ROUNDS:]:
+        names = [_clean(name) for name in one.contributors]
+        shown = ", ".join(names[:_MAX_NAMES])
+        if len(names) > _MAX_NAMES:
+            shown += f" and {len(names) - _MAX_NAMES} more"
+        table.add_row(
+            str(one.round + 1),
+            _text(one.phase),
+            f"{len(one.contributors)}/{len(one.selected)}",
+            f"{one.num_samples:,}",
+            _duration(one.seconds),
+            Text(shown),
+        )
+    return table
+
+
+def _models(models: Iterable[inspection_pb2.ModelStatus]) -> Table:
+    table = _table("\nLatest models", ("key", False), ("shape", False), ("bytes", True))
+    for one in list(models)[-_MAX_MODELS:]:
+        shape = " × ".join(map(str, one.shape))
+        table.add_row(
+            _text(one.ref.key), _text(f"{one.dtype} {shape}"), f"{one.ref.size_bytes:,}"
+        )
+    return table
+
+
+def _counters(counters: Mapping[str, int]) -> Table:
+    table = _table("\nCounters", ("name", False), ("count", True))
+    for name, count in sorted(counters.items()):
+        table.add_row(_text(name), f"{count:,}")
+    return table
+
+
+def _more(table: Table, hidden: int) -> None:
+    if hidden > 0:
+        table.add_row(Text(f"and {hidden} more; --json shows all", style="dim"))
+
+
+def _text(text: str) -> Text:
+    # Text, so that a name with brackets is not taken for rich's markup.
+    return Text(_clean(text))
+
+
+def _clean(text: str) -> str:
+    """Without control characters: names come from the network and could move the cursor."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

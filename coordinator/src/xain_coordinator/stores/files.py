@@ -1,0 +1,341 @@
+"""Weights as files in a folder: the embedded default.
+
+An upload is written to `root/.incoming/` and takes its name only when it is whole and on the disk,
+so neither a reader nor a crash ever meets half an object. Folders that become empty stay: removing
+one would race with whoever is about to write into it.
+"""
+
+import contextlib
+import errno
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
+from xain_coordinator.stores.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
+
+if sys.platform != "win32":
+    import fcntl
+
+_INCOMING = ".incoming"  # no key has this path: a dot at the beginning is written as %2e
+_LOCK = "lock"
+_UPLOAD_SUFFIX = ".part"
+
+# Windows only, where a live upload cannot be recognised by its lock in the moment between its last
+# write and its commit.
+_ABANDONED_S = 3600.0
+
+# What a file system without hard links answers, or one where policy forbids them.
+_NO_LINKS = frozenset(
+    (
+        errno.EPERM,
+        errno.EACCES,
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.ENOTSUP,
+        errno.EOPNOTSUPP,
+    )
+)
+
+
+class FileStore:
+    """Objects below `root`, which is created if it is missing.
+
+    Several stores, in several processes, may share a root. Raises StoreUnavailable if the root
+    cannot be used.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._incoming = self._root / _INCOMING
+        # Folders whose own name is known to be on the disk.
+        self._settled = {self._root}
+        with _unavailable("use", self._root):
+            make_directory(self._incoming)
+            self._has_links = self._probe_links()
+            self._sweep()
+
+    def open(self, key: str) -> "FileReader":
+        path = self._path(key)
+        with _unavailable("read", path):
+            try:
+                return FileReader(path)
+            except (FileNotFoundError, NotADirectoryError):
+                self._incoming.stat()  # a root that is gone says nothing about the key
+                raise KeyNotFound(key) from None
+
+    def upload(self, key: str) -> "FileUpload":
+        path = self._path(key)
+        with _unavailable("write", path):
+            fd, temp = self._open_temp()
+        return FileUpload(self, key, path, temp, fd)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Raises StoreUnavailable, while iterating."""
+        # Only the folder that the prefix names is looked through.
+        folder = prefix.rpartition("/")[0]
+        start = self._root
+        if folder:
+            try:
+                start = self._root / folder_to_path(folder)
+            except ValueError:
+                return  # no key begins like this
+        with _unavailable("list", start):
+            for path in self._files(start):
+                key = path_to_key(path.relative_to(self._root).as_posix())
+                if key is not None and key.startswith(prefix):
+                    yield key
+
+    def delete(self, key: str) -> None:
+        """Remove an object. After a power cut it may be back."""
+        path = self._path(key)
+        with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def publish(self, key: str, temp: Path, path: Path, *, overwrite: bool) -> None:
+        """Give a finished file its name, durably. Raises KeyExists or OSError."""
+        self._settle(path.parent)
+        try:
+            self._rename(temp, path, overwrite=overwrite)
+        except FileExistsError:
+            # Whoever hears that the object is there must be able to rely on it, and the one who
+            # wrote it may have died before this step.
+            sync_directory(path.parent)
+            raise KeyExists(key) from None
+        sync_directory(path.parent)
+
+    def _rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
+        """Raises FileExistsError if the name is taken and `overwrite` is False."""
+        if self._has_links:
+            if overwrite:
+                temp.replace(path)
+            else:
+                os.link(temp, path)
+                temp.unlink()
+        elif sys.platform == "win32":
+            if overwrite:
+                temp.replace(path)
+            else:
+                temp.rename(path)  # refuses a taken name there
+        else:
+            # FAT and some network file systems know no hard links, and on POSIX nothing else in
+            # the standard library gives a file a name only if it is free. A lock on the root makes
+            # looking and renaming one step; the kernel frees it when its holder dies.
+            with (self._incoming / _LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not overwrite and path.exists():
+                    raise FileExistsError(path)
+                temp.replace(path)
+
+    def _path(self, key: str) -> Path:
+        return self._root / key_to_path(key)
+
+    def _files(self, folder: Path) -> Iterator[Path]:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            if folder == self._root:
+                raise
+            return
+        for entry in entries:
+            path = folder / entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                yield path
+            elif path != self._incoming:
+                yield from self._files(path)
+
+    def _settle(self, folder: Path) -> None:
+        """Create a folder, and see to it that its name and those above it are on the disk."""
+        if folder == self._root:
+            return
+        try:
+            folder.mkdir()
+            self._settled.discard(folder)
+        except FileExistsError:
+            pass  # possibly just now, by somebody who has not synced it yet
+        except FileNotFoundError:
+            self._settle(folder.parent)
+            folder.mkdir(exist_ok=True)
+            self._settled.discard(folder)
+        if folder not in self._settled:
+            self._settle(folder.parent)
+            sync_directory(folder.parent)
+            self._settled.add(folder)
+
+    def _open_temp(self) -> tuple[int, Path]:
+        """A new file for an upload, locked so that no other store takes it for abandoned."""
+        while True:
+            temp = self._incoming / f"{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
+            if sys.platform == "win32":
+                return fd, temp
+            # Where locks are not supported, _sweep cannot take one either and removes nothing.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd, temp
+            os.close(fd)  # swept between the two calls; begin anew
+
+    def _probe_links(self) -> bool:
+        fd, temp = self._open_temp()
+        link = temp.with_suffix(".link")
+        try:
+            os.link(temp, link)
+            link.unlink()
+        except OSError as error:
+            # Anything else may be gone the next time, and all stores of a root must do the same.
+            if error.errno not in _NO_LINKS:
+                raise
+            return False
+        finally:
+            os.close(fd)
+            temp.unlink()
+        return True
+
+    def _sweep(self) -> None:
+        """Remove the uploads of processes that have died."""
+        for entry in list(os.scandir(self._incoming)):
+            if entry.name.endswith((_UPLOAD_SUFFIX, ".link")):
+                # Another store may sweep, or finish its upload, at the same time.
+                with contextlib.suppress(OSError):
+                    self._sweep_one(Path(entry.path))
+
+    def _sweep_one(self, temp: Path) -> None:
+        if sys.platform == "win32":
+            # Refused while somebody has the file open.
+            if time.time() - temp.stat().st_mtime > _ABANDONED_S:
+                temp.unlink()
+            return
+        fd = os.open(temp, os.O_WRONLY | OPEN_FLAGS)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+            temp.unlink()
+        finally:
+            os.close(fd)
+
+
+class FileReader:
+    """An open file. It goes on showing the same object if the key is overwritten or deleted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = os.open(path, os.O_RDONLY | OPEN_FLAGS)
+        self._lock = threading.Lock()
+        self.size = os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises StoreUnavailable."""
+        if offset < 0 or length < 0:
+            raise ValueError(f"offset {offset} and length {length} must not be negative")
+        with _unavailable("read", self._path):
+            chunks = []
+            while length > 0:
+                chunk = self._read_some(offset, length)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+                offset += len(chunk)
+                length -= len(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _read_some(self, offset: int, length: int) -> bytes:
+        """May be short: Linux stops a read at 2 GiB."""
+        fd = self._fd
+        if fd is None:
+            raise ValueError("the reader is closed")
+        if sys.platform != "win32":
+            return os.pread(fd, length, offset)
+        with self._lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class FileUpload:
+    """A file in .incoming. A failed write or commit ends it: nothing of it stays."""
+
+    def __init__(self, store: FileStore, key: str, path: Path, temp: Path, fd: int) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._temp = temp
+        self._fd: int | None = fd
+
+    def write(self, chunk: bytes) -> None:
+        fd = self._open_fd()
+        with self._ended_by_failure(), _unavailable("write", self._path):
+            view = memoryview(chunk).cast("B")
+            while view:
+                view = view[os.write(fd, view) :]
+
+    def commit(self, *, overwrite: bool) -> None:
+        """Raises KeyExists or StoreUnavailable. After the latter the object may be there all the
+        same, whole, if only syncing its folder failed."""
+        fd = self._open_fd()
+        with self._ended_by_failure(), _unavailable("write", self._path):
+            os.fsync(fd)
+            if sys.platform == "win32":
+                self._close()  # an open file cannot be renamed there
+            self._store.publish(self._key, self._temp, self._path, overwrite=overwrite)
+        # Not earlier: the lock on it is what keeps it from being swept.
+        self._close()
+
+    def abort(self) -> None:
+        if self._fd is None:
+            return
+        self._close()
+        # What cannot be removed now is swept by the next run.
+        with contextlib.suppress(OSError):
+            self._temp.unlink()
+
+    @contextlib.contextmanager
+    def _ended_by_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._close()
+            with contextlib.suppress(OSError):
+                self._temp.unlink()
+            raise
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise ValueError(f"the upload of {self._key!r} is over")
+        return self._fd
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def _unavailable(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # Not the error's own text: it names the temporary file, which is of no use to anybody.
+        reason = error.strerror or type(error).__name__
+        raise StoreUnavailable(f"cannot {verb} {path}: {reason}") from error

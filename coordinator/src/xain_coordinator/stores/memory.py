@@ -1,0 +1,98 @@
+"""A store in memory, for tests and for sessions that nobody wants to keep."""
+
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from xain_coordinator.ports import KeyExists, KeyNotFound
+from xain_coordinator.stores.paths import check_key
+
+
+class MemoryStore:
+    """Keeps what every WeightsStore promises, durability aside."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def open(self, key: str) -> "MemoryReader":
+        check_key(key)
+        with self._lock:
+            data = self._objects.get(key)
+        if data is None:
+            raise KeyNotFound(key)
+        return MemoryReader(data)
+
+    def upload(self, key: str) -> "MemoryUpload":
+        check_key(key)
+        return MemoryUpload(self, key)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            keys = list(self._objects)
+        return (key for key in keys if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        check_key(key)
+        with self._lock:
+            self._objects.pop(key, None)
+
+    def put(self, key: str, data: bytes, *, overwrite: bool) -> None:
+        """Store an object. Raises KeyExists."""
+        with self._lock:
+            if not overwrite and key in self._objects:
+                raise KeyExists(key)
+            self._objects[key] = data
+
+
+class MemoryReader:
+    """An object as it was when it was opened."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data: bytes | None = data
+        self.size = len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        if self._data is None:
+            raise ValueError("the reader is closed")
+        if offset < 0 or length < 0:
+            raise ValueError(f"offset {offset} and length {length} must not be negative")
+        return self._data[offset : offset + length]
+
+    def close(self) -> None:
+        self._data = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class MemoryUpload:
+    """Collects chunks until commit or abort, of which there is one."""
+
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._data: bytearray | None = bytearray()
+
+    def write(self, chunk: bytes) -> None:
+        if self._data is None:
+            raise ValueError(f"the upload of {self._key!r} is over")
+        self._data += chunk
+
+    def commit(self, *, overwrite: bool) -> None:
+        if self._data is None:
+            raise ValueError(f"the upload of {self._key!r} is over")
+        data, self._data = bytes(self._data), None
+        self._store.put(self._key, data, overwrite=overwrite)
+
+    def abort(self) -> None:
+        self._data = None

@@ -1,0 +1,1 @@
+"""What every process of a fleet needs before it can talk: settings, addresses and logs."""

@@ -1,0 +1,167 @@
+"""Logs of a process: an event name plus fields, one JSON object a line, on standard error.
+
+What the standard library logs, ours and other people's, takes the same way out, so that a reader
+of the stream needs one parser.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from math import isfinite
+from typing import Annotated, Any, Literal
+
+import structlog
+from pydantic import BeforeValidator, SecretBytes, SecretStr
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from xain_messaging.process.fields import Section
+from xain_messaging.process.schema import MASK
+
+Level = Literal["notset", "debug", "info", "warning", "error", "critical"]
+
+# Loggers below these names are ours; all others are third parties.
+_OURS = ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads")
+_FIRST = ("timestamp", "level", "logger", "event")
+
+# Narrower than for settings, where "key" counts too: here it is the name of a model in the store.
+_SECRET_NAME = re.compile(
+    "password|passwd|secret|token|credential|authorization|(access|api|private)_?key",
+    re.IGNORECASE,
+)
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+class LoggingSettings(Section):
+    """[logging] of every process.
+
+    level: the least severe that is shown; case does not matter.
+    console: lines for people instead of JSON; by default if standard error is a terminal.
+    third_party: show what libraries log at this level; otherwise only their warnings and errors.
+    """
+
+    level: Annotated[Level, BeforeValidator(_lower)] = "info"
+    console: bool | None = None
+    third_party: bool = False
+
+    @property
+    def use_console(self) -> bool:
+        """`console`, or what fits standard error."""
+        return sys.stderr.isatty() if self.console is None else self.console
+
+
+def configure(level: str, console: bool, third_party: bool) -> None:
+    """Send all logs of the process to standard error. A second call replaces the first.
+
+    level: a Level, in any case. third_party: see LoggingSettings.
+    Raises ValueError if there is no such level.
+    """
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise ValueError(f"there is no log level {level!r}")
+    threshold = levels[level.upper()]
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        _mask,
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        # Loggers of modules are made on import, before the settings are read.
+        cache_logger_on_first_use=False,
+    )
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *(_console() if console else _json()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(threshold if third_party else max(threshold, logging.WARNING))
+    for name in _OURS:
+        # DEBUG also for "notset": on a logger it would mean "as the root says".
+        logging.getLogger(name).setLevel(max(threshold, logging.DEBUG))
+    logging.captureWarnings(True)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Ours, to know it again."""
+
+
+def _json() -> list[Processor]:
+    return [
+        structlog.processors.format_exc_info,
+        _in_order,
+        structlog.processors.JSONRenderer(serializer=_dumps),
+    ]
+
+
+def _console() -> list[Processor]:
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
+            # The renderer's own choice shows local variables, and with them any secret.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]
+
+
+def _in_order(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    first = {name: event[name] for name in _FIRST if name in event}
+    return {**first, **event}
+
+
+def _mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    return {name: _masked(name, value) for name, value in event.items()}
+
+
+def _masked(name: str, value: object) -> object:
+    if isinstance(value, SecretStr | SecretBytes) or _SECRET_NAME.search(name):
+        return MASK
+    if isinstance(value, Mapping):
+        return {str(inner): _masked(str(inner), item) for inner, item in value.items()}
+    if type(value) in (list, tuple):
+        return [_masked("", item) for item in value]  # type: ignore[attr-defined]
+    return value
+
+
+def _dumps(event: object, **options: Any) -> str:
+    # ASCII only, whatever the encoding of standard error is.
+    try:
+        return json.dumps(event, default=str, allow_nan=False)
+    except ValueError:  # JSON has no NaN
+        return json.dumps(_finite(event), default=str)
+
+
+def _finite(value: object) -> object:
+    match value:
+        case float() if not isfinite(value):
+            return str(value)
+        case dict():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,223 @@
+"""The keys of a model of settings: which there are, which was meant, what their values may be."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time
+from difflib import get_close_matches
+from fractions import Fraction
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic.fields import FieldInfo
+
+from xain_messaging.process.fields import Allowed
+
+Key = tuple[str, ...]  # ("rounds", "epochs")
+
+MASK = "********"
+_SECRET_NAME = re.compile("password|secret|token|key", re.IGNORECASE)
+_BARE = re.compile("[A-Za-z0-9_-]+")
+_MAX_SHOWN = 80  # characters of a value in a message
+
+
+def dotted(key: Key) -> str:
+    """The key as it stands in TOML; parts with dots or blanks are in quotes."""
+    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part) for part in key)
+
+
+def show(value: object) -> str:
+    """A value on one line, as in TOML. What is within tables and lists stays there: it may be
+    secret."""
+    match value:
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case bool() | str():
+            text = json.dumps(value, ensure_ascii=False)
+        case Path() | Fraction():
+            text = json.dumps(str(value), ensure_ascii=False)
+        case datetime() | date() | time():
+            text = value.isoformat()
+        case _:
+            text = str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+class Schema:
+    """The keys of a model.
+
+    sections: keys that hold keys. leaves: keys that hold values. A leaf may be a table; the names
+    of its items are the user's.
+    """
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.sections: list[Key] = []
+        self.leaves: dict[Key, FieldInfo] = {}
+        self.moved: Mapping[str, str] = getattr(model, "moved", {})
+        self._add(model, ())
+
+    def _add(self, model: type[BaseModel], at: Key) -> None:
+        for name, field in model.model_fields.items():
+            key = (*at, name)
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                self.sections.append(key)
+                self._add(field.annotation, key)
+            else:
+                self.leaves[key] = field
+
+    def is_table(self, key: Key) -> bool:
+        return key in self.leaves and dict in _types(self.leaves[key].annotation)
+
+    def is_secret(self, key: Key) -> bool:
+        """By name or by type. Unknown keys too, since a misspelt secret is still one."""
+        leaf = self.leaf_of(key)
+        types = _types(self.leaves[leaf].annotation) if leaf is not None else frozenset()
+        return bool({SecretStr, SecretBytes} & types) or any(map(_SECRET_NAME.search, key))
+
+    def leaf_of(self, key: Key) -> Key | None:
+        """The leaf that this is, or the table that it is an item of."""
+        if key in self.leaves:
+            return key
+        return next((key[:n] for n in range(1, len(key)) if self.is_table(key[:n])), None)
+
+    def knows(self, key: Key) -> bool:
+        """True for leaves and for items of tables."""
+        leaf = self.leaf_of(key)
+        return leaf is not None and len(key) <= len(leaf) + 1
+
+    def items(self, leaf: Key, value: Any) -> Iterator[tuple[Key, object]]:
+        """The value of a leaf; if it is a table with items, those."""
+        if value and self.is_table(leaf) and isinstance(value, Mapping):
+            yield from (((*leaf, str(name)), item) for name, item in value.items())
+        else:
+            yield leaf, value
+
+    def parse(self, key: Key, text: str) -> object:
+        """Text as the type of the key. What cannot be read stays text; checking will refuse it.
+
+        Items of tables have no type, so what would be a value in TOML is one: 3, 0.5, true.
+        """
+        leaf = self.leaf_of(key)
+        assert leaf is not None
+        types = _types(self.leaves[leaf].annotation)
+        if key != leaf:
+            return _parse_toml(text)
+        if dict in types:
+            return _parse_json(text)
+        if NoneType in types and not text:
+            return None
+        if bool in types and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        for number in (int, float):
+            if number in types:
+                try:
+                    return number(text)
+                except ValueError:
+                    continue
+        return text
+
+    def allowed(self, key: Key) -> str:
+        """What the value of a key may be: "it must be ..."."""
+        leaf = self.leaf_of(key)
+        assert leaf is not None
+        field = self.leaves[leaf]
+        for note in _metadata(field):
+            if isinstance(note, Allowed):
+                return note.text
+        annotation: object = field.annotation
+        if key != leaf:  # an item of a table
+            annotation = get_args(annotation)[-1]
+        kinds = [_kind(part) for part in _flat(annotation) if part is not NoneType]
+        return " or ".join(dict.fromkeys(kinds)) + _bounds(field)
+
+    def nearest(self, key: Key) -> Key | None:
+        """The section or leaf that a wrong key was probably meant to be."""
+        if len(key) == 1 and (section := _closest(key[0], {s[-1]: s for s in self.sections})):
+            return section
+        siblings = {leaf[-1]: leaf for leaf in self.leaves if leaf[:-1] == key[:-1]}
+        everywhere = {".".join(leaf): leaf for leaf in self.leaves}
+        return (
+            _closest(key[-1], siblings)
+            or _closest(".".join(key), everywhere, cutoff=0.75)
+            # The right name in the wrong section.
+            or next((leaf for leaf in self.leaves if leaf[-1] == key[-1].lower()), None)
+        )
+
+
+def _closest(name: str, keys: Mapping[str, Key], cutoff: float = 0.6) -> Key | None:
+    matches = get_close_matches(name.lower(), keys, n=1, cutoff=cutoff)
+    return keys[matches[0]] if matches else None
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def _parse_toml(text: str) -> object:
+    import tomllib
+
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    # More than one key: the text had line breaks in it.
+    return document["value"] if len(document) == 1 else text
+
+
+def _parse_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _flat(annotation: object) -> list[object]:
+    """The members of a union; Annotated is taken off, Literal and tables stay whole."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _flat(get_args(annotation)[0])
+    if origin is None or origin in (Literal, dict, list, tuple):
+        return [annotation]
+    return [part for member in get_args(annotation) for part in _flat(member)]
+
+
+def _types(annotation: object) -> frozenset[object]:
+    """The plain types of an annotation: {int, NoneType} of int | None, {dict} of a table."""
+    return frozenset(get_origin(part) or part for part in _flat(annotation))
+
+
+def _kind(part: object) -> str:
+    if get_origin(part) is Literal:
+        return f"one of: {', '.join(map(str, get_args(part)))}"
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", dict: "a table"}
+    return next((kinds[kind] for kind in kinds if (get_origin(part) or part) is kind), "text")
+
+
+def _bounds(field: FieldInfo) -> str:
+    texts = {}
+    for note in _metadata(field):
+        match note:
+            case Ge(ge):
+                texts["low"] = f"at least {ge}"
+            case Gt(gt):
+                texts["low"] = f"above {gt}"
+            case Le(le):
+                texts["high"] = f"at most {le}"
+            case Lt(lt):
+                texts["high"] = f"below {lt}"
+    both = " and ".join(texts[side] for side in ("low", "high") if side in texts)
+    return f", {both}" if both else ""
+
+
+def _metadata(field: FieldInfo) -> Iterator[object]:
+    yield from field.metadata
+    for part in (field.annotation, *get_args(field.annotation)):
+        if get_origin(part) is Annotated:
+            yield from get_args(part)[1:]

@@ -1,0 +1,299 @@
+"""The coordinator's methods as blocking calls, and weights as streams of chunks.
+
+Every failure is a Refused. Retrying is not done here, with one exception: a download that breaks
+off goes on where it stopped.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import grpc
+import numpy as np
+import xxhash
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from numpy.typing import NDArray
+
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_proto.np import npy_header, parse_npy_header
+from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_workloads.profile import DataProfile
+
+CHUNK_BYTES = 1 << 20
+IDENTITY_KEY = "xain-participant-id"
+ERROR_DOMAIN = "xain.coordinator"
+
+CALL_TIMEOUT_S = 5.0
+# Answered when the update is durable: measured, synchronised to disk, and committed.
+HAND_IN_TIMEOUT_S = 60.0
+# A stream gets this long plus the time its bytes take on the slowest line that is worth using.
+STREAM_TIMEOUT_S = 60.0
+SLOWEST_BYTES_PER_S = 128 * 1024
+
+CHANNEL_OPTIONS = (
+    # A coordinator that has restarted is to be found again within seconds, not gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Despite its name the shortest time that one attempt to connect gets, 20 s by default.
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # Common servers take pings more often than every five minutes for an attack. It suffices:
+    # heartbeats find a dead line sooner, and setting it makes Linux give up on data that nobody
+    # has acknowledged for as long as the timeout, which breaks a silent Watch stream too.
+    ("grpc.keepalive_time_ms", 300_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    # Several participants in one process are several peers, each with its own connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+
+
+class Refused(Exception):
+    """A call was not carried out, or we do not know whether it was.
+
+    reason: the coordinator's code, such as "NOT_A_MEMBER"; empty if it gave none, which is so
+    whenever the answer does not come from the coordinator itself.
+    """
+
+    def __init__(self, reason: str, status: grpc.StatusCode, message: str) -> None:
+        super().__init__(message or reason or status.name)
+        self.reason = reason
+        self.status = status
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"Refused({self.reason!r}, {self.status.name}, {self.message!r})"
+
+
+class Watch:
+    """What the coordinator tells as it happens; iterate in one thread, cancel from any.
+
+    Iterating raises Refused when the stream breaks, and ends quietly after cancel().
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[pb.WatchResponse]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if not self._cancelled.is_set():
+                raise _refused(error) from None
+
+    def cancel(self) -> None:
+        """End the stream, at once and for good."""
+        self._cancelled.set()
+        self._call.cancel()
+
+
+class CoordinatorClient:
+    """One participant's connection to its coordinator. Safe to use from several threads.
+
+    target: HOST:PORT, or any other gRPC target.
+    participant_id: stable across reconnects, since all that we are due is booked on it.
+    """
+
+    def __init__(
+        self, target: str, participant_id: str, *, call_timeout_s: float = CALL_TIMEOUT_S
+    ) -> None:
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = CoordinatorStub(self._channel)
+        self._metadata = ((IDENTITY_KEY, participant_id),)
+        self._call_timeout_s = call_timeout_s
+
+    def close(self) -> None:
+        """Cancel what is under way and disconnect. Later calls are Refused."""
+        self._channel.close()
+
+    def __enter__(self) -> "CoordinatorClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rendezvous(self, profile: DataProfile | None = None) -> pb.RendezvousResponse:
+        """Ask to take part."""
+        request = pb.RendezvousRequest()
+        if profile is not None:
+            request.profile.CopyFrom(
+                pb.DataProfile(
+                    num_samples=profile.num_samples,
+                    num_features=profile.num_features,
+                    classes=profile.classes,
+                )
+            )
+        return self._unary(self._stub.Rendezvous, request)
+
+    def heartbeat(
+        self, state: "pb.State.ValueType", round_: int, *, timeout_s: float | None = None
+    ) -> pb.HeartbeatResponse:
+        """Say READY or TRAINING, and learn the state; FINISHED leaves the session."""
+        request = pb.HeartbeatRequest(state=state, round=round_)
+        return self._unary(self._stub.Heartbeat, request, timeout_s)
+
+    def watch(self) -> Watch:
+        """Every change of state, beginning with the present one."""
+        return Watch(
+            self._guarded(lambda: self._stub.Watch(pb.WatchRequest(), metadata=self._metadata))
+        )
+
+    def start_round(self) -> pb.StartTrainingRoundResponse:
+        """Ask for the work of the open round."""
+        return self._unary(self._stub.StartTrainingRound, pb.StartTrainingRoundRequest())
+
+    def end_round(self, round_: int, update: pb.WeightsRef, num_samples: int, metrics: str) -> None:
+        """Hand in what put_weights() has uploaded. metrics: JSON list of points."""
+        request = pb.EndTrainingRoundRequest(
+            participant_id=update.key.rpartition("/")[2],
+            number_samples=num_samples,
+            metrics=metrics,
+            round=round_,
+            update=update,
+        )
+        self._unary(self._stub.EndTrainingRound, request, HAND_IN_TIMEOUT_S)
+
+    def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
+        """Download a global model: (d,), writable, and checked against the size and digest of ref.
+
+        Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
+        """
+        # One buffer, and the array is a view of it: the model is in memory once.
+        buffer = np.empty(ref.size_bytes, dtype=np.uint8)
+        target = buffer.data
+        digest = xxhash.xxh3_128()
+        received = 0
+        while True:
+            resumed_at = received
+            try:
+                for chunk in self._download(ref, received):
+                    end = received + len(chunk)
+                    if end > len(target):
+                        raise _damaged(ref, "more bytes than promised")
+                    target[received:end] = chunk
+                    digest.update(chunk)
+                    received = end
+            except Refused as refused:
+                # Each attempt must bring something, so there is an end to them.
+                if refused.status is grpc.StatusCode.UNAVAILABLE and received > resumed_at:
+                    continue
+                raise
+            break
+        if received < len(target):
+            raise _damaged(ref, f"{received} of {len(target)} bytes")
+        if digest.digest() != ref.digest:
+            raise _damaged(ref, "another digest than promised")
+        return _as_vector(ref, buffer)
+
+    def put_weights(self, round_: int, weights: NDArray[Any]) -> pb.WeightsRef:
+        """Upload a local update, (d,). Returns what end_round() must name."""
+        if weights.ndim != 1 or not weights.flags.c_contiguous:
+            raise ValueError(f"expected a contiguous vector, got shape {weights.shape}")
+        start = npy_header(weights.dtype, weights.shape)
+        data = weights.view(np.uint8).data
+        digest = xxhash.xxh3_128(start)
+        digest.update(data)
+        first = pb.PutWeightsRequest(
+            header=pb.PutWeightsRequest.Header(
+                round=round_, size_bytes=len(start) + len(data), digest=digest.digest()
+            ),
+            data=start,
+        )
+
+        def messages() -> Iterator[pb.PutWeightsRequest]:
+            yield first
+            for offset in range(0, len(data), CHUNK_BYTES):
+                # A message owns its bytes, so one chunk is copied, never the whole.
+                yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
+
+        response = self._guarded(
+            lambda: self._stub.PutWeights(
+                messages(),
+                metadata=self._metadata,
+                timeout=_stream_timeout_s(first.header.size_bytes),
+            )
+        )
+        return response.ref
+
+    def _download(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
+        request = pb.GetWeightsRequest(key=ref.key, offset=offset)
+        stream = self._guarded(
+            lambda: self._stub.GetWeights(
+                request, metadata=self._metadata, timeout=_stream_timeout_s(ref.size_bytes)
+            )
+        )
+        try:
+            for message in stream:
+                if message.HasField("ref") and message.ref.digest != ref.digest:
+                    raise _damaged(ref, "the coordinator sends another object")
+                yield message.data
+        except grpc.RpcError as error:
+            raise _refused(error) from None
+        finally:
+            stream.cancel()  # else the rest would go on arriving after a failure of ours
+
+    def _unary(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Answer]",
+        request: _Request,
+        timeout_s: float | None = None,
+    ) -> _Answer:
+        timeout = timeout_s if timeout_s is not None else self._call_timeout_s
+        return self._guarded(lambda: method(request, metadata=self._metadata, timeout=timeout))
+
+    def _guarded(self, call: Callable[[], _Answer]) -> _Answer:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise _refused(error) from None
+        except ValueError as error:
+            # All that gRPC says of a call on a channel that another thread has closed.
+            if "closed channel" not in str(error):
+                raise
+            raise Refused("", grpc.StatusCode.CANCELLED, "the client is closed") from None
+
+
+def digest_of(data: bytes) -> bytes:
+    """The digest of a stored object, as it travels: xxh3-128, 16 bytes, big-endian."""
+    return xxhash.xxh3_128(data).digest()
+
+
+def _stream_timeout_s(size_bytes: int) -> float:
+    return STREAM_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
+
+
+def _as_vector(ref: pb.WeightsRef, buffer: NDArray[np.uint8]) -> NDArray[Any]:
+    try:
+        header = parse_npy_header(buffer[:MAX_HEADER_BYTES].tobytes())
+    except ValueError as error:
+        raise _damaged(ref, str(error)) from None
+    if header is None or header.size_bytes != buffer.size or len(header.shape) != 1:
+        raise _damaged(ref, "not a whole vector in .npy format")
+    return buffer[header.data_offset :].view(header.dtype)
+
+
+def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
+    return Refused("", grpc.StatusCode.DATA_LOSS, f"download of {ref.key!r}: {what}")
+
+
+def _refused(error: grpc.RpcError) -> Refused:
+    # Every error of a blocking call is the call, too; the types do not say so.
+    call = cast(grpc.Call, error)
+    return Refused(_reason(call), call.code(), call.details() or "")
+
+
+def _reason(call: grpc.Call) -> str:
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:
+        return ""  # details of another status: some proxy rewrote one of them
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return str(info.reason)
+    return ""

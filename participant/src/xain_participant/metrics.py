@@ -1,0 +1,64 @@
+"""What a participant measures while it trains, as XAIN's metrics points."""
+
+import json
+import math
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# A training loop that reports every step must not outgrow a message; the newest points are kept.
+MAX_POINTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Numbers by name, all finite. time_ns: since the epoch."""
+
+    time_ns: int
+    values: Mapping[str, float]
+
+
+def flatten_values(values: Mapping[str, object]) -> dict[str, float]:
+    """Numbers by name; the items of a nested sequence become name_0, name_1, name_1_0.
+
+    Raises TypeError for what is not a number, ValueError for what is not finite: JSON has neither
+    NaN nor infinity, and a metrics store refuses them.
+    """
+    return {name: number for key, value in values.items() for name, number in _flatten(key, value)}
+
+
+def _flatten(name: str, value: object) -> Iterator[tuple[str, float]]:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        for i, item in enumerate(value):
+            yield from _flatten(f"{name}_{i}", item)
+        return
+    # bool is an int to Python, and to a time series a type of its own.
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"metric {name!r} is {value!r} ({type(value).__name__}); it must be a number, "
+            "or a sequence of numbers"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"metric {name!r} is {number}; it must be finite")
+    yield name, number
+
+
+def to_json(measured: Sequence[Measured], *, participant_id: str, round_: int) -> str:
+    """EndTrainingRoundRequest.metrics: a JSON list of points, "[]" if there are none."""
+    return json.dumps(
+        [
+            {
+                "measurement": "participant",
+                "time": point.time_ns,
+                "tags": {"id": participant_id, "round": str(round_)},
+                "fields": dict(point.values),
+            }
+            for point in measured
+        ],
+        allow_nan=False,
+    )

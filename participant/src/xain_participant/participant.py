@@ -1,0 +1,156 @@
+"""What a user writes: a class that trains a flat vector of weights on local data.
+
+    class Mean(Participant):
+        def init_weights(self):
+            return np.zeros(3, dtype=np.float32)
+
+        def train_round(self, weights, epochs, epoch_base):
+            return 0.5 * (weights + self.data.mean(axis=0)), len(self.data)
+
+Everything else, from joining to handing in, is the agent's work: see agent.run().
+"""
+
+import operator
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_participant.metrics import MAX_POINTS, Measured, flatten_values
+from xain_workloads.model import Layout
+from xain_workloads.profile import DataProfile
+
+MAX_NUM_SAMPLES = 2**31 - 1  # an int32 on the wire
+
+
+class Participant(ABC):
+    """Trains locally. All methods are called from one thread, never two at once.
+
+    It keeps its state in attributes that it makes when they are first needed, so a subclass may
+    forget super().__init__().
+    """
+
+    @abstractmethod
+    def init_weights(self) -> NDArray[Any]:
+        """The first weights, (d,); asked for if the coordinator has no initial model."""
+
+    @abstractmethod
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        """Train on local data, starting from the global model.
+
+        weights: (d,), ours to change in place.
+        epochs: passes over the data. epoch_base: passes made in the rounds before.
+        Returns the new weights, (d,), and the number of samples they were trained on. They are not
+        copied: leave the array alone until the next call, for it may have to be sent again.
+        """
+
+    def profile(self) -> DataProfile | None:
+        """What the coordinator may know about the data before training; None says nothing. A
+        profile without samples keeps this participant from joining."""
+        return None
+
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:  # noqa: B027
+        """What the coordinator declares about the model; called before each init_weights() and
+        train_round(). layout: how to cut the flat vector, empty if not declared."""
+
+    def update_metrics(self, **values: Any) -> None:
+        """Send these numbers with the update of this round, as one point in time.
+
+        values: finite numbers by name, or nested sequences of them, which become name_0, name_1.
+        Only the newest MAX_POINTS calls of a round are kept.
+        Raises TypeError for other types, bool among them, and ValueError for NaN and infinity.
+        """
+        point = Measured(time.time_ns(), flatten_values(values))
+        if point.values:
+            self._points().append(point)
+
+    def _points(self) -> deque[Measured]:
+        points: deque[Measured] = self.__dict__.setdefault(
+            "_measured_points", deque(maxlen=MAX_POINTS)
+        )
+        return points
+
+
+def take_metrics(participant: Participant) -> list[Measured]:
+    """What was measured since the last call, oldest first."""
+    points = participant._points()
+    taken = list(points)
+    points.clear()
+    return taken
+
+
+def call_init_weights(
+    participant: Participant, dtype: np.dtype[Any]
+) -> tuple[NDArray[np.floating[Any]], int]:
+    """The first weights, (d,), and 0 samples. dtype: for weights that are not floats.
+
+    Raises TypeError as call_train_round() does.
+    """
+    weights = _checked_vector(participant.init_weights(), "init_weights()")
+    # An empty global model has no dtype worth keeping: the first weights choose.
+    return _cast(weights, weights.dtype if weights.dtype.kind == "f" else dtype), 0
+
+
+def call_train_round(
+    participant: Participant, weights: NDArray[Any], epochs: int, epoch_base: int
+) -> tuple[NDArray[np.floating[Any]], int]:
+    """The local update, (d,) in the dtype of the global model, and the number of samples, n_k.
+
+    Raises TypeError or ValueError that says which part of the result is wrong. Whether the vector
+    fits the model, the coordinator decides.
+    """
+    dtype = weights.dtype
+    result = participant.train_round(weights, epochs, epoch_base)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            "train_round() must return a pair (weights, number of samples), "
+            f"not {type(result).__name__}"
+        )
+    vector = _cast(_checked_vector(result[0], "train_round()"), dtype)
+    return vector, _checked_num_samples(result[1])
+
+
+def _checked_vector(weights: object, source: str) -> NDArray[Any]:
+    if not isinstance(weights, np.ndarray):
+        raise TypeError(f"{source} must return weights as a numpy array, not {_kind(weights)}")
+    if weights.dtype.kind not in "iuf":
+        raise TypeError(f"{source} must return weights of real numbers, not {weights.dtype}")
+    if weights.ndim != 1:
+        raise TypeError(
+            f"{source} must return weights as a flat vector, not of shape {weights.shape}; "
+            "np.ravel() flattens one array, np.concatenate([a.ravel() for a in ...]) several"
+        )
+    return weights
+
+
+def _checked_num_samples(value: object) -> int:
+    if isinstance(value, bool | np.bool_):
+        raise TypeError("train_round() must return the number of samples as an integer, not bool")
+    try:
+        num_samples = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"train_round() must return the number of samples as an integer, not {_kind(value)}"
+        ) from None
+    if not 0 <= num_samples <= MAX_NUM_SAMPLES:
+        raise ValueError(
+            f"train_round() returned {num_samples} samples; "
+            f"it must be between 0 and {MAX_NUM_SAMPLES}"
+        )
+    return num_samples
+
+
+def _cast(weights: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.floating[Any]]:
+    # What overflows becomes infinite, and is refused by name where all updates are checked.
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(weights, dtype=dtype.newbyteorder("<"))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,634 @@
+"""What a participant does next: decisions only, without I/O, clock or threads.
+
+    Protocol(chance).handle(event) -> actions
+
+An adapter carries out the actions in their order and hands back what comes of them as events. The
+same events with the same chance give the same actions, so a recorded list replays any failure.
+
+Two things go on side by side:
+
+- contact: rendezvous until accepted, then heartbeats for as long as the session lasts. What they
+  answer, and what a Watch stream tells in between, is the advertisement: which round is ours now.
+- work: one piece at a time. BeginRound asks for the assignment, Train makes a result, HandIn
+  delivers it. Whatever goes wrong, what to do next follows from three things alone: the latest
+  advertisement, the result we hold, and the rounds that are done. `_work` reads like that.
+
+A result is worth hours of somebody's machine. It is kept until the coordinator says that it has it
+(HandedIn, update_accepted) or does not want it (the round is over, the update invalid), until
+another round is ours, or until the session is another one. While it is held its round is not
+trained again.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from random import Random
+from typing import assert_never
+
+MIN_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 10.0
+DEFAULT_HEARTBEAT_INTERVAL_S = 10.0
+
+# Rounds that are remembered as done. It takes only a few: an advertisement can be late, but not by
+# more rounds than can happen while it is on its way.
+NUM_DONE_KEPT = 256
+
+# Attempts at one round whose updates are refused as invalid. Bytes that were spoilt on the way are
+# worth a second one; what is wrong twice will be wrong again.
+MAX_INVALID = 2
+
+# How long to wait, when the session is finished, for the answer to an update that is being sent.
+FINISHING_S = 2.0
+
+
+class State(Enum):
+    """What the coordinator advertises to this participant."""
+
+    STANDBY = auto()
+    ROUND = auto()
+    FINISHED = auto()
+
+
+class Call(Enum):
+    """What was refused."""
+
+    RENDEZVOUS = auto()
+    HEARTBEAT = auto()
+    BEGIN_ROUND = auto()
+    TRAIN = auto()  # the download of the global model, before it
+    HAND_IN = auto()
+
+
+class Timer(Enum):
+    """CONTACT: the next rendezvous or heartbeat is due. WORK: so is another attempt at the work."""
+
+    CONTACT = auto()
+    WORK = auto()
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The participant wants to take part. The first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time set by SetTimer is over."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator leaves it to us."""
+
+    session_id: str
+    heartbeat_interval_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AskedToWait:
+    """Rendezvous: there is no place now. retry_after_s: 0 if the coordinator leaves it to us."""
+
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none."""
+
+    state: State
+    round: int
+    update_accepted: bool = False
+    session_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """BeginRound was answered. round: the one that is to be trained."""
+
+    round: int
+    update_accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Train has made a result, which the adapter keeps until it is told to Drop it."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFailed:
+    """The participant's own code raised. That a repetition helps is not to be expected."""
+
+    round: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandedIn:
+    """HandIn was acknowledged: the update is durable."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBy:
+    """A call failed. reason: the coordinator's code for it, empty if it did not come from there.
+    status: name of the gRPC status."""
+
+    call: Call
+    reason: str
+    status: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The Watch stream broke off, so the coordinator may be another process by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody here wants to stop. code: the exit status that says who."""
+
+    code: int = 0
+
+
+Event = (
+    Started
+    | TimerFired
+    | Joined
+    | AskedToWait
+    | Advertised
+    | Assigned
+    | Trained
+    | TrainingFailed
+    | HandedIn
+    | RefusedBy
+    | ConnectionLost
+    | StopRequested
+)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send TimerFired after this long. There is one of each; setting it again moves it."""
+
+    timer: Timer
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Answer with Joined, AskedToWait or RefusedBy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Answer with Advertised or RefusedBy. training: whether to say TRAINING, else READY.
+    round: the last one that was begun, -1 before the first."""
+
+    training: bool
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWatch:
+    """Send Advertised for whatever the Watch stream says, from now to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """Answer with Assigned or RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Answer with Trained, TrainingFailed or RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Answer with HandedIn or RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the result of this round. invalid: the coordinator found it unusable."""
+
+    round: int
+    why: str
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the coordinator that we go, so that it need not wait for the lease to run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The last action. code: the process's exit status."""
+
+    code: int
+    message: str
+
+
+Action = (
+    SetTimer
+    | Rendezvous
+    | SendHeartbeat
+    | StartWatch
+    | BeginRound
+    | Train
+    | HandIn
+    | Drop
+    | Leave
+    | Exit
+)
+
+
+# --- what a refusal means -------------------------------------------------------------------------
+
+
+class _Verdict(Enum):
+    RETRY = auto()  # not now
+    REJOIN = auto()  # rendezvous first
+    OVER = auto()  # the round has all it needs
+    INVALID = auto()  # this update will never be taken
+    FATAL = auto()  # whatever we send, the answer stays the same
+
+
+_BY_REASON = {
+    "NOT_A_MEMBER": _Verdict.REJOIN,
+    "NOT_IN_ROUND": _Verdict.RETRY,
+    "NOT_SELECTED": _Verdict.RETRY,
+    "UPLOAD_MISSING": _Verdict.RETRY,  # each attempt uploads anew
+    "UNAVAILABLE": _Verdict.RETRY,
+    "ROUND_CLOSED": _Verdict.OVER,
+    "STALE_ROUND": _Verdict.OVER,
+    "DUPLICATE_UPDATE": _Verdict.OVER,
+    "INVALID_UPDATE": _Verdict.INVALID,
+    "TOO_LARGE": _Verdict.INVALID,
+    "INVALID_NAME": _Verdict.FATAL,
+    "UPLOAD_NAME_TAKEN": _Verdict.FATAL,
+    "PROFILE_MISMATCH": _Verdict.FATAL,
+}
+
+# For what comes without a reason we know: from gRPC itself, a proxy, or a newer coordinator.
+_BY_STATUS = {
+    "PERMISSION_DENIED": _Verdict.REJOIN,
+    "ALREADY_EXISTS": _Verdict.OVER,
+    "INVALID_ARGUMENT": _Verdict.INVALID,
+    "UNAUTHENTICATED": _Verdict.FATAL,
+    "UNIMPLEMENTED": _Verdict.FATAL,
+}
+
+
+def _verdict(refused: RefusedBy) -> _Verdict:
+    verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, _Verdict.RETRY)
+    if refused.call is Call.RENDEZVOUS and verdict is _Verdict.REJOIN:
+        return _Verdict.FATAL  # it is the rendezvous itself that is not permitted
+    if refused.call is not Call.HAND_IN and verdict is _Verdict.INVALID:
+        return _Verdict.FATAL  # there is no update that could be at fault
+    return verdict
+
+
+# --- the protocol ---------------------------------------------------------------------------------
+
+
+class _Contact(Enum):
+    JOINING = auto()
+    JOINED = auto()
+    EXITED = auto()
+
+
+@dataclass(slots=True)
+class _Busy:
+    """The piece of work that the adapter does now. void: it belongs to a session that is gone."""
+
+    call: Call
+    round: int
+    void: bool = False
+
+
+class Protocol:
+    """The decisions of one participant, from Started to Exit.
+
+    chance: spreads retries over time, so that a fleet does not come back at the same instant.
+    """
+
+    def __init__(self, chance: Random) -> None:
+        self._chance = chance
+        self._out: list[Action] = []
+
+        self._contact = _Contact.JOINING
+        self._contact_failures = 0
+        self._heartbeat_interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
+        self._watching = False
+        self._session_id = ""
+        self._previous_session_id = ""
+        self._finishing = False
+
+        self._advertised: Advertised | None = None
+        self._held: int | None = None
+        self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
+        self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
+        self._busy: _Busy | None = None
+        self._last_round = -1
+        self._work_failures = 0
+        self._backing_off = False
+
+    @property
+    def round(self) -> int:
+        """The last round that was begun; -1 before the first."""
+        return self._last_round
+
+    def handle(self, event: Event) -> tuple[Action, ...]:
+        """What to do now that this has happened; nothing after Exit."""
+        if self._contact is _Contact.EXITED:
+            return ()
+        self._on(event)
+        actions, self._out = tuple(self._out), []
+        return actions
+
+    def _on(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._out.append(SetTimer(Timer.CONTACT, 0.0))
+            case TimerFired(timer):
+                if timer is Timer.CONTACT:
+                    self._make_contact()
+                else:
+                    self._backing_off = False
+                    self._go_on()
+            case Joined():
+                self._joined(event)
+            case AskedToWait(retry_after_s):
+                self._set_contact(retry_after_s or self._backoff_after_contact())
+            case Advertised():
+                self._on_advertised(event)
+            case Assigned() | Trained() | HandedIn() | TrainingFailed():
+                self._on_outcome(event)
+            case RefusedBy():
+                self._on_refused(event)
+            case ConnectionLost():
+                # All notice at the same instant, so each waits a little, by chance.
+                if self._contact is _Contact.JOINED:
+                    self._set_contact(self._backoff(0))
+            case StopRequested(code):
+                self._out.append(Leave())
+                self._exit(code, "asked to stop")
+            case _:
+                assert_never(event)
+
+    # --- contact ---
+
+    def _make_contact(self) -> None:
+        if self._contact is _Contact.JOINING:
+            self._out.append(Rendezvous())
+            return
+        # Counted from when it is sent: the lease runs on while the answer is on its way.
+        self._set_contact(self._heartbeat_interval_s)
+        self._out.append(SendHeartbeat(self._busy is not None, self._last_round))
+
+    def _joined(self, event: Joined) -> None:
+        if event.session_id != self._session_id:
+            self._forget_session(event.session_id)
+        self._contact = _Contact.JOINED
+        self._heartbeat_interval_s = event.heartbeat_interval_s or DEFAULT_HEARTBEAT_INTERVAL_S
+        if not self._watching:
+            self._watching = True
+            self._out.append(StartWatch())
+        self._set_contact(0.0)  # a heartbeat, to learn the state
+
+    def _on_advertised(self, event: Advertised) -> None:
+        if event.session_id and event.session_id == self._previous_session_id:
+            return  # late: said by a coordinator that has been replaced meanwhile
+        if event.state is State.FINISHED:
+            self._on_finished()
+            return
+        if self._contact is not _Contact.JOINED:
+            return  # to strangers all rounds look like STANDBY
+        if event.session_id and event.session_id != self._session_id:
+            self._forget_session(event.session_id)
+            self._rejoin()
+            return
+        # The timer stays as it is: what a Watch stream tells does not renew the lease.
+        self._contact_failures = 0
+        self._advertised = event
+        if event.update_accepted:
+            self._over(event.round, "it is accepted")
+        if event.state is State.ROUND:
+            # The coordinator is there and wants us: no reason to sit out the rest of a pause.
+            self._backing_off = False
+        self._work()
+
+    def _on_finished(self) -> None:
+        # Often it is our own update that finishes the session. Its acknowledgement is on its way.
+        if self._busy is not None and self._busy.call is Call.HAND_IN:
+            if not self._finishing:
+                self._finishing = True
+                self._out.append(SetTimer(Timer.WORK, FINISHING_S))
+            return
+        self._exit(0, "the session is finished")
+
+    def _rejoin(self) -> None:
+        """Rendezvous again. A result that is held stays, and so does work that is under way."""
+        if self._contact is _Contact.JOINING:
+            return
+        self._contact = _Contact.JOINING
+        self._advertised = None  # it was meant for a member
+        self._set_contact(self._backoff_after_contact())
+
+    def _forget_session(self, session_id: str) -> None:
+        """Round numbers mean something else now, and what was trained fits another model."""
+        if self._session_id:
+            self._previous_session_id = self._session_id
+        self._session_id = session_id
+        self._drop("it belongs to another session")
+        self._done.clear()
+        self._invalid = (-1, 0)
+        self._advertised = None
+        if self._busy is not None:
+            self._busy.void = True
+
+    # --- work ---
+
+    def _work(self) -> None:
+        """Begin the piece of work that the situation asks for, if it asks for any."""
+        advertised = self._advertised
+        if self._busy is not None or self._backing_off or self._finishing:
+            return
+        if advertised is None or advertised.state is not State.ROUND:
+            return
+        round_ = advertised.round
+        if self._held == round_:
+            self._begin(Call.HAND_IN, round_)
+        elif round_ not in self._done:
+            self._begin(Call.BEGIN_ROUND, round_)
+
+    def _begin(self, call: Call, round_: int) -> None:
+        assert self._busy is None, f"{call} while {self._busy} goes on"
+        self._busy = _Busy(call, round_)
+        self._last_round = round_
+        match call:
+            case Call.BEGIN_ROUND:
+                self._out.append(BeginRound(round_))
+            case Call.TRAIN:
+                assert self._held is None, f"round {self._held} would be lost"
+                self._out.append(Train(round_))
+            case Call.HAND_IN:
+                assert self._held == round_, f"holding {self._held}, not {round_}"
+                self._out.append(HandIn(round_))
+            case _:
+                raise AssertionError(f"{call} is not work")
+
+    def _on_outcome(self, event: Assigned | Trained | HandedIn | TrainingFailed) -> None:
+        busy, self._busy = self._busy, None
+        if busy is None:
+            return
+        if busy.void:
+            if isinstance(event, Trained):
+                self._out.append(Drop(event.round, "it belongs to another session"))
+            self._work()
+            return
+        match event:
+            case Assigned(round_, update_accepted):
+                self._on_assigned(round_, update_accepted)
+            case Trained(round_):
+                self._work_failures = 0
+                self._held = round_
+                if round_ in self._done:
+                    self._drop("its round is over")
+                self._work()
+            case HandedIn(round_):
+                self._work_failures = 0
+                self._over(round_, "it is handed in")
+                self._go_on()
+            case TrainingFailed(round_, message):
+                self._out.append(Leave())
+                self._exit(1, f"training of round {round_} failed: {message}")
+
+    def _on_assigned(self, round_: int, update_accepted: bool) -> None:
+        if update_accepted:
+            self._over(round_, "it is accepted")
+        if self._held == round_:
+            self._begin(Call.HAND_IN, round_)
+        elif round_ in self._done:
+            # Advertised and assigned rounds differ for as long as a message is on its way. Should
+            # they differ for longer, asking without a pause would be a busy loop.
+            self._back_off()
+        else:
+            self._drop(f"round {round_} is open")
+            self._begin(Call.TRAIN, round_)
+
+    def _over(self, round_: int, why: str) -> None:
+        """Nothing is left to do for this round."""
+        if round_ not in self._done:
+            self._done.append(round_)
+        if self._held == round_:
+            self._drop(why)
+
+    def _drop(self, why: str, *, invalid: bool = False) -> None:
+        if self._held is not None:
+            self._out.append(Drop(self._held, why, invalid))
+            self._held = None
+
+    # --- what went wrong ---
+
+    def _on_refused(self, event: RefusedBy) -> None:
+        verdict = _verdict(event)
+        match event.call:
+            case Call.RENDEZVOUS | Call.HEARTBEAT:
+                self._on_contact_refused(event, verdict)
+            case _:
+                self._on_work_refused(event, verdict)
+
+    def _on_contact_refused(self, event: RefusedBy, verdict: _Verdict) -> None:
+        if self._finishing:
+            return
+        if verdict is _Verdict.FATAL:
+            self._give_up(event)
+        elif verdict is _Verdict.REJOIN:
+            self._rejoin()
+        else:
+            # Never longer than between two heartbeats: the lease is not much longer.
+            self._set_contact(min(self._backoff_after_contact(), self._heartbeat_interval_s))
+
+    def _on_work_refused(self, event: RefusedBy, verdict: _Verdict) -> None:
+        busy, self._busy = self._busy, None
+        if busy is None:
+            return
+        if self._finishing or (busy.void and verdict is not _Verdict.FATAL):
+            self._go_on()
+            return
+        match verdict:
+            case _Verdict.FATAL:
+                self._give_up(event)
+                return
+            case _Verdict.REJOIN:
+                self._rejoin()
+            case _Verdict.OVER:
+                self._over(busy.round, event.message or event.reason or event.status)
+            case _Verdict.INVALID:
+                self._on_invalid(busy.round, event)
+            case _Verdict.RETRY:
+                pass
+        self._back_off()
+
+    def _on_invalid(self, round_: int, event: RefusedBy) -> None:
+        times = self._invalid[1] + 1 if self._invalid[0] == round_ else 1
+        self._invalid = (round_, times)
+        self._drop(event.message or event.reason or event.status, invalid=True)
+        if times >= MAX_INVALID:
+            self._over(round_, "sitting it out")
+
+    def _back_off(self) -> None:
+        """Try again after a while, if then there is still something to do."""
+        self._backing_off = True
+        self._out.append(SetTimer(Timer.WORK, self._backoff(self._work_failures)))
+        self._work_failures += 1
+
+    def _go_on(self) -> None:
+        if self._finishing:
+            self._exit(0, "the session is finished")
+        else:
+            self._work()
+
+    def _give_up(self, event: RefusedBy) -> None:
+        self._out.append(Leave())
+        self._exit(1, event.message or event.reason or event.status)
+
+    def _exit(self, code: int, message: str) -> None:
+        self._contact = _Contact.EXITED
+        self._out.append(Exit(code, message))
+
+    def _set_contact(self, after_s: float) -> None:
+        self._out.append(SetTimer(Timer.CONTACT, after_s))
+
+    def _backoff_after_contact(self) -> float:
+        self._contact_failures += 1
+        return self._backoff(self._contact_failures - 1)
+
+    def _backoff(self, failures: int) -> float:
+        """Seconds; exponential with full jitter, so that the retries of a fleet spread evenly.
+
+        Source: Brooker 2015, "Exponential Backoff And Jitter", AWS Architecture Blog.
+        """
+        ceiling = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(failures, 16))
+        return self._chance.uniform(0.0, ceiling)

@@ -1,0 +1,284 @@
+"""What every WeightsStore does."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from xain_coordinator.ports import KeyExists, KeyNotFound, WeightsStore
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.prefixed import PrefixedStore
+
+Factory = Callable[[Path, pytest.MonkeyPatch], WeightsStore]
+
+HOSTILE = [
+    "3/ipv4:127.0.0.1:6087",
+    "3/ipv6:[::1]:6087",
+    "3/100%",
+    "3/%2e%2e",
+    "3/Anna",
+    "3/anna",
+    "3/con",
+    "3/NUL.txt",
+    "3/lpt1",
+    "3/trailing.",
+    "3/trailing ",
+    "3/.hidden",
+    "3/.incoming",
+    ".incoming/x",
+    "3/back\\slash",
+    '3/<>:"|?*',
+    "3/zürich-\N{HOSPITAL}",
+    "3/u\N{COMBINING DIAERESIS}",
+    "3/ü",
+    "3/line\nbreak\0",
+    "3/" + "\N{HOSPITAL}" * 32,
+    "3/" + "x" * 500,
+    "3",
+    "3/3/3",
+    "a.weights",
+    "a.weights/b",
+    "-",
+]
+
+
+def files_without_links(root: Path, monkeypatch: pytest.MonkeyPatch) -> WeightsStore:
+    def link(*_: object) -> NoReturn:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    return FileStore(root)
+
+
+FACTORIES: dict[str, Factory] = {
+    "memory": lambda root, _: MemoryStore(),
+    "files": lambda root, _: FileStore(root),
+    "files-without-links": files_without_links,
+    "prefixed": lambda root, _: PrefixedStore(FileStore(root), "session-1"),
+}
+
+
+@pytest.fixture(params=FACTORIES)
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> WeightsStore:
+    return FACTORIES[request.param](tmp_path / "store", monkeypatch)
+
+
+def put(store: WeightsStore, key: str, data: bytes, *, overwrite: bool = False) -> None:
+    upload = store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=overwrite)
+
+
+def get(store: WeightsStore, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+def test_round_trip(store: WeightsStore) -> None:
+    """Chunks come back as one object, whatever kind of buffer they came in."""
+    upload = store.upload("0/global")
+    for chunk in (b"abc", b"", bytearray(b"de"), memoryview(b"fgh")):
+        upload.write(chunk)
+    upload.commit(overwrite=False)
+    assert get(store, "0/global") == b"abcdefgh"
+
+
+def test_an_empty_object_is_an_object(store: WeightsStore) -> None:
+    put(store, "0/global", b"")
+    assert get(store, "0/global") == b""
+    assert list(store.keys()) == ["0/global"]
+
+
+def test_ranges(store: WeightsStore) -> None:
+    """A read is short only at the end of the object."""
+    put(store, "k", bytes(range(100)))
+    with store.open("k") as reader:
+        assert reader.size == 100
+        assert reader.read(10, 5) == bytes(range(10, 15))
+        assert reader.read(0, 0) == b""
+        assert reader.read(95, 50) == bytes(range(95, 100))
+        assert reader.read(100, 1) == b""
+        assert reader.read(10**6, 1) == b""
+        for offset, length in ((-1, 1), (0, -1)):
+            with pytest.raises(ValueError, match="negative"):
+                reader.read(offset, length)
+
+
+def test_reads_from_several_threads(store: WeightsStore) -> None:
+    """Readers of one object do not move each other's position."""
+    data = os.urandom(64 * 1024)
+    put(store, "k", data)
+    with store.open("k") as reader, ThreadPoolExecutor(8) as pool:
+        offsets = [i * 997 % len(data) for i in range(500)]
+        parts = pool.map(lambda offset: reader.read(offset, 100), offsets)
+        assert list(parts) == [data[offset : offset + 100] for offset in offsets]
+
+
+def test_a_closed_reader_reads_nothing(store: WeightsStore) -> None:
+    put(store, "k", b"abc")
+    reader = store.open("k")
+    reader.close()
+    reader.close()
+    with pytest.raises(ValueError, match="closed"):
+        reader.read(0, 1)
+
+
+def test_key_not_found(store: WeightsStore) -> None:
+    put(store, "3/global", b"x")
+    for key in ("4/global", "3", "3/global/x", "3/glob"):
+        with pytest.raises(KeyNotFound) as caught:
+            store.open(key)
+        assert caught.value.key == key
+
+
+def test_key_exists_leaves_the_old_object(store: WeightsStore) -> None:
+    """A conditional create that comes second changes nothing and leaves nothing."""
+    put(store, "1/global", b"first")
+    upload = store.upload("1/global")
+    upload.write(b"second")
+    with pytest.raises(KeyExists) as caught:
+        upload.commit(overwrite=False)
+    upload.abort()
+    assert caught.value.key == "1/global"
+    assert get(store, "1/global") == b"first"
+    assert list(store.keys()) == ["1/global"]
+
+
+def test_overwrite(store: WeightsStore) -> None:
+    """Whoever reads the old object goes on reading the old one."""
+    put(store, "1/a", b"old", overwrite=True)
+    with store.open("1/a") as reader:
+        put(store, "1/a", b"newer", overwrite=True)
+        assert (reader.size, reader.read(0, 10)) == (3, b"old")
+    assert get(store, "1/a") == b"newer"
+
+
+def test_abort_leaves_nothing(store: WeightsStore) -> None:
+    upload = store.upload("1/a")
+    upload.write(b"x")
+    upload.abort()
+    upload.abort()
+    assert list(store.keys()) == []
+    with pytest.raises(KeyNotFound):
+        store.open("1/a")
+
+
+def test_abort_after_commit_is_harmless(store: WeightsStore) -> None:
+    upload = store.upload("1/a")
+    upload.write(b"x")
+    upload.commit(overwrite=False)
+    upload.abort()
+    assert get(store, "1/a") == b"x"
+
+
+def test_an_upload_ends_once(store: WeightsStore) -> None:
+    upload = store.upload("1/a")
+    upload.commit(overwrite=False)
+    with pytest.raises(ValueError, match="over"):
+        upload.write(b"x")
+    with pytest.raises(ValueError, match="over"):
+        upload.commit(overwrite=True)
+
+
+def test_invisible_before_commit(store: WeightsStore) -> None:
+    upload = store.upload("1/a")
+    upload.write(b"x" * 100_000)
+    assert list(store.keys()) == []
+    with pytest.raises(KeyNotFound):
+        store.open("1/a")
+    upload.abort()
+
+
+def test_two_uploads_of_one_key_do_not_mix(store: WeightsStore) -> None:
+    first, second = store.upload("1/a"), store.upload("1/a")
+    first.write(b"11")
+    second.write(b"2")
+    first.write(b"11")
+    second.commit(overwrite=True)
+    assert get(store, "1/a") == b"2"
+    first.commit(overwrite=True)
+    assert get(store, "1/a") == b"1111"
+
+
+def test_of_concurrent_conditional_creates_one_wins(store: WeightsStore) -> None:
+    """The fence: of many who publish a model, exactly one does, and its bytes stay."""
+    num_threads = 16
+    for turn in range(10):
+        key = f"{turn}/global"
+        gate = threading.Barrier(num_threads)
+
+        def create(number: int, key: str = key, gate: threading.Barrier = gate) -> int | None:
+            upload = store.upload(key)
+            upload.write(bytes([number]) * 1000)
+            gate.wait()
+            try:
+                upload.commit(overwrite=False)
+            except KeyExists:
+                return None
+            return number
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            results = list(pool.map(create, range(num_threads)))
+        winners = [number for number in results if number is not None]
+        assert len(winners) == 1
+        assert get(store, key) == bytes(winners) * 1000
+
+
+def test_keys(store: WeightsStore) -> None:
+    """A prefix is text, not a folder."""
+    for key in ("1/a", "1/b", "10/a", "2/global", "top"):
+        put(store, key, b"x")
+    assert sorted(store.keys()) == ["1/a", "1/b", "10/a", "2/global", "top"]
+    assert sorted(store.keys("1")) == ["1/a", "1/b", "10/a"]
+    assert sorted(store.keys("1/")) == ["1/a", "1/b"]
+    assert sorted(store.keys("2/glo")) == ["2/global"]
+    for prefix in ("3/", "..", "../", "/", "2/global/", "top/"):
+        assert list(store.keys(prefix)) == []
+
+
+def test_delete(store: WeightsStore) -> None:
+    """The key is free again; deleting nothing is nothing."""
+    store.delete("1/a")
+    put(store, "1/a", b"x")
+    put(store, "1/b", b"x")
+    store.delete("1/a")
+    store.delete("1/a")
+    assert list(store.keys()) == ["1/b"]
+    put(store, "1/a", b"y")
+    assert get(store, "1/a") == b"y"
+
+
+def test_hostile_keys(store: WeightsStore) -> None:
+    """Names that mean something to a file system are names like all others."""
+    for number, key in enumerate(HOSTILE):
+        put(store, key, b"%d" % number)
+    assert sorted(store.keys()) == sorted(HOSTILE)
+    for number, key in enumerate(HOSTILE):
+        assert get(store, key) == b"%d" % number
+        assert key in list(store.keys(key[:-1]))
+    for key in HOSTILE:
+        store.delete(key)
+    assert list(store.keys()) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "/etc/passwd", "..", "../x", "1/../x", "1/..", ".", "1/./a", "1//a", "1/", "a\ud800"],
+)
+def test_what_cannot_be_a_key_is_refused(store: WeightsStore, key: str) -> None:
+    for use in (store.open, store.upload, store.delete):
+        with pytest.raises(ValueError, match="cannot be a key"):
+            use(key)
+
+
+def test_a_key_that_is_too_long_is_refused(store: WeightsStore) -> None:
+    with pytest.raises(ValueError, match="1024"):
+        store.upload("x" * 1025)

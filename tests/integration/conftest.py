@@ -1,0 +1,58 @@
+"""A real coordinator on a free port, inside the test's event loop, with real files."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.wire import Member
+
+from xain_coordinator.app import Coordinator
+from xain_coordinator.config import CoordinatorConfig
+
+Start = Callable[..., Awaitable[Coordinator]]
+Join = Callable[..., Member]
+
+
+def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
+    """Embedded stores below `folder`, a free port, and what the test wants otherwise."""
+    return CoordinatorConfig.model_validate(
+        {
+            "storage": {"path": str(folder / "weights")},
+            "journal": {"path": str(folder / "journal.sqlite")},
+            "metrics": {"path": str(folder / "metrics.jsonl")},
+            "server": {"port": 0, "drain_s": 1.0, **sections.pop("server", {})},
+            **sections,
+        }
+    )
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start coordinators; all are stopped at the end."""
+    running: list[Coordinator] = []
+
+    async def begin(*, new_session: bool = False, **sections: dict[str, Any]) -> Coordinator:
+        coordinator = Coordinator(config_for(tmp_path, **sections), new_session=new_session)
+        running.append(coordinator)
+        await coordinator.start()
+        return coordinator
+
+    yield begin
+    for coordinator in running:
+        await coordinator.stop()
+
+
+@pytest.fixture
+async def join() -> AsyncIterator[Join]:
+    """Members of a coordinator; their channels are closed at the end."""
+    members: list[Member] = []
+
+    def make(coordinator: Coordinator, participant_id: str | None) -> Member:
+        member = Member(coordinator.port, participant_id)
+        members.append(member)
+        return member
+
+    yield make
+    for member in members:
+        await member.close()

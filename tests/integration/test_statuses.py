@@ -1,0 +1,320 @@
+"""Every status of the protocol, through a real channel, read after the exception was caught."""
+
+import inspect
+import json
+from collections.abc import Awaitable
+
+import grpc
+import numpy as np
+import pytest
+from support.wire import Member, digest, npy, reason
+
+from xain_coordinator.core import errors
+from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.server.statuses import STATUSES
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+Code = grpc.StatusCode
+TWO = {"min_participants": 2, "rounds": 2}
+
+
+async def refused(call: Awaitable[object]) -> tuple[Code, str, str]:
+    """(status, refusal code, message) of a call that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = caught.value
+    return error.code(), reason(error), error.details() or ""
+
+
+async def in_round(start, join, **rounds) -> tuple[Member, Member]:
+    """Two members, both selected for round 0, which initialises."""
+    coordinator = await start(rounds={**TWO, **rounds})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    return a, b
+
+
+def test_the_table_is_complete():
+    """Every refusal of the core has a status, and no two share a code."""
+    refusals = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.Refusal) and kind is not errors.Refusal
+    ]
+    assert set(refusals) == set(STATUSES)
+    assert len({kind.code for kind in refusals}) == len(refusals)
+
+
+async def test_a_stranger_is_told_to_rendezvous(start, join):
+    """PERMISSION_DENIED for every call that needs membership, with XAIN's words."""
+    coordinator = await start(rounds=TWO)
+    stranger = join(coordinator, "stranger")
+    calls = [
+        stranger.heartbeat(),
+        stranger.start(),
+        stranger.upload([1.0]),
+        stranger.end(round_=0),
+        stranger.until(pb.ROUND, 0),
+    ]
+    for call in calls:
+        code, why, message = await refused(call)
+        assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
+        assert message == (
+            "Unknown participant stranger. "
+            "Please try to rendezvous with the coordinator before making a request."
+        )
+
+
+async def test_outside_a_round_it_is_a_failed_precondition(start, join):
+    """Start and End in STANDBY are refused; XAIN took the End and moved on (X1)."""
+    coordinator = await start(rounds=TWO)
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    for call in (a.start(), a.end(), a.upload([1.0])):
+        code, why, message = await refused(call)
+        assert (code, why) == (Code.FAILED_PRECONDITION, "NOT_IN_ROUND")
+        assert "1 participants are connected, 2 are needed" in message
+
+
+async def test_the_unselected_are_refused(start, join):
+    """A connected participant that is not selected can neither start nor hand in (X2)."""
+    coordinator = await start(
+        rounds={"min_participants": 1, "fraction_participants": 0.5, "max_participants": 2}
+        | {"start_participants": 2, "controller": "ordered"}
+    )
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    assert (await b.heartbeat()).state == pb.STANDBY
+    for call in (b.start(), b.upload([1.0]), b.end()):
+        code, why, _ = await refused(call)
+        assert (code, why) == (Code.FAILED_PRECONDITION, "NOT_SELECTED")
+
+
+async def test_another_round_is_refused(start, join):
+    """An update says which round it is for; a late one is not taken for the open round (X11)."""
+    a, _ = await in_round(start, join)
+    for call in (a.upload([1.0], 1), a.end(round_=1), a.end(round_=7)):
+        code, why, _ = await refused(call)
+        assert (code, why) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+
+
+async def test_an_end_without_an_upload_is_refused(start, join):
+    """EndTrainingRound counts only weights that are in the store, and only those meant."""
+    a, _ = await in_round(start, join)
+    code, why, _ = await refused(a.end())
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    ref = await a.upload([1.0, 2.0])
+    other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=digest(b"other"))
+    code, why, _ = await refused(a.end(other))
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await a.end(ref)
+
+
+async def test_a_closed_round_is_refused(start, join):
+    """After the last round nothing is taken in any more, and the final model stays (X3)."""
+    a, b = await in_round(start, join, rounds=1)
+    await a.hand_in([1.0])
+    await b.hand_in([3.0])
+    await a.until(pb.FINISHED, 0)
+    final = await a.download("1/global")
+    for call in (a.start(), a.upload([5.0]), a.end(name="c")):
+        code, why, _ = await refused(call)
+        assert (code, why) == (Code.FAILED_PRECONDITION, "ROUND_CLOSED")
+    assert await a.download("1/global") == final
+
+
+async def test_a_second_update_is_answered_or_refused(start, join):
+    """The same one gets the first answer again; another one is ALREADY_EXISTS."""
+    a, _ = await in_round(start, join)
+    ref = await a.hand_in([1.0, 2.0], num_samples=3)
+    await a.end(ref, num_samples=3)
+    assert await a.upload([1.0, 2.0]) == ref
+    code, why, message = await refused(a.end(ref, num_samples=4))
+    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+    assert message == "Participant a already submitted another update for round 0."
+    code, why, _ = await refused(a.upload([9.0, 9.0]))
+    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+
+
+@pytest.mark.parametrize(
+    ("vector", "num_samples", "message"),
+    [
+        ([1.0, np.nan], 1, "not finite, first at index 1"),
+        ([-np.inf, 1.0], 1, "not finite, first at index 0"),
+        ([1.0, 2.0], -1, "the number of samples must not be negative, got -1"),
+        ([[1.0, 2.0]], 1, "flat vector"),
+        (np.float32([1, 2, 3]), 1, "the weights have shape (3,), the global model (2,)"),
+        (np.float32([1, 2]), 1, "the weights are float32, the global model is float64"),
+    ],
+)
+async def test_bad_updates_are_refused_and_good_ones_taken_after(
+    start, join, vector, num_samples, message
+):
+    """INVALID_ARGUMENT says what is wrong, changes nothing, and the sender may send a good one,
+    also in later rounds, where the global model says what is expected (X13)."""
+    a, b = await in_round(start, join)
+    round_ = 0
+    if "global model" in message:
+        await a.hand_in([0.0, 0.0])
+        await b.hand_in([0.0, 0.0])
+        await a.until(pb.ROUND, 1)
+        round_ = 1
+    ref = await a.upload(vector, round_)
+    code, why, details = await refused(a.end(ref, num_samples, round_))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    assert message in details
+    await a.hand_in([1.0, 2.0], 1, round_)
+
+
+@pytest.mark.parametrize(
+    ("data", "announced", "size", "message"),
+    [
+        (b"not an npy file at all", None, None, "not an .npy file"),
+        (npy([1.0, 2.0])[:-1], None, None, "its header promises"),
+        (npy([1.0, 2.0]) + b"x", None, None, "its header promises"),
+        (npy([1, 2]), None, None, "must be floats"),
+        (npy([1.0]), b"0" * 16, None, "digest"),
+        (npy([1.0]), None, 5, "longer than the 5 bytes announced"),
+        (npy([1.0]), None, 500, "ended after 136 of 500 bytes"),
+    ],
+)
+async def test_what_is_not_a_vector_is_refused_while_it_comes(
+    start, join, data, announced, size, message
+):
+    """A broken upload is INVALID_ARGUMENT, and nothing of it stays in the store."""
+    a, _ = await in_round(start, join)
+    code, why, details = await refused(a.upload_bytes(data, announced=announced, size=size))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    assert message in details
+    code, why, _ = await refused(a.end())
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+
+
+@pytest.mark.parametrize("name", ["", "global", "x/y", "..", "a\\b", "\x07"])
+async def test_names_that_are_no_keys_are_refused(start, join, name):
+    """An upload's name cannot lead out of its round, nor to the global model."""
+    a, _ = await in_round(start, join)
+    code, why, _ = await refused(a.end(name=name))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_NAME")
+
+
+async def test_nobody_hands_in_what_another_uploaded(start, join):
+    """An upload belongs to its uploader (X12)."""
+    a, b = await in_round(start, join)
+    ref = await a.upload([1.0])
+    code, why, _ = await refused(b.end(ref, name="a"))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "UPLOAD_NAME_TAKEN")
+
+
+async def test_data_that_does_not_fit_is_refused_at_the_door(start, join):
+    """A profile with other columns than the session's harms only its sender."""
+    coordinator = await start(rounds=TWO)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous(pb.DataProfile(num_samples=5, num_features=4))
+    code, why, message = await refused(
+        b.rendezvous(pb.DataProfile(num_samples=5, num_features=3))
+    )
+    assert (code, why) == (Code.INVALID_ARGUMENT, "PROFILE_MISMATCH")
+    assert "3 features" in message
+    assert "4" in message
+
+
+async def test_too_large_is_resource_exhausted(start, join):
+    """An upload above the bound is refused before its bytes come."""
+    coordinator = await start(
+        rounds={"min_participants": 1}, server={"max_update_bytes": 1000}
+    )
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    code, why, message = await refused(a.upload(np.zeros(1000)))
+    assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
+    assert message == "an upload of 8128 bytes; at most 1000 are taken"
+
+
+async def test_a_message_above_the_limit_is_resource_exhausted(start, join):
+    """gRPC itself refuses a single message above server.max_message_bytes."""
+    coordinator = await start(rounds=TWO, server={"max_message_bytes": 2 << 20})
+    a = join(coordinator, "a")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.end(metrics="x" * (3 << 20))
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+
+
+async def test_a_model_that_is_not_there_is_not_found(start, join):
+    """Only published global models can be read; nobody reads another's update."""
+    a, _ = await in_round(start, join)
+    await a.upload([1.0])
+    for key in ("1/global", "0/a", "../0/global", ""):
+        code, why, _ = await refused(a.download(key))
+        assert (code, why) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_a_store_that_is_away_is_unavailable(start, join, monkeypatch):
+    """UNAVAILABLE tells the participant to come again; the path of the store is not told."""
+    coordinator = await start(rounds={"min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+
+    def away(self: object, key: str) -> None:
+        raise StoreUnavailable(f"/secret/path/{key}: disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(coordinator.store), "upload", away)
+        code, why, message = await refused(a.upload([1.0]))
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert "secret" not in message
+    await a.hand_in([1.0])
+
+
+async def test_a_stopping_coordinator_is_unavailable(start, join):
+    """A watch ends with UNAVAILABLE when the coordinator stops, so that its watcher reconnects."""
+    coordinator = await start(rounds=TWO)
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    call = a.watch()
+    assert (await call.read()).state == pb.STANDBY
+    await coordinator.stop()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is Code.UNAVAILABLE
+
+
+async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch, capsys):
+    """An unforeseen error is INTERNAL without details on the wire; the log has the traceback."""
+    a, _ = await in_round(start, join)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret invariant")
+
+    monkeypatch.setattr("xain_coordinator.server.coordinator_service.check_name", broken)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.end()
+    assert caught.value.code() is Code.INTERNAL
+    assert "secret" not in (caught.value.details() or "")
+
+
+async def test_refusals_are_counted(start, join):
+    """An operator sees how often what was refused."""
+    a, _ = await in_round(start, join)
+    await refused(a.end())
+    await refused(a.end(name=""))
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert status.counters["UPLOAD_MISSING"] == 1
+    assert status.counters["INVALID_NAME"] == 1
+
+
+async def test_bad_metrics_never_fail_a_call(start, join):
+    """A lost point is no reason to lose an update."""
+    a, b = await in_round(start, join)
+    await a.end(await a.upload([1.0]), metrics="{not json")
+    point = {"measurement": "participant", "time": 1, "tags": {}, "fields": {"loss": 0.5}}
+    await b.end(await b.upload([1.0]), metrics=json.dumps([point]))
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert status.counters["invalid_metrics"] == 1

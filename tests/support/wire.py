@@ -1,0 +1,144 @@
+"""A participant as the wire sees it: every call by hand, over a real channel."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import xxhash
+from google.rpc.error_details_pb2 import ErrorInfo
+from grpc_status import rpc_status
+
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import coordinator_pb2_grpc, inspection_pb2_grpc
+from xain_proto.np import ndarray_to_proto
+
+
+def npy(vector: Any) -> bytes:
+    """The object that is uploaded for this vector."""
+    return ndarray_to_proto(np.asarray(vector)).ndarray
+
+
+def digest(data: bytes) -> bytes:
+    return xxhash.xxh3_128(data).digest()
+
+
+class Member:
+    """One participant. participant_id None: known by its peer address, like a XAIN client."""
+
+    def __init__(self, port: int, participant_id: str | None) -> None:
+        self.participant_id = participant_id
+        # A channel of its own: channels with equal arguments would share one connection.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self.stub = coordinator_pb2_grpc.CoordinatorStub(self.channel)
+        self.inspection = inspection_pb2_grpc.InspectionStub(self.channel)
+        self.metadata = (("xain-participant-id", participant_id),) if participant_id else ()
+
+    async def rendezvous(self, profile: pb.DataProfile | None = None) -> pb.RendezvousResponse:
+        return await self.stub.Rendezvous(
+            pb.RendezvousRequest(profile=profile), metadata=self.metadata
+        )
+
+    async def heartbeat(
+        self, state: pb.State.ValueType = pb.READY, round_: int = -1
+    ) -> pb.HeartbeatResponse:
+        return await self.stub.Heartbeat(
+            pb.HeartbeatRequest(state=state, round=round_), metadata=self.metadata
+        )
+
+    async def start(self) -> pb.StartTrainingRoundResponse:
+        return await self.stub.StartTrainingRound(
+            pb.StartTrainingRoundRequest(), metadata=self.metadata
+        )
+
+    async def upload(self, vector: Any, round_: int = 0, chunk: int = 1 << 20) -> pb.WeightsRef:
+        return await self.upload_bytes(npy(vector), round_, chunk=chunk)
+
+    async def upload_bytes(
+        self,
+        data: bytes,
+        round_: int = 0,
+        *,
+        size: int | None = None,
+        announced: bytes | None = None,
+        chunk: int = 1 << 20,
+    ) -> pb.WeightsRef:
+        header = pb.PutWeightsRequest.Header(
+            round=round_,
+            size_bytes=len(data) if size is None else size,
+            digest=digest(data) if announced is None else announced,
+        )
+
+        async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+            yield pb.PutWeightsRequest(header=header)
+            for offset in range(0, len(data), chunk):
+                yield pb.PutWeightsRequest(data=data[offset : offset + chunk])
+
+        response = await self.stub.PutWeights(requests(), metadata=self.metadata)
+        return response.ref
+
+    async def end(
+        self,
+        ref: pb.WeightsRef | None = None,
+        num_samples: int = 1,
+        round_: int | None = 0,
+        name: str | None = None,
+        metrics: str = "",
+    ) -> pb.EndTrainingRoundResponse:
+        request = pb.EndTrainingRoundRequest(
+            participant_id=self.participant_id if name is None else name,
+            number_samples=num_samples,
+            metrics=metrics,
+            round=round_,
+            update=ref,
+        )
+        return await self.stub.EndTrainingRound(request, metadata=self.metadata)
+
+    async def hand_in(self, vector: Any, num_samples: int = 1, round_: int = 0) -> pb.WeightsRef:
+        """Upload and end: a whole round's work."""
+        ref = await self.upload(vector, round_)
+        await self.end(ref, num_samples, round_)
+        return ref
+
+    async def download(self, key: str, offset: int = 0) -> bytes:
+        call = self.stub.GetWeights(
+            pb.GetWeightsRequest(key=key, offset=offset), metadata=self.metadata
+        )
+        return b"".join([message.data async for message in call])
+
+    def watch(self) -> grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.WatchResponse]:
+        return self.stub.Watch(pb.WatchRequest(), metadata=self.metadata)
+
+    async def until(self, state: pb.State.ValueType, round_: int) -> pb.WatchResponse:
+        """Watch until this state of this round is seen."""
+        call = self.watch()
+        try:
+            async for seen in call:
+                if (seen.state, seen.round) == (state, round_):
+                    return seen
+        finally:
+            call.cancel()
+        raise AssertionError(f"the watch ended before {pb.State.Name(state)} {round_}")
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    """The refusal's code, out of the rich status."""
+    status = rpc_status.from_call(_SyncView(error))
+    assert status is not None, "the status carries no details"
+    info = ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert info.domain == "xain.coordinator"
+    return info.reason
+
+
+class _SyncView:
+    """grpc_status reads the synchronous call's methods; an AioRpcError has the same ones."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.code = error.code
+        self.details = error.details
+        self.trailing_metadata = error.trailing_metadata

@@ -1,0 +1,95 @@
+"""Keys as file names."""
+
+import re
+from pathlib import PurePosixPath, PureWindowsPath
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
+
+parts = st.one_of(
+    st.text(min_size=1, max_size=40),
+    # What file systems treat in their own ways, more often than chance would bring it.
+    st.text("aA.%/ \\:é~$\n\0", min_size=1, max_size=12),
+    st.sampled_from(["con", "CON", "nul.txt", "aux.", "com1", "lpt9.x.y", ".weights", "x.weights"]),
+    st.text("x.é", min_size=150, max_size=450),
+).map(lambda part: part.replace("/", "_"))
+keys = (
+    st.lists(parts.filter(lambda part: part not in (".", "..")), min_size=1, max_size=4)
+    .map("/".join)
+    .filter(lambda key: len(key.encode()) <= 1024)
+)
+
+
+@given(keys)
+@example("x" * 199 + "/" + "x" * 200 + "." + "con")
+@example("x" * 200 + "con/" + "x" * 200 + ".")
+def test_a_path_gives_its_key_back(key: str) -> None:
+    assert path_to_key(key_to_path(key)) == key
+
+
+@given(keys)
+@example("x" * 200 + "con")
+@example("x" * 200 + ".")
+def test_a_path_is_harmless_everywhere(key: str) -> None:
+    """On Windows too: no device, no drive, nothing that is dropped or told apart by case only."""
+    path = key_to_path(key)
+    windows = PureWindowsPath(path)
+    assert not windows.is_reserved()
+    assert not windows.drive
+    assert windows.parts == PurePosixPath(path).parts
+    for part in windows.parts:
+        assert re.fullmatch(r"[a-z0-9._%-]+", part)
+        assert not part.startswith(".")
+        assert not part.endswith((".", " "))
+        assert len(part) <= 255
+
+
+@given(keys, keys)
+def test_no_two_keys_share_a_path(one: str, other: str) -> None:
+    """Nor is one key's file another one's folder. Paths are lower case, so case is no matter."""
+    if one != other:
+        first, second = PurePosixPath(key_to_path(one)), PurePosixPath(key_to_path(other))
+        assert first != second
+        assert first not in second.parents
+
+
+@given(keys, parts.filter(lambda part: part not in (".", "..")))
+def test_a_folder_holds_what_begins_with_it(folder: str, name: str) -> None:
+    key = f"{folder}/{name}"
+    if len(key.encode()) <= 1024:
+        assert PurePosixPath(folder_to_path(folder)) in PurePosixPath(key_to_path(key)).parents
+
+
+@given(st.text(max_size=30))
+@example("%41.weights")
+@example("%4A.weights")
+@example("con.weights")
+@example("a%/b.weights")
+@example("%c3.weights")
+@example("é.weights")
+@example(".weights")
+@example("../a.weights")
+@example("a.weights~")
+def test_a_foreign_file_is_no_key(path: str) -> None:
+    """A file that we would have named otherwise is not ours."""
+    key = path_to_key(path)
+    assert key is None or key_to_path(key) == path
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("3/global", "3/global.weights"),
+        ("3/ipv4:127.0.0.1:6087", "3/ipv4%3a127.0.0.1%3a6087.weights"),
+        ("3/Anna", "3/%41nna.weights"),
+        ("con/nul.x", "%63on/%6eul.x.weights"),
+        (".incoming/x.", "%2eincoming/x%2e.weights"),
+        ("a.weights/b", "a%2eweights/b.weights"),
+    ],
+)
+def test_paths_stay_what_they_are(key: str, path: str) -> None:
+    """Stores that exist must be found again by the next version."""
+    assert key_to_path(key) == path

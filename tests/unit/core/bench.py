@@ -1,0 +1,309 @@
+"""A session on a bench: commands go in at stated times, events, replies and effects are kept.
+
+The bench does what the driver does, without I/O: it decides, keeps the durable events as a journal
+would, evolves, and plays the outside when it is told to answer an effect. With every command it
+also checks what must hold for all of them: decide is pure, and a refusal changes nothing.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
+from xain_coordinator.core.errors import Refusal
+from xain_coordinator.core.pacing import exact_fraction, num_required
+from xain_coordinator.core.session import (
+    Decision,
+    Session,
+    begin,
+    decide,
+    fold,
+    model_key,
+    open_session,
+    resume,
+    update_key,
+)
+from xain_coordinator.core.values import (
+    DataProfile,
+    GlobalModel,
+    ParticipantState,
+    Phase,
+    Point,
+    Rules,
+    StoredWeights,
+    WeightsRef,
+)
+
+HEARTBEAT_TIME_S = 10.0
+HEARTBEAT_TIMEOUT_S = 5.0
+LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
+START_TIMEOUT_S = 60.0
+SHAPE = (3,)
+
+Owed = InitialiseModel | Aggregate
+EventT = TypeVar("EventT")
+
+
+def make_rules(
+    *,
+    rounds: int = 2,
+    epochs: int = 5,
+    min_participants: int = 1,
+    fraction: float | str = 1.0,
+    max_participants: int = 100,
+    start_participants: int | None = None,
+    controller: str = "ordered",
+    seed: int = 7,
+    initial: str = "workload",
+) -> Rules:
+    """Rules with N worked out as the configuration does it; start_participants defaults to N."""
+    exact = exact_fraction(fraction)
+    required = num_required(min_participants, exact)
+    assert initial in ("empty", "workload")
+    return Rules(
+        rounds=rounds,
+        epochs=epochs,
+        min_participants=min_participants,
+        fraction_participants=exact,
+        num_required=required,
+        max_participants=max_participants,
+        start_participants=required if start_participants is None else start_participants,
+        start_timeout_s=START_TIMEOUT_S,
+        controller=controller,
+        aggregation="weighted_average",
+        seed=seed,
+        heartbeat_time_s=HEARTBEAT_TIME_S,
+        heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
+        initial="empty" if initial == "empty" else "workload",
+    )
+
+
+def stored(
+    key: str,
+    digest: str = "good",
+    *,
+    shape: tuple[int, ...] = SHAPE,
+    dtype: str = "float32",
+    first_bad: int | None = None,
+) -> StoredWeights:
+    """What the store measured of an uploaded object."""
+    return StoredWeights(WeightsRef(key, 128, digest), dtype, shape, first_bad)
+
+
+def model_from(effect: Owed) -> GlobalModel:
+    """The model that carrying out this effect gives; the same effect gives the same model."""
+    match effect:
+        case InitialiseModel(initial):
+            shape = (0,) if initial == "empty" else SHAPE
+            return GlobalModel(0, WeightsRef(model_key(0), 128, "initial"), "float32", shape)
+        case Aggregate(round=number, updates=updates):
+            first = updates[0].weights
+            digest = "+".join(update.weights.ref.digest for update in updates)
+            ref = WeightsRef(model_key(number + 1), 128, digest)
+            return GlobalModel(number + 1, ref, first.dtype, first.shape)
+
+
+def answer_to(effect: Owed) -> c.InitialisationDone | c.AggregationDone:
+    """The command with which a carried-out effect comes back."""
+    model = model_from(effect)
+    if isinstance(effect, InitialiseModel):
+        return c.InitialisationDone(model)
+    return c.AggregationDone(model)
+
+
+class Bench:
+    """One session, its journal, and the work that it waits for."""
+
+    def __init__(self, rules: Rules | None = None, *, answers: bool = True) -> None:
+        self.now = 0.0
+        self.answers = answers
+        self.session, opened = open_session("s1", rules or make_rules(), self.now)
+        self.journal: list[e.DurableEvent] = [opened]
+        self.owed: list[Owed] = []
+        self.aggregates: list[Aggregate] = []
+        self.points: list[Point] = []
+        self.effects: tuple[Effect, ...] = ()
+
+    # --- what the session looks like ---
+
+    @property
+    def phase(self) -> Phase:
+        return self.session.phase
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The selection of the open round; empty if none is open."""
+        return self.session.open_round.selected if self.session.open_round else ()
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        return self.session.open_round.outstanding if self.session.open_round else ()
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        return tuple(self.session.members)
+
+    @property
+    def notified(self) -> bool:
+        """Whether the last command woke those who watch."""
+        return any(isinstance(effect, Notify) for effect in self.effects)
+
+    def happened(self, kind: type[EventT]) -> list[EventT]:
+        """The events of this kind in the journal."""
+        return [event for event in self.journal if isinstance(event, kind)]
+
+    # --- commands ---
+
+    def send(self, command: c.Command, *, at: float | None = None) -> Decision:
+        """Decide, commit, evolve. Work that is owed is done at once if the bench `answers`."""
+        if at is not None:
+            self.now = at
+        before = repr(self.session)
+        try:
+            decision = decide(self.session, command, self.now)
+        except Refusal:
+            assert repr(self.session) == before, "a refusal changed the session"
+            raise
+        assert repr(self.session) == before, "decide changed the session by itself"
+        assert decide(self.session, command, self.now) == decision, "decide is not deterministic"
+        self.session = fold(self.session, decision.events)
+        self.journal += durable(decision.events)
+        self.effects = decision.effects
+        for effect in decision.effects:
+            if isinstance(effect, InitialiseModel | Aggregate):
+                self.owed.append(effect)
+            if isinstance(effect, Aggregate):
+                self.aggregates.append(effect)
+            if isinstance(effect, RecordMetrics):
+                self.points += effect.points
+        if self.answers:
+            kept = self.effects
+            self.answer()
+            self.effects = (*kept, *self.effects) if kept is not self.effects else kept
+        return decision
+
+    def answer(self) -> None:
+        """Carry out the work that is owed, and what that leads to."""
+        while self.owed:
+            self.send(answer_to(self.owed.pop(0)))
+
+    def join(
+        self, *names: str, profile: DataProfile | None = None, at: float | None = None
+    ) -> r.Reply:
+        """Rendezvous of each, in this order; the reply to the last."""
+        assert names
+        for name in names:
+            reply = self.send(c.Rendezvous(name, profile), at=at).reply
+        return reply
+
+    def heartbeat(self, *names: str, at: float | None = None) -> r.Advertisement:
+        """A heartbeat of each; what the last one is told."""
+        assert names
+        for name in names:
+            reply = self.send(c.Heartbeat(name), at=at).reply
+        assert isinstance(reply, r.Advertisement)
+        return reply
+
+    def leave(self, *names: str) -> None:
+        for name in names:
+            self.send(c.Heartbeat(name, ParticipantState.FINISHED))
+
+    def start(self, name: str) -> r.Assignment:
+        reply = self.send(c.StartTrainingRound(name)).reply
+        assert isinstance(reply, r.Assignment)
+        return reply
+
+    def begin_upload(
+        self, name: str, digest: str = "good", *, round_: int | None = None
+    ) -> r.Reply:
+        number = self.session.round if round_ is None else round_
+        return self.send(c.BeginUpload(name, number, digest)).reply
+
+    def end(
+        self,
+        name: str,
+        digest: str = "good",
+        *,
+        upload_name: str | None = None,
+        round_: int | None = None,
+        num_samples: int = 1,
+        shape: tuple[int, ...] = SHAPE,
+        dtype: str = "float32",
+        first_bad: int | None = None,
+        metrics: tuple[Point, ...] = (),
+    ) -> Decision:
+        """Hand in; a good update unless told otherwise. round_ None as XAIN's clients send it."""
+        under = name if upload_name is None else upload_name
+        key = update_key(self.session.round if round_ is None else round_, under)
+        weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
+        return self.send(c.EndTrainingRound(name, under, round_, num_samples, weights, metrics))
+
+    def end_all(self) -> None:
+        """Everybody selected hands in."""
+        for name in self.outstanding:
+            self.end(name, f"{name}@{self.session.round}")
+
+    def tick(self, *, at: float | None = None) -> Decision:
+        return self.send(c.Tick(), at=at)
+
+    def expire(self, *names: str) -> None:
+        """Let a whole lease pass in which everybody but these is heard."""
+        self.now += LEASE_S
+        for name in self.connected:
+            if name not in names:
+                self.heartbeat(name)
+        self.tick()
+
+    def refuses(self, command: c.Command, why: type[Refusal]) -> Refusal:
+        """The command is refused for this reason, and for exactly this one."""
+        with pytest.raises(Refusal) as caught:
+            self.send(command)
+        assert type(caught.value) is why, f"refused with {caught.value!r}"
+        return caught.value
+
+    def refuses_end(self, why: type[Refusal], name: str, digest: str = "good", **kwargs: object):
+        """An EndTrainingRound is refused for this reason."""
+        with pytest.raises(Refusal) as caught:
+            self.end(name, digest, **kwargs)  # type: ignore[arg-type]
+        assert type(caught.value) is why, f"refused with {caught.value!r}"
+
+    # --- restarts ---
+
+    def restart(self) -> tuple[Effect, ...]:
+        """Die and come back: fold the journal, give everybody a new lease, owe the work again."""
+        before = self.session
+        self.session = replay(self.journal)
+        assert self.session == before, "the journal does not fold to the session it came from"
+        self.session = fold(self.session, [e.Restarted(self.now)])
+        assert self.session == before, "a restart changed more than the leases"
+        effects = resume(self.session)
+        self.owed = [work for work in effects if isinstance(work, InitialiseModel | Aggregate)]
+        return effects
+
+
+def durable(events: Sequence[e.Event]) -> list[e.DurableEvent]:
+    """What a journal keeps of these."""
+    return [event for event in events if not isinstance(event, e.SoftEvent)]
+
+
+def replay(journal: Sequence[e.DurableEvent]) -> Session:
+    """The session that a journal describes."""
+    opened, *later = journal
+    assert isinstance(opened, e.SessionOpened)
+    return fold(begin(opened), later)
+
+
+def opened_round(
+    *names: str, answers: bool = True, rules: Rules | None = None, joined: int | None = None
+) -> Bench:
+    """A bench on which these have joined and round 0 is collecting."""
+    rules = rules or make_rules(min_participants=len(names))
+    bench = Bench(rules, answers=True)
+    bench.join(*names)
+    assert bench.phase is Phase.COLLECTING
+    bench.answers = answers
+    return bench

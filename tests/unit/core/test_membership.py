@@ -1,0 +1,274 @@
+"""Who is here: rendezvous, heartbeats, leases."""
+
+import pytest
+from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, SHAPE, Bench, make_rules, opened_round
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.session import next_deadline
+from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
+
+
+def waiting(*names: str) -> Bench:
+    """These are here, and more are needed."""
+    bench = Bench(make_rules(min_participants=len(names) + 5))
+    bench.join(*names)
+    return bench
+
+
+# --- rendezvous ---
+
+
+def test_whoever_comes_is_accepted_and_told_how_often_to_be_heard() -> None:
+    bench = Bench(make_rules(min_participants=2))
+    assert bench.join("a") == r.Accepted(HEARTBEAT_TIME_S)
+
+
+def test_beyond_max_participants_later_with_a_suggested_delay() -> None:
+    """LATER changes nothing; the delay is the time after which a silent one's place is free."""
+    bench = Bench(make_rules(min_participants=2, max_participants=2))
+    bench.join("a", "b")
+    events = len(bench.journal)
+    assert bench.join("c") == r.Later(LEASE_S)
+    assert len(bench.journal) == events
+    assert bench.connected == ("a", "b")
+
+
+def test_a_place_that_was_left_is_given_again() -> None:
+    bench = Bench(make_rules(min_participants=2, max_participants=2))
+    bench.join("a", "b")
+    bench.leave("a")
+    assert isinstance(bench.join("c"), r.Accepted)
+
+
+def test_a_rendezvous_of_somebody_here_is_accepted_and_changes_nothing() -> None:
+    """Even when the house is full, in a round, and with another profile."""
+    bench = Bench(make_rules(min_participants=2, max_participants=2))
+    bench.join("a", "b")
+    journal, session = list(bench.journal), bench.session
+    decision = bench.send(c.Rendezvous("a", DataProfile(9, 9)))
+    assert decision.reply == r.Accepted(HEARTBEAT_TIME_S)
+    assert bench.journal == journal
+    assert bench.session == session
+    assert decision.effects == ()
+
+
+def test_a_rendezvous_of_somebody_here_renews_its_lease() -> None:
+    """It has been heard, so it is alive."""
+    bench = waiting("a")
+    bench.join("a", at=10.0)
+    bench.tick(at=LEASE_S)
+    assert bench.connected == ("a",)
+    bench.tick(at=10.0 + LEASE_S)
+    assert bench.connected == ()
+
+
+# --- profiles ---
+
+
+def test_data_of_another_width_is_refused() -> None:
+    """The model has one width; the message names both."""
+    bench = waiting("nobody")
+    bench.join("a", profile=DataProfile(100, 4))
+    refusal = bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
+    assert "5" in str(refusal)
+    assert "4" in str(refusal)
+    bench.join("b", profile=DataProfile(1, 4))
+
+
+def test_an_empty_partition_says_nothing_about_the_width() -> None:
+    """0 samples are passed over: neither refused, nor binding for those who come after."""
+    bench = waiting("nobody")
+    bench.join("empty", profile=DataProfile(0, 99))
+    bench.join("a", profile=DataProfile(100, 4))
+    bench.join("empty too", profile=DataProfile(0, 7))
+    bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
+
+
+def test_the_width_stays_that_of_the_model_when_its_participants_have_gone() -> None:
+    """The initial model was asked for with 4 features; those who come later must have them."""
+    bench = Bench(make_rules(min_participants=1), answers=False)
+    bench.join("a", profile=DataProfile(100, 4))
+    bench.leave("a")
+    bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
+    bench.answer()
+    bench.refuses(c.Rendezvous("b", DataProfile(100, 5)), errors.ProfileMismatch)
+
+
+@pytest.mark.parametrize("profile", [DataProfile(-1, 4), DataProfile(10, -4), DataProfile(0, -1)])
+def test_negative_sizes_are_refused(profile: DataProfile) -> None:
+    waiting("a").refuses(c.Rendezvous("b", profile), errors.ProfileMismatch)
+
+
+def test_the_initial_model_is_asked_for_once_from_the_profiles_of_those_gathered() -> None:
+    """Whoever joins or leaves meanwhile changes nothing in the question."""
+    bench = Bench(make_rules(min_participants=2), answers=False)
+    bench.join("a", profile=DataProfile(100, 4, ("x",)))
+    bench.join("b", profile=DataProfile(50, 4, ("y",)))
+    asked = InitialiseModel("workload", (DataProfile(100, 4, ("x",)), DataProfile(50, 4, ("y",))))
+    assert bench.owed == [asked]
+    bench.join("c", profile=DataProfile(10, 4))
+    bench.leave("a")
+    assert bench.owed == [asked]
+    assert bench.restart() == (asked,)
+
+
+# --- strangers ---
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Heartbeat("stranger"),
+        c.Heartbeat("stranger", ParticipantState.FINISHED),
+        c.StartTrainingRound("stranger"),
+        c.BeginUpload("stranger", 0, "good"),
+    ],
+)
+def test_strangers_must_rendezvous_first(command: c.Command) -> None:
+    """In a round and outside of one."""
+    waiting("a").refuses(command, errors.NotAMember)
+    opened_round("a").refuses(command, errors.NotAMember)
+
+
+def test_a_strangers_update_is_refused() -> None:
+    opened_round("a").refuses_end(errors.NotAMember, "stranger")
+
+
+# --- leases ---
+
+
+def test_a_lease_ends_at_exactly_its_end() -> None:
+    bench = waiting("a")
+    assert next_deadline(bench.session) == LEASE_S
+    bench.tick(at=LEASE_S - 0.001)
+    assert bench.connected == ("a",)
+    bench.tick(at=LEASE_S)
+    assert bench.connected == ()
+    assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "expired")]
+
+
+def test_a_heartbeat_begins_a_lease_anew_and_is_not_journalled() -> None:
+    bench = waiting("a")
+    events = len(bench.journal)
+    bench.heartbeat("a", at=12.0)
+    assert len(bench.journal) == events
+    assert next_deadline(bench.session) == 12.0 + LEASE_S
+    bench.tick(at=LEASE_S)
+    assert bench.connected == ("a",)
+
+
+def test_one_tick_sees_everybody_off_who_is_due() -> None:
+    bench = waiting("a", "b", "c")
+    bench.heartbeat("b", at=5.0)
+    bench.tick(at=LEASE_S + 1)
+    assert bench.connected == ("b",)
+
+
+def test_after_a_tick_the_next_deadline_is_ahead() -> None:
+    """Otherwise the driver would spin."""
+    bench = waiting("a", "b", "c")
+    bench.heartbeat("b", at=3.3)
+    bench.heartbeat("c", at=7.7)
+    while (due := next_deadline(bench.session)) is not None:
+        bench.tick(at=due)
+        after = next_deadline(bench.session)
+        assert after is None or after > due
+    assert bench.connected == ()
+
+
+def test_nothing_is_waited_for_when_nobody_is_here_or_all_is_done() -> None:
+    bench = Bench(make_rules(rounds=1))
+    assert next_deadline(bench.session) is None
+    bench.join("a")
+    assert next_deadline(bench.session) is not None
+    bench.end_all()
+    assert bench.phase is Phase.FINISHED
+    assert next_deadline(bench.session) is None
+
+
+def test_the_expired_must_rendezvous_again() -> None:
+    bench = waiting("a")
+    bench.tick(at=LEASE_S)
+    bench.refuses(c.Heartbeat("a"), errors.NotAMember)
+    bench.join("a")
+    bench.heartbeat("a")
+
+
+def test_a_new_lease_forgets_what_was_heard_before() -> None:
+    """Whoever comes back has a full lease from its coming back."""
+    bench = waiting("a")
+    bench.heartbeat("a", at=1.0)
+    bench.leave("a")
+    bench.join("a", at=100.0)
+    assert next_deadline(bench.session) == 100.0 + LEASE_S
+
+
+def test_leaving_takes_effect_at_once() -> None:
+    """A heartbeat that says FINISHED is a goodbye, answered with STANDBY."""
+    bench = waiting("a", "b")
+    decision = bench.send(c.Heartbeat("a", ParticipantState.FINISHED, 3))
+    assert decision.reply == r.Advertisement(Phase.STANDBY, 0, False)
+    assert bench.connected == ("b",)
+    assert bench.happened(e.ParticipantLeft) == [e.ParticipantLeft("a", "left")]
+
+
+def test_after_a_restart_everybody_has_a_full_lease() -> None:
+    """Nobody could be heard while the coordinator was down."""
+    bench = waiting("a", "b")
+    bench.heartbeat("a", at=14.0)
+    bench.now = 1000.0
+    bench.restart()
+    assert next_deadline(bench.session) == 1000.0 + LEASE_S
+    bench.tick(at=1000.0 + LEASE_S - 0.001)
+    assert bench.connected == ("a", "b")
+    bench.tick(at=1000.0 + LEASE_S)
+    assert bench.connected == ()
+
+
+# --- what participants are told ---
+
+
+def test_only_the_selected_are_told_of_the_round() -> None:
+    bench = opened_round("a", "b")
+    bench.join("c")
+    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 0, False)
+    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
+    bench.end("a")
+    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 0, True)
+
+
+def test_while_a_round_is_aggregated_the_selected_stay_in_it() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.join("c")
+    bench.end_all()
+    assert bench.heartbeat("a") == r.Advertisement(Phase.AGGREGATING, 0, True)
+    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
+
+
+def test_heartbeats_departures_and_the_coordinators_state_are_measured() -> None:
+    """The three series of XAIN, with connected and selected told apart."""
+    bench = opened_round("a", "b")
+    bench.points.clear()
+    bench.send(c.Heartbeat("a", ParticipantState.TRAINING, 0))
+    (beat,) = bench.points
+    assert (beat.measurement, beat.fields, beat.tags) == (
+        "participant",
+        {"state": 4, "round": 0},
+        {"id": "a"},
+    )
+    bench.points.clear()
+    bench.expire("b")
+    departure, coordinator = bench.points[-2:]
+    assert (departure.fields, departure.tags) == ({"state": 2}, {"id": "b"})
+    assert coordinator.fields == {"state": 0, "round": 0, "connected": 1, "selected": 1}
+
+
+def test_the_shape_of_the_bench_is_that_of_its_models() -> None:
+    """Guards the tests themselves: a good update must be good."""
+    model = opened_round("a").session.model
+    assert model is not None
+    assert model.shape == SHAPE

@@ -1,0 +1,153 @@
+"""How many must be connected, how many are selected, when a round may start."""
+
+from fractions import Fraction
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.pacing import exact_fraction, num_required, num_selected
+from xain_coordinator.core.values import Phase
+
+fractions = st.fractions(min_value=Fraction(1, 200), max_value=1, max_denominator=400)
+
+
+@settings(derandomize=True, deadline=None)
+@given(min_participants=st.integers(1, 60), fraction=fractions)
+def test_n_is_the_smallest_number_that_selects_enough(
+    min_participants: int, fraction: Fraction
+) -> None:
+    """N is the smallest n with ceil(n · fraction) ≥ min_participants, as counting up finds it."""
+    n = 0
+    while ceil(n * fraction) < min_participants:
+        n += 1
+    assert num_required(min_participants, fraction) == n
+
+
+@settings(derandomize=True, deadline=None)
+@given(connected=st.integers(0, 500), fraction=fractions)
+def test_k_is_the_fraction_rounded_up(connected: int, fraction: Fraction) -> None:
+    """k is the smallest whole number of participants that is at least the fraction of them."""
+    k = num_selected(connected, fraction)
+    assert k - 1 < connected * fraction <= k
+    assert 0 <= k <= connected
+
+
+@pytest.mark.parametrize(
+    ("min_participants", "fraction", "n"),
+    [
+        (1, 1.0, 1),
+        (1, 0.5, 1),
+        (2, 0.6, 2),
+        (3, 0.75, 3),
+        (10, 0.3, 31),
+        (6, 0.3, 17),
+        (7, 0.7, 9),
+        (1, 0.2, 1),
+        (1, 0.1, 1),
+        (10, 0.1, 91),
+        (11, 0.1, 101),
+        (2, 0.1, 11),
+        (8, 0.28, 26),
+    ],
+)
+def test_n_of_decimal_fractions(min_participants: int, fraction: float, n: int) -> None:
+    """0.1 means a tenth, not the binary float beside it."""
+    assert num_required(min_participants, exact_fraction(fraction)) == n
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (0.1, Fraction(1, 10)),
+        ("0.1", Fraction(1, 10)),
+        ("1/3", Fraction(1, 3)),
+        (Fraction(2, 7), Fraction(2, 7)),
+        (1, Fraction(1)),
+        (1.0, Fraction(1)),
+        (1e-7, Fraction(1, 10**7)),
+    ],
+)
+def test_a_fraction_is_the_decimal_that_was_written(
+    written: float | str | Fraction, meant: Fraction
+) -> None:
+    """Floats, strings and fractions are read as what a person means by them."""
+    assert exact_fraction(written) == meant
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.1, 1.0000001, 2, "nan", float("nan"), float("inf")])
+def test_a_fraction_outside_zero_to_one_is_no_fraction(value: float | str) -> None:
+    """Nobody, or more than everybody, cannot be selected."""
+    with pytest.raises(ValueError):  # noqa: PT011  (Fraction's own message for NaN)
+        exact_fraction(value)
+
+
+def test_the_first_round_opens_when_those_expected_are_there() -> None:
+    """Without start_participants of them, N are not enough before the start timeout."""
+    bench = Bench(make_rules(min_participants=2, start_participants=4))
+    bench.join("a", "b", "c")
+    assert bench.phase is Phase.STANDBY
+    bench.join("d")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.selected == ("a", "b", "c", "d")
+
+
+def test_after_the_start_timeout_n_are_enough() -> None:
+    """The timeout counts from the first arrival, and the Tick at exactly next_deadline ends it."""
+    from xain_coordinator.core.session import next_deadline
+
+    bench = Bench(make_rules(min_participants=2, start_participants=4))
+    bench.join("a", at=100.0)
+    bench.join("b", at=101.0)
+    for at in (110.0, 120.0, 130.0, 140.0, 150.0, 159.0):
+        bench.heartbeat("a", "b", at=at)
+    assert next_deadline(bench.session) == 100.0 + START_TIMEOUT_S
+    bench.tick(at=159.9)
+    assert bench.phase is Phase.STANDBY
+    bench.tick(at=160.0)
+    assert bench.phase is Phase.COLLECTING
+    assert bench.selected == ("a", "b")
+
+
+def test_fewer_than_n_wait_longer_than_the_start_timeout() -> None:
+    """The timeout lowers start_participants to N, never below; whoever makes N starts the round."""
+    from xain_coordinator.core.session import next_deadline
+
+    bench = Bench(make_rules(min_participants=2, start_participants=4))
+    bench.join("a", at=0.0)
+    for at in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):
+        bench.heartbeat("a", at=at)
+        bench.tick()
+    assert bench.phase is Phase.STANDBY
+    assert next_deadline(bench.session) == 75.0, "only the lease is waited for"
+    bench.join("b", at=61.0)
+    assert bench.phase is Phase.COLLECTING
+
+
+def test_start_participants_counts_for_the_first_round_only() -> None:
+    """Later rounds need N."""
+    bench = Bench(make_rules(min_participants=2, start_participants=4))
+    bench.join("a", "b", "c", "d")
+    bench.leave("c", "d")
+    bench.end_all()
+    assert bench.session.round == 1
+    assert bench.phase is Phase.COLLECTING
+    assert bench.selected == ("a", "b")
+
+
+def test_gathered_once_is_gathered_even_if_they_go_again() -> None:
+    """A participant lost while the initial model is made does not begin the start timeout anew."""
+    bench = Bench(make_rules(min_participants=2, start_participants=3), answers=False)
+    bench.join("a", "b", "c")
+    bench.leave("c")
+    bench.answer()
+    assert bench.phase is Phase.COLLECTING
+    assert len(bench.happened(e.ParticipantsGathered)) == 1
+
+
+def test_the_rules_of_the_session_say_how_long_a_lease_is() -> None:
+    """A lease is one heartbeat interval plus the timeout."""
+    assert make_rules().lease_s == 15.0

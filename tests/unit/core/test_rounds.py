@@ -1,0 +1,530 @@
+"""From the opening of a round to its model, with participants going and coming back."""
+
+import pytest
+from tests.unit.core.bench import (
+    SHAPE,
+    Bench,
+    answer_to,
+    make_rules,
+    model_from,
+    opened_round,
+    replay,
+)
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.session import TRANSITIONS, resume
+from xain_coordinator.core.values import ParticipantState, Phase
+
+
+def test_a_whole_session() -> None:
+    """Every event of two rounds by two participants, in order."""
+    bench = Bench(make_rules(rounds=2, min_participants=2))
+    bench.join("a", "b")
+    bench.end_all()
+    bench.end_all()
+    assert [type(event).__name__ for event in bench.journal] == [
+        "SessionOpened",
+        "ParticipantJoined",
+        "ParticipantJoined",
+        "ParticipantsGathered",
+        "ModelRequested",
+        "ModelInitialised",
+        "RoundOpened",
+        "UpdateAccepted",
+        "UpdateAccepted",
+        "RoundClosed",
+        "ModelPublished",
+        "RoundOpened",
+        "UpdateAccepted",
+        "UpdateAccepted",
+        "RoundClosed",
+        "ModelPublished",
+        "SessionFinished",
+    ]
+
+
+def test_the_selected_are_told_what_to_train() -> None:
+    bench = opened_round("a", "b", rules=make_rules(min_participants=2, epochs=5))
+    assignment = bench.start("a")
+    assert (assignment.round, assignment.epochs, assignment.epoch_base) == (0, 5, 0)
+    assert assignment.model == bench.session.model
+    assert not assignment.update_accepted
+    bench.end("a")
+    assert bench.start("a").update_accepted, "asking again is answered, and says that it is done"
+
+
+# --- the numbers ---
+
+
+def test_rounds_epochs_and_models_are_numbered_as_in_xain() -> None:
+    """epoch_base grows by the epochs of each round; the round number stays at rounds - 1; the last
+    model is number `rounds`."""
+    bench = Bench(make_rules(rounds=3, epochs=5))
+    bench.join("a")
+    seen = []
+    while bench.phase is not Phase.FINISHED:
+        assignment = bench.start("a")
+        seen.append((assignment.round, assignment.epoch_base, assignment.model.round))
+        bench.end_all()
+    assert seen == [(0, 0, 0), (1, 5, 1), (2, 10, 2)]
+    assert bench.session.round == 2
+    assert bench.session.epoch_base == 15
+    assert bench.session.model is not None
+    assert bench.session.model.round == 3
+    assert [aggregate.round for aggregate in bench.aggregates] == [0, 1, 2]
+
+
+def test_an_empty_model_makes_round_0_an_initialisation() -> None:
+    """Epochs 0, equal weights whatever was claimed, and one of the `rounds`."""
+    bench = Bench(make_rules(rounds=2, epochs=5, min_participants=2, initial="empty"))
+    bench.join("a", "b")
+    assignment = bench.start("a")
+    assert (assignment.epochs, assignment.epoch_base) == (0, 0)
+    assert assignment.model.is_empty
+    bench.end("a", "first", shape=(7,), dtype="float64", num_samples=1000)
+    bench.end("b", "second", shape=(7,), dtype="float64", num_samples=1)
+    assert [update.num_samples for update in bench.aggregates[0].updates] == [0, 0]
+    assert bench.session.model is not None
+    assert bench.session.model.shape == (7,)
+    assignment = bench.start("a")
+    assert (assignment.round, assignment.epochs, assignment.epoch_base) == (1, 5, 0)
+    bench.end("a", shape=(7,), dtype="float64", num_samples=1000)
+    bench.end("b", shape=(7,), dtype="float64", num_samples=1)
+    assert [update.num_samples for update in bench.aggregates[1].updates] == [1000, 1]
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.epoch_base == 5
+
+
+def test_the_initial_model_asked_for_is_the_one_of_the_rules() -> None:
+    bench = Bench(make_rules(initial="empty"), answers=False)
+    bench.join("a")
+    assert bench.owed == [InitialiseModel("empty", ())]
+
+
+def test_no_round_opens_before_the_initial_model_is_there() -> None:
+    bench = Bench(make_rules(), answers=False)
+    bench.join("a")
+    assert bench.phase is Phase.STANDBY
+    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
+    bench.answer()
+    assert bench.phase is Phase.COLLECTING
+
+
+# --- closing ---
+
+
+def test_the_last_update_closes_the_round() -> None:
+    bench = opened_round("a", "b", "c", answers=False)
+    bench.end("c")
+    bench.end("a")
+    assert bench.aggregates == []
+    bench.end("b")
+    assert bench.phase is Phase.AGGREGATING
+    assert len(bench.aggregates) == 1
+
+
+def test_updates_are_aggregated_in_the_order_of_selection() -> None:
+    """Whatever the order of arrival, for the sum of floats depends on it."""
+    bench = opened_round("a", "b", "c", answers=False)
+    for name in ("c", "a", "b"):
+        bench.end(name, f"of {name}", num_samples=ord(name))
+    (aggregate,) = bench.aggregates
+    assert [update.participant_id for update in aggregate.updates] == ["a", "b", "c"]
+    assert [update.num_samples for update in aggregate.updates] == [97, 98, 99]
+    assert aggregate.rule == "weighted_average"
+    assert aggregate.base == bench.session.model
+
+
+def test_a_closed_round_takes_nothing_more() -> None:
+    """But whoever is in it may ask again for its answer."""
+    bench = opened_round("a", "b", answers=False)
+    bench.join("c")
+    bench.end_all()
+    bench.refuses(c.StartTrainingRound("a"), errors.RoundAlreadyClosed)
+    bench.refuses(c.BeginUpload("c", 0, "new"), errors.RoundAlreadyClosed)
+    bench.refuses_end(errors.RoundAlreadyClosed, "c")
+
+
+@pytest.mark.parametrize("gone", ["leaves", "expires"])
+def test_a_departure_can_complete_the_round(gone: str) -> None:
+    """a has submitted, b goes and owes: what remains is complete, and 1 is enough."""
+    bench = opened_round("a", "b", rules=make_rules(start_participants=2), answers=False)
+    bench.end("a")
+    bench.leave("b") if gone == "leaves" else bench.expire("b")
+    assert bench.phase is Phase.AGGREGATING
+    assert [update.participant_id for update in bench.aggregates[0].updates] == ["a"]
+
+
+def test_a_departure_does_not_complete_a_round_that_has_too_few() -> None:
+    """min_participants must have submitted, however few remain."""
+    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2, start_participants=3))
+    bench.end("a")
+    bench.leave("b", "c")
+    assert bench.phase is Phase.STANDBY
+    assert bench.aggregates == []
+
+
+def test_a_round_can_complete_while_it_is_paused() -> None:
+    """Two of three needed are gone, two have submitted: when the last who owes goes too, the round
+    has all it can get, and it is enough."""
+    bench = (
+        opened_round(
+            "a",
+            "b",
+            "c",
+            rules=make_rules(min_participants=2, fraction="0.6", start_participants=4),
+        )
+        if False
+        else Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
+    )
+    bench.join("a", "b", "c", "d", "e")  # N = 3, k = 3
+    bench.answers = False
+    assert bench.selected == ("a", "b", "c")
+    bench.end("a")
+    bench.end("b")
+    bench.leave("d", "e", "a")
+    assert bench.phase is Phase.STANDBY
+    bench.leave("c")
+    assert bench.phase is Phase.AGGREGATING
+    assert [update.participant_id for update in bench.aggregates[0].updates] == ["a", "b"]
+
+
+def test_an_update_counts_whatever_becomes_of_its_sender() -> None:
+    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2, start_participants=3))
+    bench.end("a", "of a")
+    bench.leave("a")
+    bench.end("b", "of b")
+    bench.end("c", "of c")
+    assert [u.participant_id for u in bench.aggregates[0].updates] == ["a", "b", "c"]
+
+
+def test_a_departure_while_aggregating_changes_nothing_in_the_round() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    owed = list(bench.owed)
+    bench.leave("a", "b")
+    assert bench.phase is Phase.AGGREGATING
+    assert resume(bench.session) == tuple(owed)
+    bench.answer()
+    assert bench.phase is Phase.STANDBY
+    assert bench.session.round == 1
+
+
+# --- too few ---
+
+
+def test_too_few_connected_pause_the_round_and_keep_it() -> None:
+    """Number, selection and accepted updates stay; when enough are back it goes on."""
+    bench = opened_round("a", "b", "c")
+    bench.end("a", "of a")
+    bench.leave("a")
+    assert bench.phase is Phase.STANDBY
+    assert bench.notified
+    assert bench.selected == ("a", "b", "c")
+    assert bench.heartbeat("b") == r.Advertisement(Phase.STANDBY, 0, False)
+    bench.refuses(c.StartTrainingRound("b"), errors.NotInRound)
+    bench.refuses_end(errors.NotInRound, "b")
+    bench.join("d")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.notified
+    assert bench.selected == ("a", "b", "c"), "a's update fills its place, d is not needed"
+    bench.end("b", "of b")
+    bench.end("c", "of c")
+    assert [u.weights.ref.digest for u in bench.aggregates[0].updates] == ["of a", "of b", "of c"]
+    assert len(bench.happened(e.RoundOpened)) == 2, "round 0 was opened once"
+
+
+def test_a_paused_round_selects_those_who_come_in_place_of_those_who_went() -> None:
+    bench = opened_round("a", "b")
+    bench.leave("a")
+    assert (bench.phase, bench.selected) == (Phase.STANDBY, ("b",))
+    bench.join("z")
+    assert (bench.phase, bench.selected) == (Phase.COLLECTING, ("b", "z"))
+
+
+def test_a_round_survives_the_loss_of_everybody() -> None:
+    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=2))
+    bench.end("a", "of a")
+    bench.expire("a", "b", "c")
+    assert bench.connected == ()
+    assert bench.phase is Phase.STANDBY
+    bench.join("x", "y")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.selected == ("a", "x")
+    bench.end("x", "of x")
+    assert [u.participant_id for u in bench.aggregates[0].updates] == ["a", "x"]
+
+
+def test_too_few_after_a_round_wait_for_the_next() -> None:
+    """The next round is not opened, keeps its number and opens as soon as N are there."""
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    bench.leave("b")
+    bench.answer()
+    assert bench.phase is Phase.STANDBY
+    assert bench.heartbeat("a") == r.Advertisement(Phase.STANDBY, 1, False)
+    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
+    bench.join("c")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.selected == ("a", "c")
+
+
+def test_more_than_needed_may_go_without_a_pause() -> None:
+    bench = Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
+    bench.join("a", "b", "c", "d", "e")
+    bench.leave("e", "d")
+    assert bench.phase is Phase.COLLECTING
+    bench.leave("c")
+    assert bench.phase is Phase.STANDBY
+    assert len(bench.happened(e.RoundPaused)) == 1
+
+
+# --- the end ---
+
+
+def finished() -> Bench:
+    """One round by a and b, done."""
+    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
+    bench.end_all()
+    assert bench.phase is Phase.FINISHED
+    return bench
+
+
+def test_the_last_model_ends_the_session() -> None:
+    bench = finished()
+    assert bench.session.cause == "completed"
+    assert bench.journal[-1] == e.SessionFinished("completed", bench.now)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Rendezvous("a"),
+        c.Rendezvous("new"),
+        c.Rendezvous("../new"),
+        c.Heartbeat("a"),
+        c.Heartbeat("a", ParticipantState.FINISHED),
+        c.Heartbeat("stranger"),
+        c.Tick(),
+        c.EffectFailed("too late"),
+    ],
+)
+def test_finished_is_final(command: c.Command) -> None:
+    """Everybody is answered and nothing changes, however late it is."""
+    bench = finished()
+    session, journal = bench.session, list(bench.journal)
+    bench.send(command, at=10_000.0)
+    assert bench.session == session
+    assert bench.journal == journal
+    assert bench.owed == []
+
+
+@pytest.mark.parametrize("name", ["a", "stranger"])
+def test_finished_is_served_to_anybody(name: str) -> None:
+    advertisement = finished().heartbeat(name)
+    assert (advertisement.phase, advertisement.round) == (Phase.FINISHED, 0)
+
+
+@pytest.mark.parametrize("name", ["a", "stranger"])
+def test_after_the_end_nothing_is_trained(name: str) -> None:
+    bench = finished()
+    bench.refuses(c.StartTrainingRound(name), errors.RoundAlreadyClosed)
+    bench.refuses(c.BeginUpload(name, 0, "new"), errors.RoundAlreadyClosed)
+    bench.refuses_end(errors.RoundAlreadyClosed, name, "new")
+
+
+def test_an_effect_that_fails_for_good_ends_the_session_with_its_cause() -> None:
+    """At any time, once."""
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    bench.send(c.EffectFailed("the disk is gone"))
+    assert bench.phase is Phase.FINISHED
+    assert bench.notified
+    assert resume(bench.session) == ()
+    bench.send(c.EffectFailed("another"))
+    assert bench.session.cause == "the disk is gone"
+    bench.refuses(answer_to(bench.aggregates[0]), errors.StaleModel)
+
+
+def test_a_failure_before_the_first_model_is_final_too() -> None:
+    """The initial model that comes late must not wake a finished session."""
+    bench = Bench(make_rules(), answers=False)
+    bench.join("a")
+    bench.send(c.EffectFailed("no data"))
+    late = answer_to(bench.owed.pop())
+    bench.refuses(late, errors.StaleModel)
+    assert bench.session.model is None
+    assert resume(bench.session) == ()
+
+
+# --- effects that come back late, twice, or from elsewhere ---
+
+
+def test_a_model_is_published_once() -> None:
+    """The second answer is refused: in the next round, while that is aggregated, after the end."""
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    again = answer_to(bench.owed[0])
+    bench.answer()
+    bench.refuses(again, errors.StaleModel)
+    bench.end_all()
+    bench.refuses(again, errors.StaleModel)
+    bench.answer()
+    assert bench.phase is Phase.FINISHED
+    bench.refuses(again, errors.StaleModel)
+    assert len(bench.happened(e.ModelPublished)) == 2
+
+
+def test_a_model_that_nobody_asked_for_is_refused() -> None:
+    bench = opened_round("a", "b", answers=False)
+    model = model_from(InitialiseModel("workload", ()))
+    bench.refuses(c.InitialisationDone(model), errors.StaleModel)
+    bench.refuses(c.AggregationDone(model), errors.StaleModel)
+    bench.end_all()
+    bench.refuses(c.InitialisationDone(model), errors.StaleModel)
+    bench.refuses(c.AggregationDone(model), errors.StaleModel)
+    fresh = Bench(make_rules(min_participants=2), answers=False)
+    fresh.join("a")
+    fresh.refuses(c.InitialisationDone(model), errors.StaleModel)
+
+
+# --- restarts ---
+
+
+def test_a_restart_owes_the_aggregation_with_identical_arguments() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    (aggregate,) = bench.aggregates
+    assert bench.restart() == (aggregate,)
+    bench.answer()
+    assert bench.session.round == 1
+
+
+def test_a_restart_owes_the_initial_model_with_identical_arguments() -> None:
+    bench = Bench(make_rules(), answers=False)
+    bench.join("a")
+    (asked,) = bench.owed
+    assert bench.restart() == (asked,)
+    bench.answer()
+    assert bench.phase is Phase.COLLECTING
+
+
+def test_nothing_else_is_owed() -> None:
+    """Empty, gathering, collecting, paused, between rounds, finished: nothing."""
+    bench = Bench(make_rules(rounds=2, min_participants=2))
+    assert bench.restart() == ()
+    bench.join("a")
+    assert bench.restart() == ()
+    bench.join("b")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.restart() == ()
+    bench.end("a")
+    assert bench.restart() == ()
+    bench.leave("b")
+    assert bench.phase is Phase.STANDBY
+    assert bench.restart() == ()
+    bench.join("c")
+    bench.answers = False
+    bench.end("c")
+    bench.leave("a")
+    bench.answer()
+    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
+    assert bench.restart() == ()
+    bench.answers = True
+    bench.join("a")
+    bench.end_all()
+    assert bench.phase is Phase.FINISHED
+    assert bench.restart() == ()
+
+
+def test_the_round_goes_on_after_a_restart() -> None:
+    """Same round, same selection, and what was acknowledged is not asked for again."""
+    bench = opened_round("a", "b", "c")
+    bench.end("b", "of b")
+    selected, opened_at = bench.selected, bench.session.open_round
+    bench.now = 500.0
+    bench.restart()
+    assert bench.selected == selected
+    assert bench.session.open_round == opened_at
+    assert bench.heartbeat("b").update_accepted
+    bench.end("b", "of b")
+    bench.end("a", "of a")
+    bench.end("c", "of c")
+    assert [u.weights.ref.digest for u in bench.aggregates[0].updates] == ["of a", "of b", "of c"]
+
+
+def test_every_prefix_of_decisions_folds() -> None:
+    """A journal that ends after any decision describes a session that goes on."""
+    bench = Bench(make_rules(rounds=2, min_participants=2, initial="empty"))
+    bench.join("a", "b")
+    bench.end_all()
+    bench.end("a")
+    bench.leave("a", "b")
+    bench.join("c", "d")
+    bench.end_all()
+    for length in range(1, len(bench.journal) + 1):
+        session = replay(bench.journal[:length])
+        assert len(resume(session)) <= 1
+
+
+def test_the_transition_table_says_all_that_can_happen() -> None:
+    """FINISHED leads nowhere, everything leads to FINISHED, nothing is taken in after closing."""
+    assert set(TRANSITIONS) == set(Phase)
+    assert TRANSITIONS[Phase.FINISHED] == frozenset()
+    assert all(Phase.FINISHED in TRANSITIONS[p] for p in Phase if p is not Phase.FINISHED)
+    assert Phase.COLLECTING not in TRANSITIONS[Phase.AGGREGATING]
+
+
+def test_an_event_that_breaks_the_table_is_a_broken_invariant() -> None:
+    """A journal that says so is wrong, and folding it must not go on silently."""
+    bench = finished()
+    for event in (
+        e.RoundOpened(1, ("a",), 5, 0.0),
+        e.SessionFinished("again", 0.0),
+        e.RoundResumed(0),
+    ):
+        with pytest.raises(AssertionError):
+            replay([*bench.journal, event])
+
+
+def test_an_update_is_folded_once_and_only_from_the_selection() -> None:
+    bench = opened_round("a", "b")
+    bench.end("a")
+    (accepted,) = bench.happened(e.UpdateAccepted)
+    with pytest.raises(AssertionError):
+        replay([*bench.journal, accepted])
+    bench.join("c")
+    from dataclasses import replace
+
+    strange = replace(accepted, update=replace(accepted.update, participant_id="c"))
+    with pytest.raises(AssertionError):
+        replay([*bench.journal, strange])
+
+
+def test_effects_name_the_model_they_start_from() -> None:
+    """The base of each aggregation is the model that the one before gave."""
+    bench = Bench(make_rules(rounds=3))
+    bench.join("a")
+    while bench.phase is not Phase.FINISHED:
+        bench.end_all()
+    first, second, third = bench.aggregates
+    assert isinstance(first, Aggregate)
+    assert (first.base.round, first.base.shape) == (0, SHAPE)
+    assert second.base == model_from(first)
+    assert third.base == model_from(second)
+
+
+def test_those_who_watch_are_woken_when_they_are_told_something_new() -> None:
+    """The opening of a round and a new model; not heartbeats, not somebody else's update."""
+    bench = opened_round("a", "b", answers=False)
+    bench.heartbeat("a")
+    assert not bench.notified
+    bench.end("a")
+    assert not bench.notified
+    bench.end("b")
+    bench.answer()
+    assert bench.notified

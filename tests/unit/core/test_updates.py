@@ -1,0 +1,297 @@
+"""Which updates are taken, which are refused, and what sending again does."""
+
+import pytest
+from tests.unit.core.bench import SHAPE, Bench, make_rules, opened_round
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.values import Phase, Point
+
+
+def test_an_update_is_taken_with_all_that_belongs_to_it() -> None:
+    bench = opened_round("a", "b")
+    decision = bench.end("a", "of a", num_samples=12)
+    assert decision.reply == r.Done()
+    (accepted,) = bench.happened(e.UpdateAccepted)
+    assert accepted.round == 0
+    assert accepted.update.participant_id == "a"
+    assert accepted.update.num_samples == 12
+    assert accepted.update.weights.ref.digest == "of a"
+    assert accepted.update.weights.ref.key == "0/a"
+
+
+# --- who, when ---
+
+
+def test_outside_a_round_nothing_is_taken() -> None:
+    bench = Bench(make_rules(min_participants=2))
+    bench.join("a")
+    bench.refuses(c.StartTrainingRound("a"), errors.NotInRound)
+    bench.refuses(c.BeginUpload("a", 0, "good"), errors.NotInRound)
+    bench.refuses_end(errors.NotInRound, "a")
+    bench.refuses_end(errors.NotInRound, "a", round_=0)
+
+
+def test_the_unselected_hand_in_nothing() -> None:
+    bench = opened_round("a", "b")
+    bench.join("c")
+    bench.refuses(c.StartTrainingRound("c"), errors.NotSelected)
+    bench.refuses(c.BeginUpload("c", 0, "good"), errors.NotSelected)
+    bench.refuses_end(errors.NotSelected, "c")
+    bench.refuses_end(errors.NotSelected, "c", round_=0)
+
+
+@pytest.mark.parametrize("sent", [-1, 0, 2, 99])
+def test_an_update_for_another_round_is_refused(sent: int) -> None:
+    """The message names both rounds."""
+    bench = opened_round("a", "b")
+    bench.end_all()
+    assert bench.session.round == 1
+    bench.refuses_end(errors.StaleRound, "a", "new", round_=sent)
+    refusal = bench.refuses(c.BeginUpload("a", sent, "new"), errors.StaleRound)
+    assert f"round {sent}" in str(refusal)
+    assert "round 1" in str(refusal)
+    bench.end("a", "new", round_=1)
+
+
+def test_whoever_does_not_say_the_round_means_the_open_one() -> None:
+    bench = opened_round("a", "b")
+    bench.end_all()
+    bench.end("a", "new", round_=None)
+    assert bench.happened(e.UpdateAccepted)[-1].round == 1
+
+
+# --- what ---
+
+BAD_UPDATES = [
+    pytest.param({"num_samples": -1}, id="negative samples"),
+    pytest.param({"shape": (4,)}, id="too long"),
+    pytest.param({"shape": (2,)}, id="too short"),
+    pytest.param({"shape": (0,)}, id="empty"),
+    pytest.param({"shape": ()}, id="scalar"),
+    pytest.param({"shape": (3, 1)}, id="matrix"),
+    pytest.param({"dtype": "float64"}, id="other dtype"),
+    pytest.param({"dtype": "int64"}, id="integers"),
+    pytest.param({"dtype": "object"}, id="objects"),
+    pytest.param({"first_bad": 0}, id="not finite at first"),
+    pytest.param({"first_bad": 2}, id="not finite at last"),
+]
+
+
+@pytest.mark.parametrize("wrong", BAD_UPDATES)
+def test_what_cannot_be_aggregated_is_refused_and_may_be_mended(wrong: dict[str, object]) -> None:
+    """The refusal changes nothing, and the sender's good update is taken afterwards."""
+    bench = opened_round("a", "b")
+    session, journal = bench.session, list(bench.journal)
+    bench.refuses_end(errors.InvalidUpdate, "a", **wrong)
+    assert bench.session == session
+    assert bench.journal == journal
+    bench.end("a")
+    bench.end("b")
+    assert [update.participant_id for update in bench.aggregates[0].updates] == ["a", "b"]
+
+
+def test_no_samples_are_a_number_of_samples() -> None:
+    """An empty partition hands in too; its weight is 0."""
+    bench = opened_round("a", "b")
+    bench.end("a", num_samples=0)
+    bench.end("b", num_samples=5)
+    assert [update.num_samples for update in bench.aggregates[0].updates] == [0, 5]
+
+
+def test_an_upload_that_is_not_there_is_refused() -> None:
+    """The store holds nothing, or other bytes; after the upload it is taken."""
+    bench = opened_round("a", "b")
+    bench.refuses(c.EndTrainingRound("a", "a", 0, 1, None), errors.UploadMissing)
+    bench.refuses(c.EndTrainingRound("a", "uuid-1", None, 1, None), errors.UploadMissing)
+    assert bench.session.upload_names == {}
+    bench.end("a")
+
+
+def test_the_first_update_fixes_shape_and_dtype_of_an_initialisation() -> None:
+    bench = opened_round("a", "b", "c", rules=make_rules(min_participants=3, initial="empty"))
+    bench.end("b", shape=(7,), dtype="float64")
+    bench.refuses_end(errors.InvalidUpdate, "a", shape=(8,), dtype="float64")
+    bench.refuses_end(errors.InvalidUpdate, "a", shape=(7,), dtype="float32")
+    bench.leave("b")
+    bench.join("d")
+    bench.refuses_end(errors.InvalidUpdate, "a", shape=(8,), dtype="float64")
+    bench.end("a", shape=(7,), dtype="float64")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": (0,)},
+        {"shape": ()},
+        {"shape": (3, 2)},
+        {"dtype": "int64"},
+        {"dtype": "object"},
+        {"dtype": "complex64"},
+        {"first_bad": 1},
+        {"num_samples": -1},
+    ],
+)
+def test_the_first_weights_of_all_must_be_weights(wrong: dict[str, object]) -> None:
+    """A refused first update fixes nothing."""
+    bench = opened_round("a", "b", rules=make_rules(min_participants=2, initial="empty"))
+    bench.refuses_end(errors.InvalidUpdate, "a", **wrong)
+    bench.end("b", shape=(9,), dtype="float16")
+
+
+def test_what_a_participant_measured_is_recorded_with_its_update_and_once() -> None:
+    bench = opened_round("a", "b")
+    loss = Point("participant", {"loss": 0.5}, {"id": "a"})
+    bench.refuses_end(errors.InvalidUpdate, "a", num_samples=-1, metrics=(loss,))
+    bench.end("a", metrics=(loss,))
+    bench.end("a", metrics=(loss,))
+    assert bench.points.count(loss) == 1
+
+
+# --- again ---
+
+
+def resend_changes_nothing(bench: Bench, *, round_: int | None) -> None:
+    """The same update by a is answered as before, in every way it can be sent."""
+    session, journal = bench.session, list(bench.journal)
+    decision = bench.end("a", "of a", round_=round_, num_samples=3)
+    assert decision.reply == r.Done()
+    assert decision.effects == ()
+    assert bench.session == session
+    assert bench.journal == journal
+
+
+def first_sent(*, answers: bool = True) -> Bench:
+    """a and b are selected; a has handed in."""
+    bench = opened_round("a", "b", rules=make_rules(rounds=3, min_participants=2), answers=answers)
+    bench.end("a", "of a", num_samples=3)
+    return bench
+
+
+@pytest.mark.parametrize("round_", [0, None])
+def test_a_resend_in_the_open_round_gets_the_first_answer(round_: int | None) -> None:
+    resend_changes_nothing(first_sent(), round_=round_)
+
+
+@pytest.mark.parametrize("round_", [0, None])
+def test_a_resend_to_a_paused_round_gets_the_first_answer(round_: int | None) -> None:
+    bench = first_sent()
+    bench.leave("b")
+    assert bench.phase is Phase.STANDBY
+    resend_changes_nothing(bench, round_=round_)
+
+
+@pytest.mark.parametrize("round_", [0, None])
+def test_a_resend_while_the_round_is_aggregated_gets_the_first_answer(round_: int | None) -> None:
+    bench = first_sent(answers=False)
+    bench.end("b")
+    assert bench.phase is Phase.AGGREGATING
+    resend_changes_nothing(bench, round_=round_)
+
+
+def test_a_resend_in_the_round_after_gets_the_first_answer() -> None:
+    bench = first_sent()
+    bench.end("b")
+    assert bench.session.round == 1
+    resend_changes_nothing(bench, round_=0)
+    bench.end("a", "next", round_=1)
+    resend_changes_nothing(bench, round_=0)
+
+
+def test_a_resend_between_rounds_gets_the_first_answer() -> None:
+    bench = first_sent(answers=False)
+    bench.end("b")
+    bench.leave("b")
+    bench.answer()
+    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
+    resend_changes_nothing(bench, round_=0)
+
+
+@pytest.mark.parametrize("round_", [0, None])
+@pytest.mark.parametrize("cause", ["completed", "failed"])
+def test_a_resend_after_the_end_gets_the_first_answer(round_: int | None, cause: str) -> None:
+    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
+    bench.end("a", "of a", num_samples=3)
+    bench.end("b") if cause == "completed" else bench.send(c.EffectFailed("the disk is gone"))
+    assert bench.phase is Phase.FINISHED
+    resend_changes_nothing(bench, round_=round_)
+
+
+@pytest.mark.parametrize("round_", [0, None])
+def test_a_resend_after_its_sender_expired_gets_the_first_answer(round_: int | None) -> None:
+    """Whoever has our word need not join again to hear it."""
+    bench = first_sent()
+    bench.expire("a")
+    resend_changes_nothing(bench, round_=round_)
+    bench.join("a")
+    resend_changes_nothing(bench, round_=round_)
+
+
+@pytest.mark.parametrize("round_", [0, None])
+def test_a_resend_after_a_restart_gets_the_first_answer(round_: int | None) -> None:
+    bench = first_sent()
+    bench.restart()
+    resend_changes_nothing(bench, round_=round_)
+
+
+def test_a_different_second_update_is_refused() -> None:
+    """Other weights, or other samples with the same weights; before and after a good resend."""
+    bench = first_sent()
+    bench.refuses_end(errors.DuplicateUpdate, "a", "other", num_samples=3)
+    bench.refuses_end(errors.DuplicateUpdate, "a", "of a", num_samples=4)
+    resend_changes_nothing(bench, round_=0)
+    bench.refuses(c.BeginUpload("a", 0, "other"), errors.DuplicateUpdate)
+    bench.refuses(c.EndTrainingRound("a", "a", 0, 3, None), errors.DuplicateUpdate)
+    bench.end("b", "of b")
+    assert [u.weights.ref.digest for u in bench.aggregates[0].updates] == ["of a", "of b"]
+
+
+def test_the_same_bytes_in_the_next_round_are_another_update() -> None:
+    """Training may change nothing; that is still this round's work."""
+    bench = first_sent()
+    bench.end("b")
+    bench.end("a", "of a", round_=1, num_samples=3)
+    assert bench.outstanding == ("b",)
+
+
+def test_two_may_hand_in_the_same_bytes() -> None:
+    """A digest tells a resend from a change, not one participant from another."""
+    bench = first_sent()
+    bench.end("b", "of a", num_samples=3)
+    assert len(bench.aggregates[0].updates) == 2
+
+
+def test_what_was_uploaded_need_not_be_uploaded_again() -> None:
+    """In the open round, after it, and after the sender has gone."""
+    bench = first_sent()
+    answer = bench.begin_upload("a", "of a", round_=0)
+    assert isinstance(answer, r.AlreadyUploaded)
+    assert answer.ref.key == "0/a"
+    bench.end("b")
+    assert bench.begin_upload("a", "of a", round_=0) == answer
+    bench.leave("a")
+    assert bench.begin_upload("a", "of a", round_=0) == answer
+
+
+def test_beginning_an_upload_changes_nothing() -> None:
+    bench = opened_round("a", "b")
+    session = bench.session
+    assert bench.begin_upload("a", "one") == r.UploadTo("0/a")
+    assert bench.begin_upload("a", "two") == r.UploadTo("0/a")
+    assert bench.session == session
+
+
+def test_a_refusal_tells_what_was_wrong_with_the_numbers() -> None:
+    """A message names the thing, the value and the limit."""
+    bench = opened_round("a", "b")
+    with pytest.raises(errors.InvalidUpdate, match=r"\(4,\).*\(3,\)"):
+        bench.end("a", shape=(4,))
+    with pytest.raises(errors.InvalidUpdate, match="float64.*float32"):
+        bench.end("a", dtype="float64")
+    with pytest.raises(errors.InvalidUpdate, match="index 2"):
+        bench.end("a", first_bad=2)
+    with pytest.raises(errors.InvalidUpdate, match="-5"):
+        bench.end("a", num_samples=-5)
+    assert SHAPE == (3,)

@@ -1,0 +1,339 @@
+"""Every format gives the same data set, and what is wrong with a file is told in one line."""
+
+import re
+import socket
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from xain_workloads.data import BUNDLED, Dataset, class_name, from_arrays, load
+from xain_workloads.errors import DataError
+from xain_workloads.profile import DataProfile
+
+Write = Callable[[str, str | bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def _write(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return _write
+
+
+def _parquet(path: Path, **columns: Any) -> Path:
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def _refused(complaint: str) -> Any:
+    return pytest.raises(DataError, match=re.escape(complaint))
+
+
+# Formats
+
+
+def test_every_format_reads_the_same_data(write: Write, tmp_path: Path) -> None:
+    """Participants may keep their parts in different formats: rows and classes agree."""
+    features = np.array([[1.0, 2.5], [0.0, -4.0], [3.0, 0.0]])
+    np.savez(tmp_path / "long.npz", features=features, target=np.array([3, 10, 3]))
+    np.savez(tmp_path / "short.npz", X=features.astype(np.float32), y=np.array([b"3", b"10", b"3"]))
+    _parquet(tmp_path / "numbers.parquet", a=[1, 0, 3], b=[2.5, -4.0, 0.0], y=[3.0, 10.0, 3.0])
+    _parquet(
+        tmp_path / "coded.parquet",
+        a=pa.array([1, 0, 3], pa.int8()),
+        b=[Decimal("2.5"), Decimal("-4.0"), Decimal("0.0")],
+        y=pa.array(["3", "10", "3"]).dictionary_encode(),
+    )
+    write("whole.csv", "a,b,y\n1,2.5,3\n0,-4,10\n3,0,3\n")
+    write("text.csv", '"a","b",y\n1, 2.5,3.0\n0,-4.0,"10"\n3,0,3\n')
+    write("one.svm", "3 1:1 2:2.5\n10 2:-4\n3 1:3\n")
+
+    for path in sorted(tmp_path.iterdir()):
+        dataset = load(path)
+        np.testing.assert_array_equal(dataset.features, features, err_msg=path.name)
+        assert dataset.target.tolist() == ["3", "10", "3"], path.name
+        assert dataset.features.dtype == np.float64
+        assert dataset.features.flags.c_contiguous
+        assert dataset.profile() == DataProfile(3, 2, ("3", "10")), path.name
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_sets_need_no_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo runs on a laptop in a train."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a bundled set opened a socket")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    task = "regression" if name == "diabetes" else "classification"
+    dataset = load(name, task=task)
+    assert dataset.task == task
+    assert dataset.num_samples > 100
+    assert len(dataset.feature_names) == dataset.num_features
+
+
+def test_bundled_classes_have_names() -> None:
+    """A prediction says "setosa", and digits are in numeric order."""
+    assert load("iris").profile() == DataProfile(150, 4, ("setosa", "versicolor", "virginica"))
+    assert load("digits").profile() == DataProfile(1797, 64, tuple("0123456789"))
+
+
+def test_scale_multiplies_features_alone() -> None:
+    """Pixels of 0..16 become 0..1; the target stays."""
+    scaled = load("digits", scale=0.0625)
+    assert (scaled.features.min(), scaled.features.max()) == (0.0, 1.0)
+    diabetes = load("diabetes", task="regression", scale=2.0)
+    np.testing.assert_array_equal(diabetes.target, load("diabetes", task="regression").target)
+    with _refused("scale is 0"):
+        load("digits", scale=0.0)
+
+
+def test_regression_target_is_float(write: Write) -> None:
+    """A regression target is numbers, and the profile lists no classes."""
+    dataset = load(write("a.csv", "a,y\n1,2\n3,4.5\n"), task="regression")
+    assert dataset.target.dtype == np.float64
+    assert dataset.target.tolist() == [2.0, 4.5]
+    assert dataset.profile() == DataProfile(2, 1, ())
+
+
+def test_target_is_chosen_by_name(write: Write) -> None:
+    """The last column unless told otherwise; the others keep their order."""
+    path = write("a.csv", "a,b,c\n1,2,3\n")
+    assert load(path).feature_names == ("a", "b")
+    chosen = load(path, target="b")
+    assert chosen.feature_names == ("a", "c")
+    assert chosen.target.tolist() == ["2"]
+    assert chosen.features.tolist() == [[1.0, 3.0]]
+
+
+def test_csv_types_do_not_depend_on_the_first_block(write: Write) -> None:
+    """A fraction after megabytes of whole numbers, and a name after numeric labels, are read."""
+    text = "a,y\n" + "1,2\n" * 600_000 + "1.5,late\n"
+    dataset = load(write("a.csv", text))
+    assert dataset.features[-1, 0] == 1.5
+    assert dataset.profile().classes == ("2", "late")
+
+
+def test_libsvm_width_and_base_are_given_not_guessed(write: Write) -> None:
+    """Parts of one data set that lack the first or last feature still have the same columns."""
+    part = write("a.svm", "1 2:5\n-1 2:6\n")
+    assert load(part, num_features=4).features.tolist() == [[0, 5, 0, 0], [0, 6, 0, 0]]
+    assert load(part, num_features=4, zero_based=True).features.tolist() == [
+        [0, 0, 5, 0],
+        [0, 0, 6, 0],
+    ]
+    with _refused("Invalid index 0"):
+        load(write("b.svm", "1 0:5\n"))
+    with _refused("input file contains 2 features"):
+        load(part, num_features=1)
+
+
+# Class names
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        (3, "3"),
+        (np.int8(3), "3"),
+        (3.0, "3"),
+        ("3", "3"),
+        (" 3.0 ", "3"),
+        (b"3", "3"),
+        ("+3.", "3"),
+        ("-0", "0"),
+        (0.5, "0.5"),
+        ("0.50", "0.5"),
+        ("007", "007"),
+        ("1e3", "1e3"),
+        ("setosa", "setosa"),
+        (True, "True"),
+        (np.True_, "True"),
+        (str(2**60 + 1), str(2**60 + 1)),
+        ("٣", "٣"),
+    ],
+)
+def test_class_names_are_canonical(label: object, name: str) -> None:
+    """One class has one name, whatever type a file stores it in."""
+    assert class_name(label) == name
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_class_names_are_stable(label: object) -> None:
+    """The name of a name is the name: data written out and read again keep their classes."""
+    assert class_name(class_name(label)) == class_name(label)
+
+
+# Empty files
+
+
+@pytest.mark.parametrize("text", ["a,b,y\n", "a,b,y", "a,b,y\n\n", '"a","b","y"\r\n'])
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Any) -> None:
+    """An empty partition is data without rows, not an error."""
+    dataset = load(write("a.csv", text), task=task)
+    assert dataset.profile() == DataProfile(0, 2)
+    assert dataset.task == task
+    assert dataset.feature_names == ("a", "b")
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_other_formats_without_rows(write: Write, tmp_path: Path, task: Any) -> None:
+    """Likewise in every other format."""
+    np.savez(tmp_path / "a.npz", X=np.empty((0, 2)), y=np.empty(0))
+    assert load(tmp_path / "a.npz", task=task).profile() == DataProfile(0, 2)
+    _parquet(tmp_path / "a.parquet", a=pa.array([], pa.int64()), y=pa.array([], pa.float64()))
+    assert load(tmp_path / "a.parquet", task=task).profile() == DataProfile(0, 1)
+    assert load(write("a.svm", ""), task=task, num_features=7).profile() == DataProfile(0, 7)
+    assert load(write("a.svm", ""), task=task).num_samples == 0
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a,b,y\n1,2,x\n1,oops,x\n", "a.csv: column 'b', row 2: 'oops' is not a number"),
+        ("a,b,y\n1,2,x\n1,,x\n", "a.csv: column 'b', row 2: the value is missing"),
+        ("a,b,y\n1,NA,x\n1,2,x\n", "a.csv: column 'b', row 1: the value is missing"),
+        ("a,b,y\n1,2,x\n-inf,2,x\n", "a.csv: column 'a', row 2: -inf is not finite"),
+        ("a,b,y\n1,2,x\n1,2,\n", "a.csv: column 'y', row 2: the value is missing"),
+        ("a,b,y\n1,2,x\n1,2\n", "a.csv: CSV parse error: Expected 3 columns, got 2"),
+        ("a,a,y\n1,2,x\n", "a.csv: more than one column is called 'a'"),
+        ("a\n1\n", "a.csv: column 'a' is alone"),
+        ("", "a.csv: the file is empty"),
+        (b"\xff\xfe\x00", "a.csv: 'utf-8' codec"),
+    ],
+)
+def test_csv_errors_name_file_column_and_row(
+    write: Write, text: str | bytes, complaint: str
+) -> None:
+    """Someone with a million rows finds the one that is wrong."""
+    with _refused(complaint):
+        load(write("a.csv", text))
+
+
+def test_regression_target_must_be_numbers(write: Write) -> None:
+    """Text, gaps and infinities in a regression target are named like those in features."""
+    with _refused("a.csv: column 'y', row 1: 'x' is not a number"):
+        load(write("a.csv", "a,y\n1,x\n"), task="regression")
+    with _refused("a.csv: column 'y', row 2: inf is not finite"):
+        load(write("a.csv", "a,y\n1,1\n1,inf\n"), task="regression")
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        ({"a": [1, None], "y": [1, 2]}, "column 'a', row 2: the value is missing"),
+        ({"a": ["1", "2"], "y": [1, 2]}, "column 'a', row 1: '1' is not a number"),
+        ({"a": [1.0, float("nan")], "y": [1, 2]}, "column 'a', row 2: nan is not finite"),
+        ({"a": [1, 2], "y": [1.0, float("nan")]}, "column 'y', row 2: nan is not finite"),
+        ({"a": [1, 2], "y": [None, "x"]}, "column 'y', row 1: the value is missing"),
+        ({"a": [1, 2], "y": [[1], [2]]}, "column 'y', row 1: [1] is no class name"),
+    ],
+)
+def test_parquet_errors_name_column_and_row(
+    tmp_path: Path, columns: dict[str, Any], complaint: str
+) -> None:
+    """Typed columns are held to the same rules as text."""
+    with _refused(f"a.parquet: {complaint}"):
+        load(_parquet(tmp_path / "a.parquet", **columns))
+
+
+def test_npz_never_unpickles(tmp_path: Path) -> None:
+    """An object array in an archive is refused, not run."""
+    np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.array(["a", "b"], dtype=object))
+    with _refused("Object arrays cannot be loaded"):
+        load(tmp_path / "a.npz")
+
+
+def test_npz_names_its_arrays(tmp_path: Path) -> None:
+    """Wrong array names and shapes say what is there."""
+    np.savez(tmp_path / "a.npz", data=np.eye(2), label=np.ones(2))
+    with _refused(
+        "a.npz: neither arrays 'features' and 'target' nor 'X' and 'y'; there are: 'data'"
+    ):
+        load(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", X=np.eye(2), y=np.ones(3))
+    with _refused("b.npz: target has shape (3,), expected (2,)"):
+        load(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", X=np.ones((2, 2, 2)), y=np.ones(2))
+    with _refused("c.npz: features have shape (2, 2, 2), expected (n, p)"):
+        load(tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.parquet", "a.svm"])
+def test_garbage_is_refused(write: Write, name: str) -> None:
+    """A file that is not what its suffix says is a DataError that names it."""
+    with _refused(name):
+        load(write(name, b"garbage\n"))
+
+
+def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None:
+    """Unknown names, suffixes, columns and missing files list the choices or the path."""
+    with _refused("unknown data source 'mnist': neither a bundled set (breast_cancer, diabetes"):
+        load("mnist")
+    with _refused("nor a file ending in .csv, .libsvm, .npz, .parquet"):
+        load(write("a.xlsx", "x"))
+    with _refused("gone.csv: no such file"):
+        load(tmp_path / "gone.csv")
+    with _refused("no column 'z'; there are: 'a', 'y'"):
+        load(write("a.csv", "a,y\n1,2\n"), target="z")
+    with _refused("in CSV and Parquet files only"):
+        load("iris", target="species")
+    with _refused("task is 'clustering'"):
+        load("iris", task="clustering")  # type: ignore[arg-type]
+    with _refused("set task='regression'"):
+        load("diabetes")
+    with _refused("4 feature columns, but num_features is 5"):
+        load("iris", num_features=5)
+
+
+# Datasets
+
+
+def test_dataset_checks_its_arrays() -> None:
+    """A Dataset that exists is consistent, wherever it came from."""
+    with _refused("features have shape (2,)"):
+        Dataset(np.ones(2), np.ones(2))
+    with _refused("features have shape (2, 0)"):
+        Dataset(np.ones((2, 0)), np.ones(2))
+    with _refused("target has shape (3,), expected (2,)"):
+        Dataset(np.ones((2, 1)), np.ones(3))
+    with _refused("target has dtype int64"):
+        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))  # type: ignore[arg-type]
+    with _refused("1 feature names for 2 columns"):
+        Dataset(np.ones((2, 2)), np.ones(2), ("a",))
+
+
+def test_from_arrays_names_the_first_bad_value() -> None:
+    """Arrays get the same care as files."""
+    with _refused("data: column 'x1', row 3: nan is not finite"):
+        from_arrays([[1, 2], [3, 4], [5, np.nan]], [0, 1, 0])
+    with _refused("data: target, row 2: the label is empty"):
+        from_arrays([[1], [2]], ["a", " "])
+    with _refused("data: features have dtype"):
+        from_arrays([["a"]], [1])
+
+
+def test_subset_keeps_order_and_copies() -> None:
+    """A part of a data set is its own: changing it leaves the whole alone."""
+    whole = from_arrays([[0.0], [1.0], [2.0]], ["a", "b", "c"], feature_names=["f"])
+    part = whole.subset([2, 0])
+    part.features[:] = 9
+    assert part.target.tolist() == ["c", "a"]
+    assert part.feature_names == ("f",)
+    assert whole.features.tolist() == [[0.0], [1.0], [2.0]]
+    assert whole.subset([]).profile() == DataProfile(0, 1)

@@ -1,0 +1,204 @@
+"""Everybody computes the same partition, and every row has exactly one owner."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xain_workloads.data import Dataset, from_arrays, load
+from xain_workloads.partition import MAX_ALPHA, Partition, dirichlet, iid, split_train_test
+
+labels = st.lists(st.sampled_from(["a", "b", "7", "10"]), max_size=60)
+numbers = st.lists(st.floats(-1e6, 1e6), max_size=60)
+seeds = st.integers(0, 2**70)
+part_counts = st.integers(1, 9)
+alphas = st.one_of(st.floats(1e-300, 1e-2), st.floats(1e-2, MAX_ALPHA))
+
+
+def _target(values: list[Any]) -> Any:
+    is_text = not values or isinstance(values[0], str)
+    return np.array(values, dtype=np.str_ if is_text else np.float64)
+
+
+def _covers(parts: list[Any], num_samples: int) -> None:
+    rows = np.concatenate(parts)
+    assert len(rows) == num_samples
+    np.testing.assert_array_equal(np.sort(rows), np.arange(num_samples))
+
+
+@given(st.integers(0, 80), part_counts, seeds)
+def test_iid_covers_exactly(num_samples: int, num_parts: int, seed: int) -> None:
+    """Every row in one part, sizes as even as can be."""
+    parts = iid(num_samples, num_parts, seed=seed)
+    assert len(parts) == num_parts
+    _covers(parts, num_samples)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.one_of(labels, numbers), part_counts, alphas, seeds)
+def test_dirichlet_covers_exactly(
+    values: list[Any], num_parts: int, alpha: float, seed: int
+) -> None:
+    """Every row in one part, for labels and numbers, however extreme alpha is."""
+    parts = dirichlet(_target(values), num_parts, alpha=alpha, seed=seed)
+    assert len(parts) == num_parts
+    _covers(parts, len(values))
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+
+
+@given(st.one_of(labels, numbers), part_counts, alphas, seeds)
+def test_partition_is_deterministic(
+    values: list[Any], num_parts: int, alpha: float, seed: int
+) -> None:
+    """Participants on different machines cut alike, whatever else has used chance before."""
+    target = _target(values)
+    first = dirichlet(target, num_parts, alpha=alpha, seed=seed)
+    np.random.seed(0)
+    again = dirichlet(target, num_parts, alpha=alpha, seed=seed)
+    assert [part.tolist() for part in first] == [part.tolist() for part in again]
+    assert [part.tolist() for part in iid(len(target), num_parts, seed=seed)] == [
+        part.tolist() for part in iid(len(target), num_parts, seed=seed)
+    ]
+
+
+def test_partition_is_pinned() -> None:
+    """These rows were computed once. If they change, participants of two releases would train on
+    overlapping parts without noticing."""
+    target = _target(list("aabbccaabbcc"))
+    assert [part.tolist() for part in iid(10, 3, seed=7)] == [[4, 5, 8, 9], [1, 6, 7], [0, 2, 3]]
+    assert [part.tolist() for part in dirichlet(target, 3, alpha=0.5, seed=7)] == [
+        [3, 4, 9],
+        [2, 8, 11],
+        [0, 1, 5, 6, 7, 10],
+    ]
+
+
+def test_small_alpha_separates_labels() -> None:
+    """Near 0 a label belongs to one participant; large alpha gives everybody the same mix."""
+    target = load("digits").target
+    alone = dirichlet(target, 4, alpha=1e-9, seed=3)
+    assert sum(len(set(target[part])) for part in alone) == 10
+    mixed = dirichlet(target, 4, alpha=1e5, seed=3)
+    assert all(len(set(target[part])) == 10 for part in mixed)
+    sizes = [len(part) for part in mixed]
+    assert max(sizes) - min(sizes) < 20
+
+
+def test_regression_is_skewed_by_decile() -> None:
+    """A measurement has no labels, so parts differ in its range instead."""
+    target = np.arange(1000.0)
+    parts = dirichlet(target, 3, alpha=1e-9, seed=1)
+    for part in parts:
+        deciles = Counter((target[part] // 100).tolist())
+        assert set(deciles.values()) <= {100}
+
+
+def test_more_parts_than_rows() -> None:
+    """Participants that get nothing get an empty data set with the same columns."""
+    dataset = from_arrays(np.ones((2, 3)), ["a", "b"])
+    for kind in ("iid", "dirichlet"):
+        parts = [Partition(kind, 5, index).apply(dataset) for index in range(5)]  # type: ignore[arg-type]
+        assert sum(part.num_samples for part in parts) == 2
+        assert {part.num_features for part in parts} == {3}
+
+
+def test_apply_takes_our_part() -> None:
+    """The parts of all participants together are the data set."""
+    dataset = load("iris")
+    parts = [
+        Partition("dirichlet", 3, index, alpha=0.3, seed=5).apply(dataset) for index in range(3)
+    ]
+    expected = dirichlet(dataset.target, 3, alpha=0.3, seed=5)
+    for part, rows in zip(parts, expected, strict=True):
+        np.testing.assert_array_equal(part.features, dataset.features[rows])
+        np.testing.assert_array_equal(part.target, dataset.target[rows])
+    assert Partition().apply(dataset) is dataset
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"kind": "random"}, "kind is 'random'; choose one of: dirichlet, iid, none"),
+        ({"kind": "iid", "num_parts": 0}, "num_parts is 0"),
+        ({"kind": "iid", "num_parts": 2.0}, "num_parts is 2.0; it must be a whole number"),
+        ({"kind": "iid", "num_parts": 2, "index": 2}, "index is 2; it must be below num_parts, 2"),
+        ({"kind": "iid", "index": -1}, "index is -1"),
+        ({"kind": "iid", "index": True}, "index is True"),
+        ({"seed": -1}, "seed is -1"),
+        ({"alpha": 0.0}, "alpha is 0.0; it must be above 0"),
+        ({"alpha": float("nan")}, "alpha is nan; it must be finite"),
+        ({"alpha": 1e9}, "alpha is 1000000000.0; it must be at most"),
+        ({"num_parts": 4, "index": 1}, "num_parts is 4, but kind is 'none'"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict[str, Any], complaint: str) -> None:
+    """A wrong configuration says which field, and what it may be."""
+    with pytest.raises(ValueError, match=complaint):
+        Partition(**fields)
+
+
+# Train and test
+
+
+@given(
+    st.one_of(labels, numbers),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 2**32),
+)
+def test_split_covers_exactly(values: list[Any], fraction: float, seed: int) -> None:
+    """Each row is for training or for testing, and no label is only tested."""
+    target = _target(values)
+    rows = np.arange(len(target), dtype=np.float64)[:, np.newaxis]
+    dataset = Dataset(rows, target)
+    train, test = split_train_test(dataset, fraction, seed)
+
+    _covers([train.features[:, 0], test.features[:, 0]], len(target))
+    if dataset.task == "classification":
+        assert set(test.target) <= set(train.target)
+        singles = len(set(target))
+        assert test.num_samples <= len(target) - singles
+    if fraction == 0:
+        assert test.num_samples == 0
+    again = split_train_test(dataset, fraction, seed)
+    np.testing.assert_array_equal(again[1].features, test.features)
+
+
+def test_split_is_stratified() -> None:
+    """Each digit has its share in the test set, to a row."""
+    dataset = load("digits")
+    train, test = split_train_test(dataset, 0.2, seed=1)
+    assert (train.num_samples, test.num_samples) == (1438, 359)
+    counts, tested = Counter(dataset.target.tolist()), Counter(test.target.tolist())
+    assert all(abs(tested[label] - 0.2 * counts[label]) <= 1 for label in counts)
+    other = split_train_test(dataset, 0.2, seed=2)[1]
+    assert not np.array_equal(other.features, test.features)
+
+
+@pytest.mark.parametrize(
+    ("target", "num_test"),
+    [
+        ([], 0),
+        (["a"], 0),
+        (["a", "b"], 0),
+        (["a", "a", "b"], 1),
+        (["a"] * 9 + ["b"], 1),
+        ([1.5], 0),
+    ],
+)
+def test_split_of_tiny_sets(target: list[Any], num_test: int) -> None:
+    """One test row if one can be spared; the last row of a label is for training."""
+    dataset = Dataset(np.ones((len(target), 1)), _target(target))
+    train, test = split_train_test(dataset, 0.1, seed=0)
+    assert (train.num_samples, test.num_samples) == (len(target) - num_test, num_test)
+
+
+def test_split_names_a_wrong_fraction() -> None:
+    """A fraction of 1 or more would leave nothing to train on."""
+    dataset = load("iris")
+    for fraction in (1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="test_fraction is"):
+            split_train_test(dataset, fraction, seed=0)

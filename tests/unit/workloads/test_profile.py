@@ -1,0 +1,60 @@
+"""What participants tell about their data adds up to one profile."""
+
+import subprocess
+import sys
+from itertools import permutations
+
+import pytest
+
+from xain_workloads.profile import DataProfile, sort_classes, union
+
+
+def test_numbers_sort_as_numbers() -> None:
+    """Class order is weight order, and "10" comes after "9" for everybody."""
+    assert sort_classes(["10", "9", "-1", "2.5", "9"]) == ("-1", "2.5", "9", "10")
+
+
+def test_text_sorts_as_text() -> None:
+    """One name that is no number makes all of them text."""
+    assert sort_classes(["10", "9", "b", "a"]) == ("10", "9", "a", "b")
+
+
+@pytest.mark.parametrize(
+    "names", [["nan", "2", "1", "3"], ["1", "1.0", "01", "2"], ["b", "a", "c"], ["inf", "1", "2"]]
+)
+def test_order_does_not_depend_on_order(names: list[str]) -> None:
+    """Whoever joins first, the classes come out the same: nan and equal numbers too."""
+    assert len({sort_classes(order) for order in permutations(names)}) == 1
+
+
+def test_union_adds_rows_and_merges_classes() -> None:
+    """The model knows every class that any participant knows."""
+    profiles = [DataProfile(3, 4, ("0", "2")), DataProfile(5, 4, ("1", "2"))]
+    assert union(profiles) == DataProfile(8, 4, ("0", "1", "2"))
+
+
+def test_union_passes_over_profiles_without_rows() -> None:
+    """An empty partition, whose width may be a guess, stops nobody."""
+    profiles = [DataProfile(0, 1), DataProfile(5, 4, ("1", "2"))]
+    assert union(profiles) == DataProfile(5, 4, ("1", "2"))
+
+
+def test_union_refuses_what_does_not_fit() -> None:
+    """Different widths, or no rows anywhere, are told before training starts."""
+    with pytest.raises(ValueError, match=r"number of features: \[3, 4\]"):
+        union([DataProfile(1, 4), DataProfile(1, 3)])
+    with pytest.raises(ValueError, match="no participant has any rows"):
+        union([DataProfile(0, 4)])
+
+
+@pytest.mark.parametrize("module", ["model", "profile", "workload", "partition"])
+def test_light_modules_stay_light(module: str) -> None:
+    """The coordinator imports these at start; scikit-learn and Arrow would cost it seconds."""
+    code = (
+        f"import sys, xain_workloads.{module};"
+        "print(sorted({'sklearn', 'pyarrow', 'scipy', 'grpc'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,534 @@
+"""Linear models: local training is exact, repeatable and safe with whatever data a participant has,
+and averaging it gives what training in one place would have given."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.metrics import hinge_loss, log_loss, mean_squared_error, r2_score
+
+from xain_workloads.data import Dataset, from_arrays, load
+from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.model import Model, TensorSpec, unflatten
+from xain_workloads.partition import Partition, split_train_test
+from xain_workloads.profile import DataProfile
+from xain_workloads.sgd import LEARNING_RATES, LOSSES, PENALTIES, SgdWorkload
+from xain_workloads.workload import (
+    Workload,
+    create,
+    fit_centralised,
+    from_metadata,
+    known_workloads,
+)
+
+REGRESSION = {"task": "regression"}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits", scale=1 / 16)
+
+
+@pytest.fixture(scope="module")
+def binary() -> Dataset:
+    data = load("breast_cancer")
+    spread = (data.features - data.features.mean(axis=0)) / data.features.std(axis=0)
+    return Dataset(spread, data.target, data.feature_names)
+
+
+@pytest.fixture(scope="module")
+def diabetes() -> Dataset:
+    return load("diabetes", task="regression", scale=20.0)
+
+
+def _start(workload: Workload, *data: Dataset) -> Model:
+    return workload.initial_model([part.profile() for part in data])
+
+
+def _with(model: Model, vector: Any) -> Model:
+    return replace(model, vector=vector)
+
+
+# The model
+
+
+def test_initial_model_is_zeros_for_the_union() -> None:
+    """Layout and class order come from all participants, and empty ones change nothing."""
+    profiles = [
+        DataProfile(5, 4, ("10", "9")),
+        DataProfile(0, 1),
+        DataProfile(1, 4, ("2",)),
+    ]
+    model = create("sgd").initial_model(profiles)
+    assert model.layout == (
+        TensorSpec("coef", (3, 4), "float32"),
+        TensorSpec("intercept", (3,), "float32"),
+    )
+    assert model.vector.dtype == np.float32
+    np.testing.assert_array_equal(model.vector, np.zeros(15))
+    assert json.loads(model.metadata["classes"]) == ["2", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    ("options", "classes"), [({}, ("a", "b")), (REGRESSION, ()), ({"dtype": "float64"}, ("a", "b"))]
+)
+def test_two_classes_and_regression_have_one_row(
+    options: dict[str, object], classes: tuple[str, ...]
+) -> None:
+    """As in scikit-learn, so that its estimators can be built from the arrays."""
+    model = create("sgd", options).initial_model([DataProfile(5, 4, classes)])
+    dtype = str(options.get("dtype", "float32"))
+    assert model.layout == (
+        TensorSpec("coef", (1, 4), dtype),
+        TensorSpec("intercept", (1,), dtype),
+    )
+
+
+@pytest.mark.parametrize("classes", [(), ("a",)])
+def test_classification_needs_two_classes(classes: tuple[str, ...]) -> None:
+    """A fit that cannot learn anything is refused before the first round."""
+    with pytest.raises(DataError, match="needs two classes or more"):
+        create("sgd").initial_model([DataProfile(5, 4, classes), DataProfile(2, 4, classes)])
+
+
+def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
+    """A participant that knows nothing but the model trains as the one that made it."""
+    workload = create("sgd", {"loss": "hinge", "penalty": "elasticnet", "l1_ratio": 0.5})
+    model = _start(workload, digits)
+    assert all(type(value) is str for value in model.metadata.values())
+
+    rebuilt = from_metadata(dict(model.metadata))
+
+    assert rebuilt == workload
+    assert from_metadata(_start(create("sgd", REGRESSION), digits).metadata) == create(
+        "sgd", REGRESSION
+    )
+    first = workload.train(model, digits, epochs=1, epoch_base=0, seed=1)
+    again = rebuilt.train(model, digits, epochs=1, epoch_base=0, seed=1)
+    assert first.vector.tobytes() == again.vector.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "complaint"),
+    [
+        ({}, "do not name its workload"),
+        ({"workload": "os"}, "unknown workload 'os'; known: sgd"),
+        ({"workload": "sgd", "options": "{"}, "not JSON"),
+        ({"workload": "sgd", "options": "[" * 100_000}, "not JSON"),
+        ({"workload": "sgd", "options": "[]"}, "not a JSON object"),
+        ({"workload": "sgd", "options": '{"n_jobs": 64}'}, "unknown option 'n_jobs'"),
+        ({"workload": "sgd", "options": '{"eta0": NaN}'}, "eta0 is nan"),
+    ],
+)
+def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) -> None:
+    """Metadata come from the network: they choose among known workloads and options, no more."""
+    with pytest.raises(ValueError, match=complaint):
+        from_metadata(metadata)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"epochs": 3}, "unknown option 'epochs' of workload 'sgd'; known: alpha, dtype"),
+        ({"task": "ranking"}, "task is 'ranking'; choose one of: classification, regression"),
+        ({"loss": "squared_error"}, "loss is 'squared_error'; choose one of: hinge"),
+        ({"task": "regression", "loss": "log_loss"}, "loss is 'log_loss'"),
+        ({"penalty": "l3"}, "penalty is 'l3'"),
+        ({"learning_rate": "adaptive"}, "learning_rate is 'adaptive'"),
+        ({"eta0": 0}, "eta0 is 0.0; it must be above 0"),
+        ({"eta0": "0.1"}, "eta0 is '0.1'; it must be of type float"),
+        ({"eta0": True}, "eta0 is True; it must be of type float"),
+        ({"eta0": 10**400}, "eta0 is too large a number"),
+        ({"alpha": -1.0}, "alpha is -1.0; it must be at least 0"),
+        ({"learning_rate": "optimal", "alpha": 0.0}, "alpha is 0; learning_rate 'optimal'"),
+        ({"l1_ratio": 1.5}, "l1_ratio is 1.5; it must be at most 1"),
+        ({"fit_intercept": 1}, "fit_intercept is 1; it must be of type bool"),
+        ({"dtype": "float16"}, "dtype is 'float16'"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> None:
+    """A wrong configuration is one line that names the key."""
+    with pytest.raises(ValueError, match=complaint):
+        create("sgd", options)
+
+
+def test_unknown_workload_lists_the_known() -> None:
+    """A typo in a configuration is told with the choices."""
+    with pytest.raises(ValueError, match="unknown workload 'sdg'; known: sgd"):
+        create("sdg")
+    assert "sgd" in known_workloads()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda model: replace(model, metadata={}),
+        lambda model: replace(model, metadata={**model.metadata, "classes": "{"}),
+        lambda model: replace(model, metadata={**model.metadata, "classes": "[1, 2]"}),
+        lambda model: replace(model, metadata={**model.metadata, "classes": '["a", "b"]'}),
+        lambda model: replace(model, metadata={**model.metadata, "classes": "[]"}),
+        lambda model: replace(model, vector=model.vector[1:]),
+        lambda model: replace(model, layout=model.layout[:1], vector=model.vector[:640]),
+    ],
+)
+def test_foreign_models_are_refused(digits: Dataset, spoil: Any) -> None:
+    """A model whose parts contradict each other is a ValueError, not a wrong prediction."""
+    workload = create("sgd")
+    model = spoil(_start(workload, digits))
+    with pytest.raises(ValueError):  # noqa: PT011  each has its own words
+        workload.predict(model, digits.features)
+
+
+# Training
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_every_combination_of_options_trains_silently(
+    task: str, binary: Dataset, diabetes: Dataset
+) -> None:
+    """Every documented option works, and scikit-learn warns of nothing."""
+    data = (binary if task == "classification" else diabetes).subset(np.arange(0, 400, 4))
+    for loss in LOSSES[task]:
+        for penalty in PENALTIES:
+            for learning_rate in LEARNING_RATES:
+                for fit_intercept in (True, False):
+                    options = {
+                        "task": task,
+                        "loss": loss,
+                        "penalty": penalty,
+                        "learning_rate": learning_rate,
+                        "fit_intercept": fit_intercept,
+                        "alpha": 0.1,
+                        "eta0": 0.001,
+                    }
+                    workload = create("sgd", options)
+                    model = _start(workload, data)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        result = workload.train(model, data, epochs=2, epoch_base=3, seed=1)
+                    assert np.isfinite(result.vector).all()
+                    assert result.vector.any(), options
+                    intercept = unflatten(result.vector, model.layout)["intercept"]
+                    assert fit_intercept or not intercept.any()
+
+
+def test_one_epoch_is_scikit_learns_own(digits: Dataset, diabetes: Dataset) -> None:
+    """Nothing is lost between their estimators and our arrays: three classes, two, and numbers."""
+    seed, epoch = 4, 0
+    chance = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+    settings: dict[str, Any] = {"eta0": 0.01, "learning_rate": "constant", "random_state": chance}
+
+    for labels in (["0", "1", "2"], ["3", "8"]):
+        data = digits.subset(np.flatnonzero(np.isin(digits.target, labels)))
+        workload = create("sgd", {"dtype": "float64"})
+        result = workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=seed)
+        theirs = SGDClassifier(loss="log_loss", **settings)
+        theirs.partial_fit(data.features, data.target, classes=np.array(labels))
+        np.testing.assert_array_equal(
+            result.vector, np.concatenate([theirs.coef_.ravel(), theirs.intercept_])
+        )
+
+    workload = create("sgd", {"task": "regression", "dtype": "float64"})
+    result = workload.train(_start(workload, diabetes), diabetes, epochs=1, epoch_base=0, seed=seed)
+    regressor = SGDRegressor(**settings).partial_fit(diabetes.features, diabetes.target)
+    np.testing.assert_array_equal(
+        result.vector, np.concatenate([regressor.coef_, regressor.intercept_])
+    )
+
+
+@pytest.mark.parametrize("learning_rate", LEARNING_RATES)
+def test_rounds_continue_where_the_last_one_stopped(digits: Dataset, learning_rate: str) -> None:
+    """Five epochs are three and then two: shuffling and the learning rate go by the epoch's number.
+    So a round that is done again after a crash gives the same weights."""
+    data = digits.subset(np.arange(200))
+    workload = create("sgd", {"dtype": "float64", "learning_rate": learning_rate})
+    model = _start(workload, data)
+    at_once = workload.train(model, data, epochs=5, epoch_base=0, seed=9)
+    first = workload.train(model, data, epochs=3, epoch_base=0, seed=9)
+    then = workload.train(_with(model, first.vector), data, epochs=2, epoch_base=3, seed=9)
+    assert then.vector.tobytes() == at_once.vector.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fixture", "options"), [("digits", {}), ("binary", {}), ("diabetes", REGRESSION)]
+)
+def test_training_is_repeatable(
+    fixture: str, options: dict[str, object], request: pytest.FixtureRequest
+) -> None:
+    """The same inputs give the same bits, whatever chance others have drawn; seeds and rounds
+    differ; and the model that was given stays as it is."""
+    data: Dataset = request.getfixturevalue(fixture)
+    data = data.subset(np.arange(300))
+    workload = create("sgd", options)
+    model = _start(workload, data)
+    start = workload.train(model, data, epochs=1, epoch_base=0, seed=0).vector
+    model = _with(model, start.copy())
+
+    def train(epoch_base: int = 2, seed: int = 5) -> Any:
+        return workload.train(model, data, epochs=2, epoch_base=epoch_base, seed=seed)
+
+    np.random.seed(1)
+    first = train()
+    np.random.seed(2)
+    again = train()
+    assert first.vector.tobytes() == again.vector.tobytes()
+    assert first.metrics == again.metrics
+    assert first.num_samples == 300
+    assert first.vector.dtype == np.float32
+    assert train(seed=6).vector.tobytes() != first.vector.tobytes()
+    assert train(epoch_base=4).vector.tobytes() != first.vector.tobytes()
+    assert model.vector.tobytes() == start.tobytes()
+
+
+def test_float64_model_is_not_written_into(digits: Dataset) -> None:
+    """Without a conversion between them, training could reach the caller's weights."""
+    workload = create("sgd", {"dtype": "float64"})
+    model = _start(workload, digits)
+    workload.train(model, digits, epochs=1, epoch_base=0, seed=0)
+    assert not model.vector.any()
+
+
+@pytest.mark.parametrize("local", [["0", "1", "2"], ["7"]])
+def test_classes_missing_locally_keep_their_rows(digits: Dataset, local: list[str]) -> None:
+    """A hospital that never saw a disease still trains the whole model, even with one class."""
+    workload = create("sgd", {"eta0": 0.1})
+    model = _start(workload, digits)
+    data = digits.subset(np.flatnonzero(np.isin(digits.target, local)))
+
+    result = workload.train(model, data, epochs=2, epoch_base=0, seed=1)
+
+    arrays = unflatten(result.vector, model.layout)
+    assert arrays["coef"].shape == (10, 64)
+    assert set(workload.predict(_with(model, result.vector), data.features)) <= set(local)
+    for code, name in enumerate("0123456789"):
+        # A class that is not there can only be pushed away.
+        assert (arrays["intercept"][code] < 0) or name in local
+
+
+def test_one_class_of_two(binary: Dataset) -> None:
+    """The one row of a two-class model moves towards the class that is there."""
+    workload = create("sgd")
+    model = _start(workload, binary)
+    for label in ("benign", "malignant"):
+        data = binary.subset(np.flatnonzero(binary.target == label))
+        result = workload.train(model, data, epochs=1, epoch_base=0, seed=1)
+        assert result.metrics["accuracy"] > 0.9
+        assert set(workload.predict(_with(model, result.vector), data.features[:20])) == {label}
+
+
+def test_class_order_is_numeric() -> None:
+    """Classes "9" and "10" get the rows that the metadata say, not those of text order."""
+    features = np.repeat(np.eye(3), 20, axis=0)
+    data = from_arrays(features, np.repeat([10, 9, 2], 20))
+    workload = create("sgd", {"eta0": 0.5})
+    model = fit_centralised(workload, data, epochs=5, seed=0)
+    assert json.loads(model.metadata["classes"]) == ["2", "9", "10"]
+    assert workload.predict(model, np.eye(3)).tolist() == ["10", "9", "2"]
+    assert workload.evaluate(model, data)["accuracy"] == 1.0
+
+
+def test_two_classes_learn(binary: Dataset) -> None:
+    """Two classes, one row of weights, both classes predicted."""
+    train, test = split_train_test(binary, 0.2, seed=0)
+    workload = create("sgd")
+    model = fit_centralised(workload, train, epochs=10, seed=0)
+    assert workload.evaluate(model, test)["accuracy"] > 0.95
+
+
+def test_regression_learns(diabetes: Dataset) -> None:
+    """Numbers are predicted as numbers; r2 near the 0.5 of least squares on this set."""
+    workload = create("sgd", {"task": "regression", "eta0": 0.001})
+    model = fit_centralised(workload, diabetes, epochs=50, seed=0)
+    assert workload.evaluate(model, diabetes)["r2"] > 0.45
+    prediction = workload.predict(model, diabetes.features[:3])
+    assert prediction.shape == (3,)
+    assert prediction.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "options", [{"eta0": 1e6, "alpha": 1.0}, {"task": "regression", "eta0": 10.0}]
+)
+def test_divergence_says_what_to_do(
+    options: dict[str, object], digits: Dataset, diabetes: Dataset
+) -> None:
+    """Weights that leave the finite numbers are never handed in; the error names eta0."""
+    data = diabetes if "task" in options else digits
+    workload = create("sgd", options)
+    with pytest.raises(Diverged, match="lower eta0, or scale the features"):
+        workload.train(_start(workload, data), data, epochs=20, epoch_base=0, seed=0)
+
+
+def test_overflow_on_the_wire_is_divergence(diabetes: Dataset) -> None:
+    """Weights that are finite in float64 and infinite in float32 count as diverged, silently."""
+    workload = create("sgd", {"task": "regression", "dtype": "float32", "eta0": 1.0, "alpha": 0.0})
+    data = from_arrays([[1.0]], [1e39], task="regression")
+    with pytest.raises(Diverged):
+        workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)
+
+
+def test_no_rows_is_its_own_error(digits: Dataset) -> None:
+    """The agent tells an empty partition from a broken one, so that the others go on."""
+    workload = create("sgd")
+    model = _start(workload, digits)
+    with pytest.raises(NoData):
+        workload.train(model, digits.subset([]), epochs=1, epoch_base=0, seed=0)
+    with pytest.raises(NoData):
+        workload.evaluate(model, digits.subset([]))
+    assert workload.predict(model, np.empty((0, 64))).shape == (0,)
+
+
+def test_unknown_label_is_named(digits: Dataset) -> None:
+    """A label that joined too late is refused with the classes that are known."""
+    workload = create("sgd")
+    model = _start(workload, digits)
+    data = from_arrays(np.ones((2, 64)), ["3", "eleven"])
+    complaint = r"label 'eleven' is none of the model's classes: \['0', '1', .*'9'\]"
+    with pytest.raises(DataError, match=complaint):
+        workload.train(model, data, epochs=1, epoch_base=0, seed=0)
+    with pytest.raises(DataError, match=complaint):
+        workload.evaluate(model, data)
+
+
+def test_data_that_do_not_fit_are_refused(digits: Dataset, diabetes: Dataset) -> None:
+    """Wrong widths, tasks and values are DataErrors, in training and in prediction."""
+    workload = create("sgd")
+    model = _start(workload, digits)
+    narrow = from_arrays(np.ones((2, 3)), ["3", "4"])
+    with pytest.raises(DataError, match=r"shape \(2, 3\), the model needs \(n, 64\)"):
+        workload.train(model, narrow, epochs=1, epoch_base=0, seed=0)
+    with pytest.raises(DataError, match="the data are for regression"):
+        workload.train(model, diabetes, epochs=1, epoch_base=0, seed=0)
+    with pytest.raises(DataError, match=r"shape \(64,\)"):
+        workload.predict(model, np.ones(64))
+    with pytest.raises(DataError, match="not all finite"):
+        workload.predict(model, np.full((1, 64), np.nan))
+    with pytest.raises(DataError, match="not a matrix of numbers"):
+        workload.predict(model, [["a"] * 64])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"epoch_base": -1}, {"seed": -1}], ids=lambda wrong: next(iter(wrong))
+)
+def test_wrong_arguments_are_named(digits: Dataset, wrong: dict[str, int]) -> None:
+    """Counts that make no sense are a ValueError that names them."""
+    workload = create("sgd")
+    arguments = {"epochs": 1, "epoch_base": 0, "seed": 0} | wrong
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+        workload.train(_start(workload, digits), digits, **arguments)
+
+
+# Metrics
+
+
+def test_metrics_agree_with_scikit_learn(
+    digits: Dataset, binary: Dataset, diabetes: Dataset
+) -> None:
+    """Our few lines of metrics give what the established implementation gives."""
+    workload = create("sgd")
+    model = fit_centralised(workload, binary, epochs=1, seed=0)
+    arrays = unflatten(model.vector, model.layout)
+    scores = binary.features @ arrays["coef"][0].astype(float) + arrays["intercept"][0]
+    expected = log_loss(binary.target == "malignant", 1 / (1 + np.exp(-scores)))
+    assert workload.evaluate(model, binary)["loss"] == pytest.approx(expected)
+
+    workload = create("sgd", {"loss": "hinge"})
+    model = fit_centralised(workload, digits, epochs=1, seed=0)
+    arrays = unflatten(model.vector, model.layout)
+    scores = digits.features @ arrays["coef"].T.astype(float) + arrays["intercept"]
+    expected = sum(
+        hinge_loss(np.where(digits.target == str(k), 1, -1), scores[:, k]) for k in range(10)
+    )
+    assert workload.evaluate(model, digits)["loss"] == pytest.approx(expected)
+    accuracy = np.mean(workload.predict(model, digits.features) == digits.target)
+    assert workload.evaluate(model, digits)["accuracy"] == accuracy
+
+    workload = create("sgd", {"task": "regression", "eta0": 0.001})
+    model = fit_centralised(workload, diabetes, epochs=1, seed=0)
+    predicted = workload.predict(model, diabetes.features)
+    assert workload.evaluate(model, diabetes) == {
+        "mse": pytest.approx(mean_squared_error(diabetes.target, predicted)),
+        "r2": pytest.approx(r2_score(diabetes.target, predicted)),
+    }
+
+
+def test_r2_of_a_constant_target_is_finite() -> None:
+    """One row, or one value, has no variance to explain: a number all the same, and no warning."""
+    workload = create("sgd", REGRESSION)
+    zero = from_arrays([[1.0]], [0.0], task="regression")
+    model = _start(workload, zero)
+    assert workload.evaluate(model, zero) == {"mse": 0.0, "r2": 1.0}
+    two = from_arrays([[1.0]], [2.0], task="regression")
+    assert workload.evaluate(model, two) == {"mse": 4.0, "r2": 0.0}
+
+
+@pytest.mark.parametrize("loss", LOSSES["classification"])
+def test_loss_falls_with_training(loss: str, binary: Dataset) -> None:
+    """The loss that is reported is the one that is minimised."""
+    workload = create("sgd", {"loss": loss, "eta0": 0.001})
+    model = _start(workload, binary)
+    noise = np.random.default_rng(0).normal(size=model.vector.shape).astype(np.float32)
+    model = _with(model, noise)
+    before = workload.evaluate(model, binary)["loss"]
+    after = workload.train(model, binary, epochs=3, epoch_base=0, seed=0).metrics["loss"]
+    assert after < 0.8 * before
+
+
+# Federated
+
+
+def _federate(
+    workload: Workload, parts: Sequence[Dataset], *, rounds: int, epochs: int, seed: int
+) -> Model:
+    """FedAvg in one process, McMahan et al. 2017, Algorithm 1, with everybody in every round."""
+    model = _start(workload, *parts)
+    for number in range(rounds):
+        results = [
+            workload.train(model, part, epochs=epochs, epoch_base=number * epochs, seed=seed + i)
+            for i, part in enumerate(parts)
+            if part.num_samples
+        ]
+        weights = np.array([result.num_samples for result in results], dtype=np.float64)
+        average = weights @ np.stack([result.vector for result in results]) / weights.sum()
+        model = _with(model, average.astype(np.float32))
+    return model
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
+    """Four participants with unlike data reach, without sharing a row, the accuracy of one that
+    has them all, to two points."""
+    train, test = split_train_test(digits, 0.2, seed)
+    parts = [
+        Partition("dirichlet", 4, index, alpha=0.5, seed=seed).apply(train) for index in range(4)
+    ]
+    workload = create("sgd", {"eta0": 0.1})
+
+    federated = _federate(workload, parts, rounds=20, epochs=2, seed=100 * seed)
+    centralised = fit_centralised(workload, train, epochs=40, seed=seed)
+
+    reached = workload.evaluate(federated, test)["accuracy"]
+    assert reached > 0.93
+    assert reached > workload.evaluate(centralised, test)["accuracy"] - 0.02
+
+
+def test_federated_regression_matches_centralised(diabetes: Dataset) -> None:
+    """Likewise for numbers, cut by decile."""
+    parts = [Partition("dirichlet", 3, index, alpha=0.5).apply(diabetes) for index in range(3)]
+    workload = create("sgd", {"task": "regression", "eta0": 0.001})
+    federated = workload.evaluate(_federate(workload, parts, rounds=20, epochs=2, seed=0), diabetes)
+    centralised = workload.evaluate(
+        fit_centralised(workload, diabetes, epochs=40, seed=0), diabetes
+    )
+    assert federated["r2"] > centralised["r2"] - 0.05
+
+
+def test_workload_is_a_protocol_member() -> None:
+    """The class fits the Protocol that the participant and the coordinator are written against."""
+    workload: Workload = SgdWorkload()
+    assert workload.name == "sgd"
+    assert workload == create("sgd")

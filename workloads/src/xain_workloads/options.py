@@ -1,0 +1,69 @@
+"""Options of a workload: from a plain mapping, as TOML or JSON give it, to a checked dataclass."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from math import isfinite
+from typing import Any, TypeVar, get_type_hints
+
+Options = TypeVar("Options")
+
+
+def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload: str) -> Options:
+    """Build the options dataclass `cls`, whose fields are of type str, bool, int or float.
+
+    A whole number is accepted for a float, since TOML writes 1 where 1.0 is meant.
+    Raises ValueError that names the key if it is unknown or its value is of another type; the
+    dataclass's own checks come after.
+    """
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(
+                f"unknown option {key!r} of workload {workload!r};"
+                f" known: {', '.join(sorted(known))}"
+            )
+        values[key] = _convert(key, value, hints[key])
+    return cls(**values)
+
+
+def require_choice(key: str, value: str, choices: Collection[str]) -> None:
+    """Raise ValueError that names the key unless the value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{key} is {value!r}; choose one of: {', '.join(sorted(choices))}")
+
+
+def require_range(
+    key: str,
+    value: float,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raise ValueError that names the key unless the value is finite and within the bounds."""
+    if not isfinite(value):
+        raise ValueError(f"{key} is {value}; it must be finite")
+    if above is not None and value <= above:
+        raise ValueError(f"{key} is {value}; it must be above {above}")
+    if at_least is not None and value < at_least:
+        raise ValueError(f"{key} is {value}; it must be at least {at_least}")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"{key} is {value}; it must be at most {at_most}")
+
+
+def _convert(key: str, value: object, expected: type) -> object:
+    # bool is a subclass of int: without this test, `eta0 = true` would train with eta0 = 1.
+    if isinstance(value, bool) and expected is not bool:
+        matches = False
+    elif expected is float and isinstance(value, int):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{key} is too large a number") from None
+    else:
+        matches = isinstance(value, expected)
+    if not matches:
+        raise ValueError(f"{key} is {value!r}; it must be of type {expected.__name__}")
+    return value

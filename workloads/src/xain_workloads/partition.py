@@ -1,0 +1,162 @@
+"""How one data set is divided among participants, for demos and experiments.
+
+Nobody hands out the parts: each participant has the whole data set, computes the same partition
+and keeps its own part. So the result must not depend on the machine or on the version of numpy, and
+chance comes from numpy.random.RandomState, whose streams are frozen (NEP 19); those of Generator
+may change with any release.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_workloads.data import Dataset, Target
+from xain_workloads.options import require_choice, require_range
+from xain_workloads.profile import sort_classes
+
+Kind = Literal["none", "iid", "dirichlet"]
+Rows = NDArray[np.intp]
+
+# Beyond it the parts are as good as iid, and the sum of the gamma draws may overflow.
+MAX_ALPHA = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Which part of a data set is ours.
+
+    kind: "none" keeps all rows, for participants who have a file each; "iid" and "dirichlet" as the
+        functions of that name.
+    num_parts: parts, and so participants, 1 or more.
+    index: our part, 0 <= index < num_parts.
+    alpha: concentration of "dirichlet"; the smaller, the more the parts differ.
+    seed: 0 or more; the same for all participants.
+    Raises ValueError that names the field.
+    """
+
+    kind: Kind = "none"
+    num_parts: int = 1
+    index: int = 0
+    alpha: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, ("none", "iid", "dirichlet"))
+        for name in ("num_parts", "index", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; it must be a whole number")
+        require_range("num_parts", self.num_parts, at_least=1)
+        require_range("index", self.index, at_least=0)
+        require_range("seed", self.seed, at_least=0)
+        require_range("alpha", self.alpha, above=0, at_most=MAX_ALPHA)
+        if self.index >= self.num_parts:
+            raise ValueError(f"index is {self.index}; it must be below num_parts, {self.num_parts}")
+        if self.kind == "none" and self.num_parts > 1:
+            # Every participant would train on everything, which looks like success.
+            raise ValueError(f"num_parts is {self.num_parts}, but kind is 'none'; choose a kind")
+
+    def apply(self, dataset: Dataset) -> Dataset:
+        """Our part of the data set; it may be empty."""
+        if self.kind == "none":
+            return dataset
+        if self.kind == "iid":
+            parts = iid(dataset.num_samples, self.num_parts, seed=self.seed)
+        else:
+            parts = dirichlet(dataset.target, self.num_parts, alpha=self.alpha, seed=self.seed)
+        return dataset.subset(parts[self.index])
+
+
+def iid(num_samples: int, num_parts: int, *, seed: int) -> list[Rows]:
+    """Divide rows at random into parts whose sizes differ by one at most.
+
+    Returns num_parts arrays of ascending rows; each row is in exactly one.
+    """
+    order = _chance(seed).permutation(num_samples)
+    return [np.sort(part).astype(np.intp) for part in np.array_split(order, num_parts)]
+
+
+def dirichlet(target: Target, num_parts: int, *, alpha: float, seed: int) -> list[Rows]:
+    """Divide rows so that the parts differ in their labels, and in size.
+
+    Each label's rows are divided in proportions drawn from a symmetric Dirichlet distribution over
+    the parts. alpha: (0, MAX_ALPHA]; near 0 each label falls to one part, large is close to iid.
+    For regression the label is the decile of the target.
+    Returns num_parts arrays of ascending rows; each row is in exactly one, and parts may be empty.
+    Source: label skew by Dir(alpha) is from Hsu et al. 2019, arXiv:1909.06335, whose clients draw
+    labels and have equally many rows. Here labels draw clients, so that every row is used, as in
+    Yurochkin et al. 2019, arXiv:1905.12022, section 4.
+    """
+    chance = _chance(seed)
+    parts: list[list[Rows]] = [[] for _ in range(num_parts)]
+    for rows in _strata(target):
+        draws = chance.standard_gamma(alpha, num_parts)
+        if not draws.any():
+            # All draws underflow when alpha is tiny. The limit is one part that takes all.
+            draws[chance.randint(num_parts)] = 1.0
+        shares = np.cumsum(draws / draws.sum())
+        cuts = np.minimum(np.floor(shares[:-1] * len(rows) + 0.5), len(rows)).astype(np.intp)
+        pieces = np.split(rows[chance.permutation(len(rows))], cuts)
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece)
+    empty = np.empty(0, dtype=np.intp)
+    return [np.sort(np.concatenate([empty, *part])) for part in parts]
+
+
+def split_train_test(dataset: Dataset, test_fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Set rows aside for testing: as many of each label, or decile, as its share asks for.
+
+    test_fraction: [0, 1). The test set has round(test_fraction * n) rows, but at least one if the
+    fraction is not 0, and never the last row of a label: what is not trained cannot be tested. So
+    a tiny data set may end with fewer test rows, or none.
+    Returns (train, test). Raises ValueError that names test_fraction.
+    """
+    require_range("test_fraction", test_fraction, at_least=0)
+    if test_fraction >= 1:
+        raise ValueError(f"test_fraction is {test_fraction}; it must be below 1")
+    strata = _strata(dataset.target)
+    sizes = np.array([len(rows) for rows in strata], dtype=np.int64)
+    wanted = round(test_fraction * dataset.num_samples)
+    if test_fraction > 0:
+        wanted = max(wanted, 1)
+    counts = _proportional(sizes, wanted)
+
+    chance = _chance(seed)
+    is_test = np.zeros(dataset.num_samples, dtype=np.bool_)
+    for rows, count in zip(strata, counts, strict=True):
+        is_test[rows[chance.permutation(len(rows))][:count]] = True
+    return dataset.subset(np.flatnonzero(~is_test)), dataset.subset(np.flatnonzero(is_test))
+
+
+def _proportional(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
+    """Share out `wanted` rows by size, by largest remainders, leaving each stratum one row."""
+    limits = np.maximum(sizes - 1, 0)
+    exact = wanted * sizes / max(int(sizes.sum()), 1)
+    counts = np.minimum(np.floor(exact).astype(np.int64), limits)
+    # Stable, so that equal remainders go to the first labels on every platform.
+    by_remainder = np.argsort(-(exact - counts), kind="stable")
+    missing = min(wanted, int(limits.sum())) - int(counts.sum())
+    while missing > 0:
+        for i in by_remainder:
+            if missing > 0 and counts[i] < limits[i]:
+                counts[i] += 1
+                missing -= 1
+    return counts
+
+
+def _strata(target: Target) -> list[Rows]:
+    """Rows of each label in canonical order; for regression rows of each decile, by rank."""
+    if target.dtype.kind == "f":
+        order = np.argsort(target, kind="stable")
+        return [rows.astype(np.intp) for rows in np.array_split(order, 10) if len(rows)]
+    labels, codes = np.unique(target, return_inverse=True)
+    position = {label: code for code, label in enumerate(labels.tolist())}
+    return [np.flatnonzero(codes == position[label]) for label in sort_classes(position)]
+
+
+def _chance(seed: int) -> np.random.RandomState:
+    # SeedSequence takes seeds of any size and spreads those that are close; its streams are as
+    # frozen as RandomState's.
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))

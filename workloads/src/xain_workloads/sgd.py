@@ -1,0 +1,326 @@
+"""Linear models by stochastic gradient descent, through scikit-learn's SGDClassifier and
+SGDRegressor.
+
+With more than two classes there is one row of weights per class, trained against all the others
+(one versus rest), and with two there is one row, for the second class. A participant trains every
+row of the global model, also those of classes that it has never seen: to it, all its rows are
+"the rest".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from json import JSONDecodeError, dumps, loads
+from typing import Any, ClassVar, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+
+from xain_workloads.data import Dataset, Task
+from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
+from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.profile import DataProfile, union
+from xain_workloads.workload import TrainResult
+
+_Array = NDArray[np.float64]
+
+# The first loss of each task is its default.
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    "classification": ("log_loss", "hinge", "modified_huber", "perceptron", "squared_hinge"),
+    "regression": (
+        "squared_error",
+        "epsilon_insensitive",
+        "huber",
+        "squared_epsilon_insensitive",
+    ),
+}
+PENALTIES = ("l2", "l1", "elasticnet", "none")
+# Without "adaptive", which watches one long fit and cannot look across rounds.
+LEARNING_RATES = ("constant", "invscaling", "optimal")
+
+
+@dataclass(frozen=True, slots=True)
+class SgdOptions:
+    """Options of the workload "sgd", named as scikit-learn names them.
+
+    task: "classification" or "regression".
+    loss: one of LOSSES[task]; empty means the first.
+    penalty, alpha, l1_ratio: the regulariser, its weight, and the share of L1 in "elasticnet".
+    learning_rate, eta0, power_t: the step at the t-th row that a participant sees is eta0
+        ("constant"), eta0 / t**power_t ("invscaling") or 1 / (alpha * (t0 + t)) ("optimal").
+    epsilon: width of the insensitive zone; for regression losses that have one.
+    dtype: of the weights between participants, "float32" or "float64". Training is in float64.
+    Raises ValueError that names the field.
+    """
+
+    task: str = "classification"
+    loss: str = ""
+    penalty: str = "l2"
+    alpha: float = 1e-4
+    l1_ratio: float = 0.15
+    learning_rate: str = "constant"
+    eta0: float = 0.01
+    power_t: float = 0.25
+    epsilon: float = 0.1
+    fit_intercept: bool = True
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require_choice("task", self.task, get_args(Task))
+        if not self.loss:
+            object.__setattr__(self, "loss", LOSSES[self.task][0])
+        require_choice("loss", self.loss, LOSSES[self.task])
+        require_choice("penalty", self.penalty, PENALTIES)
+        require_choice("learning_rate", self.learning_rate, LEARNING_RATES)
+        require_choice("dtype", self.dtype, ("float32", "float64"))
+        require_range("alpha", self.alpha, at_least=0)
+        if self.learning_rate == "optimal" and self.alpha == 0:
+            raise ValueError("alpha is 0; learning_rate 'optimal' divides by it")
+        require_range("l1_ratio", self.l1_ratio, at_least=0, at_most=1)
+        require_range("eta0", self.eta0, above=0)
+        require_range("power_t", self.power_t, at_least=0)
+        require_range("epsilon", self.epsilon, at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SgdWorkload:
+    """Linear models. The arrays of a Model are "coef" (k, p) and "intercept" (k,), where k is the
+    number of classes, or 1 for two classes and for regression; its metadata hold "classes", the
+    class names in the order of the rows, as a JSON list."""
+
+    options: SgdOptions = SgdOptions()
+    name: ClassVar[str] = "sgd"
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """Raises ValueError that names an option that is unknown or wrong."""
+        return cls(from_mapping(SgdOptions, options, workload=cls.name))
+
+    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+        """All zeros. Classification needs two classes in all profiles together."""
+        profile = union(profiles)
+        classes: tuple[str, ...] = ()
+        if self.options.task == "classification":
+            classes = profile.classes
+            if len(classes) < 2:
+                raise DataError(
+                    f"classification needs two classes or more; all participants together have"
+                    f" {len(classes)}: {list(classes)}"
+                )
+        num_rows = _num_rows(classes)
+        layout = (
+            TensorSpec("coef", (num_rows, profile.num_features), self.options.dtype),
+            TensorSpec("intercept", (num_rows,), self.options.dtype),
+        )
+        metadata = {
+            "workload": self.name,
+            "options": dumps(asdict(self.options), sort_keys=True),
+            "classes": dumps(list(classes)),
+        }
+        return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
+
+    def train(
+        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+    ) -> TrainResult:
+        """See Workload.train. Metrics: as evaluate(), after training."""
+        require_range("epochs", epochs, at_least=1)
+        require_range("epoch_base", epoch_base, at_least=0)
+        require_range("seed", seed, at_least=0)
+        classes, coef, intercept = self._open(model)
+        target = self._target(classes, data)
+        self._require_width(coef, data.features)
+
+        estimator = self._estimator(classes, coef, intercept)
+        # The clock of the learning rate goes on where the rounds before left it, on the supposition
+        # that they had as many rows. A float, because scikit-learn's loop takes a C double.
+        estimator.t_ = float(epoch_base * data.num_samples + 1)
+        for epoch in range(epoch_base, epoch_base + epochs):
+            # partial_fit shuffles anew from random_state each time. Without a seed of its own,
+            # every epoch would walk through the rows in the same order.
+            estimator.random_state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+            try:
+                estimator.partial_fit(data.features, target)
+            except ValueError as error:
+                # What scikit-learn says when a weight stops being finite within the epoch.
+                if "under-/overflow" not in str(error):
+                    raise
+                raise self._diverged(epoch) from error
+
+        arrays = {
+            "coef": np.reshape(estimator.coef_, coef.shape),
+            "intercept": np.reshape(estimator.intercept_, intercept.shape),
+        }
+        with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
+            vector: Vector = flatten(arrays, model.layout)
+        if not np.isfinite(vector).all():
+            raise self._diverged(epoch_base + epochs - 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            metrics = self._metrics(arrays["coef"], arrays["intercept"], data.features, target)
+        if not np.isfinite(list(metrics.values())).all():
+            raise self._diverged(epoch_base + epochs - 1)
+        return TrainResult(vector, data.num_samples, metrics)
+
+    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+        """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
+
+        loss: what training minimises, without the penalty: the mean over rows of the loss, summed
+        over the one-versus-rest problems. For two classes and log_loss that is the cross-entropy.
+        r2: 1 - (sum of squared errors) / (sum of squares around the mean); if the target is
+        constant, 1 for perfect predictions and 0 for others, as scikit-learn has it.
+        """
+        classes, coef, intercept = self._open(model)
+        target = self._target(classes, data)
+        self._require_width(coef, data.features)
+        return self._metrics(coef, intercept, data.features, target)
+
+    def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
+        """See Workload.predict. Two scores that are equal go to the class that comes first."""
+        classes, coef, intercept = self._open(model)
+        try:
+            matrix = np.asarray(features, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the features are not a matrix of numbers: {error}") from error
+        self._require_width(coef, matrix)
+        if not np.isfinite(matrix).all():
+            raise DataError("the features are not all finite")
+        scores = matrix @ coef.T + intercept
+        if not classes:
+            return np.asarray(scores[:, 0])
+        return np.array(classes, dtype=np.str_)[_best_class(scores)]
+
+    def _open(self, model: Model) -> tuple[tuple[str, ...], _Array, _Array]:
+        """(classes, coef, intercept) of a model; float64 copies, since training writes into them.
+
+        Raises ValueError if the model is none of this workload.
+        """
+        try:
+            classes = loads(model.metadata.get("classes", "null"))
+        except JSONDecodeError as error:
+            raise ValueError(
+                f"the classes in the model's metadata are not JSON: {error}"
+            ) from error
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError("the classes in the model's metadata are not a JSON list of names")
+        if (self.options.task == "classification") != (len(classes) >= 2):
+            raise ValueError(f"a model of {len(classes)} classes is none for {self.options.task}")
+        arrays = unflatten(model.vector, model.layout)
+        num_rows = _num_rows(tuple(classes))
+        shapes = {name: array.shape for name, array in arrays.items()}
+        coef = arrays.get("coef", np.empty(0))
+        if coef.ndim != 2 or shapes != {
+            "coef": (num_rows, coef.shape[1]),
+            "intercept": (num_rows,),
+        }:
+            raise ValueError(
+                f"the model's arrays are {shapes}; expected 'coef' ({num_rows}, p) and"
+                f" 'intercept' ({num_rows},)"
+            )
+        return (
+            tuple(classes),
+            np.array(coef, dtype=np.float64, order="C"),
+            np.array(arrays["intercept"], dtype=np.float64),
+        )
+
+    def _target(self, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
+        """(n,) positions in classes, int64, or float64 for regression."""
+        if data.num_samples == 0:
+            raise NoData("there are no rows")
+        if data.task != self.options.task:
+            raise DataError(f"the data are for {data.task}, the workload for {self.options.task}")
+        if not classes:
+            return data.target
+        position = {name: code for code, name in enumerate(classes)}
+        labels, codes = np.unique(data.target, return_inverse=True)
+        for label in labels.tolist():
+            if label not in position:
+                raise DataError(f"label {label!r} is none of the model's classes: {list(classes)}")
+        return np.array([position[label] for label in labels.tolist()], dtype=np.int64)[codes]
+
+    def _require_width(self, coef: _Array, features: _Array) -> None:
+        if features.ndim != 2 or features.shape[1] != coef.shape[1]:
+            raise DataError(
+                f"the features have shape {features.shape}, the model needs (n, {coef.shape[1]})"
+            )
+
+    def _estimator(self, classes: tuple[str, ...], coef: _Array, intercept: _Array) -> Any:
+        """An estimator in the state that partial_fit() would have left it in with these weights."""
+        options = self.options
+        settings = {
+            "loss": options.loss,
+            "penalty": None if options.penalty == "none" else options.penalty,
+            "alpha": options.alpha,
+            "l1_ratio": options.l1_ratio,
+            "learning_rate": options.learning_rate,
+            "eta0": options.eta0,
+            "power_t": options.power_t,
+            "epsilon": options.epsilon,
+            "fit_intercept": options.fit_intercept,
+        }
+        if not classes:
+            estimator = SGDRegressor(**settings)
+            estimator.coef_ = coef[0]
+        else:
+            estimator = SGDClassifier(**settings)
+            # Positions, not names: scikit-learn would sort names as text, "10" before "9".
+            estimator.classes_ = np.arange(len(classes))
+            estimator.coef_ = coef
+        estimator.intercept_ = intercept
+        return estimator
+
+    def _metrics(
+        self, coef: _Array, intercept: _Array, features: _Array, target: NDArray[Any]
+    ) -> dict[str, float]:
+        scores = features @ coef.T + intercept
+        if self.options.task == "classification":
+            # (n, k): +1 where the row is of the problem's class, -1 elsewhere.
+            positive = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.array([1])
+            signs = np.where(target[:, np.newaxis] == positive, 1.0, -1.0)
+            losses = _margin_loss(self.options.loss, signs * scores)
+            return {
+                "accuracy": float(np.mean(_best_class(scores) == target)),
+                "loss": float(losses.sum(axis=1).mean()),
+            }
+        squared_errors = np.square(target - scores[:, 0])
+        spread = float(np.square(target - target.mean()).sum())
+        total = float(squared_errors.sum())
+        constant = 1.0 if total == 0 else 0.0
+        return {
+            "mse": float(squared_errors.mean()),
+            "r2": 1 - total / spread if spread > 0 else constant,
+        }
+
+    def _diverged(self, epoch: int) -> Diverged:
+        return Diverged(
+            f"training diverged in epoch {epoch + 1} with eta0 = {self.options.eta0:g}:"
+            f" lower eta0, or scale the features"
+        )
+
+
+def _num_rows(classes: tuple[str, ...]) -> int:
+    return len(classes) if len(classes) > 2 else 1
+
+
+def _best_class(scores: _Array) -> NDArray[np.intp]:
+    """(n, k) scores to (n,) positions of classes."""
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).astype(np.intp)
+    best: NDArray[np.intp] = np.argmax(scores, axis=1)
+    return best
+
+
+def _margin_loss(loss: str, margin: _Array) -> _Array:
+    """Loss of each margin, which is the score times +1 or -1. Source: scikit-learn's user guide,
+    section 1.5, "Mathematical formulation" of stochastic gradient descent."""
+    match loss:
+        case "log_loss":
+            return np.logaddexp(0.0, -margin)
+        case "hinge":
+            return np.maximum(0.0, 1.0 - margin)
+        case "squared_hinge":
+            return np.square(np.maximum(0.0, 1.0 - margin))
+        case "perceptron":
+            return np.maximum(0.0, -margin)
+        case "modified_huber":
+            return np.where(margin >= -1, np.square(np.maximum(0.0, 1.0 - margin)), -4.0 * margin)
+    raise ValueError(f"no formula for loss {loss!r}")
