@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.wire import Member
 
+from support.wire import Member
 from xain_coordinator.app import Coordinator
 from xain_coordinator.config import CoordinatorConfig
 

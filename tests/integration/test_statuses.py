@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 import grpc
 import numpy as np
 import pytest
-from support.wire import Member, digest, npy, reason
 
+from support.wire import Member, digest, npy, reason
 from xain_coordinator.core import errors
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server.statuses import STATUSES
@@ -216,9 +216,7 @@ async def test_data_that_does_not_fit_is_refused_at_the_door(start, join):
     coordinator = await start(rounds=TWO)
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous(pb.DataProfile(num_samples=5, num_features=4))
-    code, why, message = await refused(
-        b.rendezvous(pb.DataProfile(num_samples=5, num_features=3))
-    )
+    code, why, message = await refused(b.rendezvous(pb.DataProfile(num_samples=5, num_features=3)))
     assert (code, why) == (Code.INVALID_ARGUMENT, "PROFILE_MISMATCH")
     assert "3 features" in message
     assert "4" in message
@@ -226,9 +224,7 @@ async def test_data_that_does_not_fit_is_refused_at_the_door(start, join):
 
 async def test_too_large_is_resource_exhausted(start, join):
     """An upload above the bound is refused before its bytes come."""
-    coordinator = await start(
-        rounds={"min_participants": 1}, server={"max_update_bytes": 1000}
-    )
+    coordinator = await start(rounds={"min_participants": 1}, server={"max_update_bytes": 1000})
     a = join(coordinator, "a")
     await a.rendezvous()
     await a.until(pb.ROUND, 0)

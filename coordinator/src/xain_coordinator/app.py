@@ -32,7 +32,6 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.work import StoreWorker
 from xain_messaging.process import logs
-from xain_messaging.process.fields import join_host_port
 from xain_workloads import workload as workloads
 
 log = structlog.get_logger(__name__)
@@ -89,7 +88,7 @@ class Coordinator:
             self.store,
             self._metrics,
             self._parse_points,
-            address=server.bind_address,
+            address=server.address,
             max_message_bytes=server.max_message_bytes,
             max_update_bytes=server.max_update_bytes,
             options=server.grpc_options,
@@ -178,7 +177,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
     session = coordinator.driver.session
     log.info(
         "serving",
-        address=join_host_port(config.server.host, coordinator.port),
+        address=config.server.address_at(coordinator.port),
         session=session.session_id,
         phase=session.phase.value,
         round=session.round,

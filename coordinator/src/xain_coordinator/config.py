@@ -72,9 +72,13 @@ class ServerSettings(Section):
     grpc_options: dict[str, int | str] = Field(default_factory=dict)
 
     @property
-    def bind_address(self) -> str:
-        """For gRPC's add_insecure_port()."""
-        return join_host_port(self.host, self.port)
+    def address(self) -> str:
+        """Where to listen, as gRPC's add_insecure_port() takes it."""
+        return self.address_at(self.port)
+
+    def address_at(self, port: int) -> str:
+        """The address with another port: the one that was found for port 0."""
+        return join_host_port(self.host, port)
 
 
 class RoundsSettings(Section):

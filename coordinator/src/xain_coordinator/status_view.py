@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
@@ -102,7 +101,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return {field.name: _field(field, message) for field in message.DESCRIPTOR.fields}
 
 
-def _field(field: FieldDescriptor, message: Message) -> Any:
+def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
     value = getattr(message, field.name)
     if isinstance(value, Mapping):
         return dict(sorted(value.items()))
@@ -113,7 +112,7 @@ def _field(field: FieldDescriptor, message: Message) -> Any:
     return _value(field, value)
 
 
-def _value(field: FieldDescriptor, value: Any) -> Any:
+def _value(field: Any, value: Any) -> Any:
     if isinstance(value, Message):
         return _plain(value)
     if isinstance(value, bytes):
@@ -151,7 +150,9 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if state == "finished":
         line.append(f"  {_clean(status.cause)}", style="default")
     else:
-        line.append(f"  round {status.round + 1} of {status.num_rounds}", style="default")
+        # Rounds are counted from 0, in keys and logs too.
+        nth = f"{status.round + 1} of {status.num_rounds}"
+        line.append(f"  round {status.round}, {nth}", style="default")
     grid.add_row("state", line)
     if status.waiting_for:
         grid.add_row("waiting for", _text(status.waiting_for))
@@ -216,7 +217,7 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
         if len(names) > _MAX_NAMES:
             shown += f" and {len(names) - _MAX_NAMES} more"
         table.add_row(
-            str(one.round + 1),
+            str(one.round),
             _text(one.phase),
             f"{len(one.contributors)}/{len(one.selected)}",
             f"{one.num_samples:,}",
@@ -230,9 +231,7 @@ def _models(models: Iterable[inspection_pb2.ModelStatus]) -> Table:
     table = _table("\nLatest models", ("key", False), ("shape", False), ("bytes", True))
     for one in list(models)[-_MAX_MODELS:]:
         shape = " × ".join(map(str, one.shape))
-        table.add_row(
-            _text(one.ref.key), _text(f"{one.dtype} {shape}"), f"{one.ref.size_bytes:,}"
-        )
+        table.add_row(_text(one.ref.key), _text(f"{one.dtype} {shape}"), f"{one.ref.size_bytes:,}")
     return table
 
 
@@ -255,7 +254,7 @@ def _text(text: str) -> Text:
 
 def _clean(text: str) -> str:
     """Without control characters: names come from the network and could move the cursor."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _duration(seconds: float) -> str:

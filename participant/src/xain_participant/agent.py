@@ -20,23 +20,16 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from random import Random
 from types import FrameType
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
+import grpc
 import structlog
-from numpy.typing import NDArray
 
 from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient, Refused
-from xain_participant.metrics import to_json
-from xain_participant.participant import (
-    Participant,
-    call_init_weights,
-    call_train_round,
-    take_metrics,
-)
+from xain_participant.participant import Participant
+from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_workloads.model import Layout, TensorSpec
 from xain_workloads.profile import DataProfile
 
 # Whoever stops us waits for this; the coordinator's lease takes care of a goodbye that is lost.
@@ -50,22 +43,24 @@ MAX_WATCH_PAUSE_S = 2.0
 # A service manager sends SIGTERM and counts anything but 0 as a failure; a shell expects 130.
 _EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 
-_STATES: Mapping[int, p.State] = {
-    pb.STANDBY: p.State.STANDBY,
-    pb.ROUND: p.State.ROUND,
-    pb.FINISHED: p.State.FINISHED,
-}
+# A state that we do not know asks nothing of us, as STANDBY does.
+_STATES: Mapping[int, p.State] = {pb.ROUND: p.State.ROUND, pb.FINISHED: p.State.FINISHED}
+
+What = Literal[
+    "joined", "waiting", "training", "trained", "handed_in", "dropped", "refused", "finished"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step, for whoever shows it. round: the last one that was begun, -1 before the first.
-    message: why, for waiting, refused, dropped and finished. metrics: for trained, the newest value
-    of each name."""
+    """One step, for whoever shows it.
 
-    what: Literal[
-        "joined", "waiting", "training", "trained", "handed_in", "dropped", "refused", "finished"
-    ]
+    round: the one it is about, or the last that was begun; -1 before the first.
+    message: why, for waiting, dropped, refused and finished.
+    metrics: for trained, the newest value of each name.
+    """
+
+    what: What
     participant_id: str
     round: int
     message: str = ""
@@ -82,10 +77,11 @@ def run(
     *,
     observer: Observer | None = None,
 ) -> int:
-    """Take part until the session is finished. Returns the exit status of the process.
+    """Take part until the session is finished. Returns the exit status for the process.
 
-    0: finished, stopped by SIGTERM, or nothing to train on. 1: the participant's code failed, or
-    the coordinator refuses us for good. 130: stopped by SIGINT. A second signal exits at once.
+    0: finished, stopped by SIGTERM, or there is nothing to train on. 1: the participant's code
+    failed, or the coordinator refuses us for good. 130: stopped by SIGINT. A second signal ends the
+    process at once.
     target: HOST:PORT. participant_id: by default the host's name and a random suffix.
     observer: called in this thread.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
@@ -98,14 +94,6 @@ def run(
 def default_participant_id() -> str:
     """The host's name and a random suffix, since many participants may share a host."""
     return f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    round: int
-    vector: NDArray[np.floating[Any]]
-    num_samples: int
-    metrics_json: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +120,22 @@ class Agent:
         self._target = target
         self._observer = observer
         self._log = structlog.get_logger(__name__).bind(participant=self.participant_id)
-
         self._client = CoordinatorClient(target, self.participant_id)
+        self._work = Work(participant, self._client, self.participant_id)
+        self._profile: DataProfile | None = None
+
         self._protocol = p.Protocol(Random())
         self._timers: dict[p.Timer, float] = {}  # monotonic time at which each is due
-        # A SimpleQueue, because it alone may be put to from a signal handler. What bounds it: the
-        # worker has one piece of work, the watcher waits until its last event was handled, and
-        # stop() posts once.
+        self._answers: deque[p.Event] = deque()  # to calls that the loop itself has made
+        # A SimpleQueue, because it alone may be put to from a signal handler. It holds four at
+        # most: the worker has one piece of work, the watch thread waits until what it posted last
+        # was handled (and may then report its end), and stop() posts once.
         self._mailbox: SimpleQueue[_Posted] = SimpleQueue()
-        self._answers: deque[p.Event] = deque()
+        self._jobs: SimpleQueue[tuple[p.Call, int] | None] = SimpleQueue()  # one, then the end
+        self._watch_credit = threading.Semaphore(1)
+        self._threads: list[threading.Thread] = []
         self._stopping = False
         self._closing = threading.Event()
-
-        self._profile: DataProfile | None = None
-        self._jobs: SimpleQueue[tuple[p.Call, int] | None] = SimpleQueue()  # at most one
-        self._threads: list[threading.Thread] = []
-        self._watch_credit = threading.Semaphore(1)
-        # Written by the worker while it works, and by the loop only while it does not.
-        self._assignment = pb.StartTrainingRoundResponse()
-        self._result: _Result | None = None
-        self._in_participant = False
 
     def stop(self, code: int = 0) -> bool:
         """Leave the session and let run() return `code`. From any thread or signal handler.
@@ -169,11 +153,11 @@ class Agent:
         try:
             self._profile = self._participant.profile()
             if self._profile is not None and self._profile.num_samples == 0:
-                self._info("nothing_to_train_on", hint="the local data has no rows; not joining")
-                self._tell("finished", "the local data has no rows")
+                self._info("nothing_to_train_on", reason="the local data has no rows; not joining")
+                self._tell("finished", message="the local data has no rows")
                 return 0
             self._info("starting", coordinator=self._target)
-            self._start_thread("work", self._work)
+            self._start_thread("work", self._run_jobs)
             return self._loop()
         finally:
             self._close()
@@ -183,29 +167,26 @@ class Agent:
     def _loop(self) -> int:
         self._answers.append(p.Started())
         while True:
-            for event in self._next_events():
-                self._note(event)
-                for action in self._protocol.handle(event):
-                    if isinstance(action, p.Exit):
-                        self._on_exit(action)
-                        return action.code
-                    self._do(action)
+            posted = self._next()
+            self._note(posted.event)
+            for action in self._protocol.handle(posted.event):
+                if isinstance(action, p.Exit):
+                    self._on_exit(action)
+                    return action.code
+                self._do(action)
+            posted.handled()
 
-    def _next_events(self) -> Iterator[p.Event]:
-        """Those that are there, or else the next one."""
+    def _next(self) -> _Posted:
+        """The next event, waiting for it."""
         if self._answers:
-            yield self._answers.popleft()
-            return
+            return _Posted(self._answers.popleft())
         # The protocol always has a rendezvous or a heartbeat before it, so there is a timer.
         timer = min(self._timers, key=lambda timer: self._timers[timer])
         try:
-            posted = self._mailbox.get(timeout=max(0.0, self._timers[timer] - time.monotonic()))
+            return self._mailbox.get(timeout=max(0.0, self._timers[timer] - time.monotonic()))
         except Empty:
             del self._timers[timer]
-            yield p.TimerFired(timer)
-        else:
-            yield posted.event
-            posted.handled()
+            return _Posted(p.TimerFired(timer))
 
     def _do(self, action: p.Action) -> None:
         match action:
@@ -214,16 +195,20 @@ class Agent:
             case p.Rendezvous():
                 self._answers.append(self._answer(p.Call.RENDEZVOUS, self._rendezvous))
             case p.SendHeartbeat(training, round_):
+                state = pb.TRAINING if training else pb.READY
                 self._answers.append(
-                    self._answer(p.Call.HEARTBEAT, lambda: self._heartbeat(training, round_))
+                    self._answer(
+                        p.Call.HEARTBEAT,
+                        lambda: _advertised(self._client.heartbeat(state, round_)),
+                    )
                 )
             case p.StartWatch():
                 self._start_thread("watch", self._watch)
             case p.BeginRound(round_):
                 self._jobs.put((p.Call.BEGIN_ROUND, round_))
             case p.Train(round_):
-                self._info("training")
-                self._tell("training")
+                self._info("training", round_=round_)
+                self._tell("training", round_=round_)
                 self._jobs.put((p.Call.TRAIN, round_))
             case p.HandIn(round_):
                 self._jobs.put((p.Call.HAND_IN, round_))
@@ -234,30 +219,25 @@ class Agent:
             case p.Exit():
                 raise AssertionError("the loop ends with it")
 
-    def _rendezvous(self) -> p.Event:
-        response = self._client.rendezvous(self._profile)
-        if response.reply == pb.LATER:
-            return p.AskedToWait(response.retry_after_ms / 1000)
-        return p.Joined(response.session_id, response.heartbeat_interval_ms / 1000)
-
-    def _heartbeat(self, training: bool, round_: int) -> p.Event:
-        return _advertised(
-            self._client.heartbeat(pb.TRAINING if training else pb.READY, round_)
-        )
-
     def _answer(self, call: p.Call, ask: Callable[[], p.Event]) -> p.Event:
         try:
             return ask()
         except Refused as refused:
             return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
 
+    def _rendezvous(self) -> p.Event:
+        response = self._client.rendezvous(self._profile)
+        if response.reply == pb.LATER:
+            return p.AskedToWait(response.retry_after_ms / 1000)
+        return p.Joined(response.session_id, response.heartbeat_interval_ms / 1000)
+
     def _drop(self, drop: p.Drop) -> None:
-        self._result = None
+        self._work.result = None
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
+            self._tell("dropped", round_=drop.round, message=drop.why)
         else:
             self._log.debug("result_dropped", round=drop.round, reason=drop.why)
-        self._tell("dropped", drop.why)
 
     def _leave(self) -> None:
         try:
@@ -266,9 +246,55 @@ class Agent:
             self._info("left_without_goodbye", reason=str(refused))
 
     def _on_exit(self, action: p.Exit) -> None:
-        log = self._log.info if action.code != 1 else self._log.error
+        log = self._log.error if action.code == 1 else self._log.info
         log("exiting", round=self._protocol.round, code=action.code, reason=action.message)
-        self._tell("finished", action.message)
+        self._tell("finished", message=action.message)
+
+    # --- the other threads ---
+
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        # Daemons: the participant's own code cannot be interrupted, and must not keep the process.
+        thread = threading.Thread(target=target, name=f"{name}-{self.participant_id}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run_jobs(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._mailbox.put(_Posted(self._work.do(*job)))
+
+    def _watch(self) -> None:
+        chance = Random()
+        failures = 0
+        while not self._closing.is_set():
+            heard = False
+            try:
+                for message in self._client.watch():
+                    heard = True
+                    failures = 0
+                    self._watch_credit.acquire()
+                    event = _advertised(message)
+                    self._mailbox.put(_Posted(event, self._watch_credit.release))
+            except Refused as refused:
+                if refused.status is grpc.StatusCode.UNIMPLEMENTED:
+                    self._info("no_watch", reason="the coordinator has none; heartbeats must do")
+                    return
+                self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
+            if heard:
+                self._mailbox.put(_Posted(p.ConnectionLost()))
+            ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
+            failures += 1
+            self._closing.wait(chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
+
+    def _close(self) -> None:
+        self._closing.set()
+        self._client.close()
+        self._watch_credit.release()
+        self._jobs.put(None)
+        deadline = time.monotonic() + (0.0 if self._work.in_participant else JOIN_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    # --- telling ---
 
     def _note(self, event: p.Event) -> None:
         """Log and show what happens, before the protocol decides what follows."""
@@ -278,15 +304,15 @@ class Agent:
                 self._tell("joined")
             case p.AskedToWait(retry_after_s):
                 self._info("asked_to_wait", retry_after_s=retry_after_s)
-                self._tell("waiting", "the coordinator has no place now")
-            case p.HandedIn(round_):
-                self._log.info("handed_in", round=round_)
-                self._tell("handed_in")
+                self._tell("waiting", message="the coordinator has no place now")
             case p.Trained(round_):
-                result = self._result
+                result = self._work.result
                 assert result is not None, "the worker keeps what it has trained"
-                self._log.info("trained", round=round_, num_samples=result.num_samples)
-                self._tell("trained", metrics=self._newest)
+                self._info("trained", round_=round_, num_samples=result.num_samples)
+                self._tell("trained", round_=round_, metrics=result.metrics)
+            case p.HandedIn(round_):
+                self._info("handed_in", round_=round_)
+                self._tell("handed_in", round_=round_)
             case p.RefusedBy(call, reason, status, message):
                 self._log.warning(
                     "refused",
@@ -296,29 +322,52 @@ class Agent:
                     status=status,
                     message=message,
                 )
-                self._tell("refused", message or reason or status)
+                self._tell("refused", message=message or reason or status)
             case p.ConnectionLost():
                 self._info("connection_lost")
 
-    def _info(self, event: str, **fields: object) -> None:
-        self._log.info(event, round=self._protocol.round, **fields)
+    def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
+        number = self._protocol.round if round_ is None else round_
+        self._log.info(event, round=number, **fields)
 
     def _tell(
         self,
-        what: Literal[
-            "joined",
-            "waiting",
-            "training",
-            "trained",
-            "handed_in",
-            "dropped",
-            "refused",
-            "finished",
-        ],
+        what: What,
+        *,
+        round_: int | None = None,
         message: str = "",
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         if self._observer is not None:
-            self._observer(
-                Progress(what, self.participant_id, self._protocol.round, message, metrics or {})
-            )
+            number = self._protocol.round if round_ is None else round_
+            progress = Progress(what, self.participant_id, number, message, metrics or {})
+            self._observer(progress)
+
+
+def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertised:
+    return p.Advertised(
+        _STATES.get(message.state, p.State.STANDBY),
+        message.round,
+        message.update_accepted,
+        message.session_id,
+    )
+
+
+@contextmanager
+def _stopped_by_signals(agent: Agent) -> Iterator[None]:
+    """Within it, the first SIGTERM or SIGINT stops the agent, the second one the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if not agent.stop(_EXIT_CODES[signal.Signals(number)]):
+            os._exit(128 + number)  # whoever asks twice does not want to wait for anything
+
+    before = {number: signal.signal(number, on_signal) for number in _EXIT_CODES}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: set by something else than Python, so there is no way to put it back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

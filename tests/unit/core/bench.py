@@ -180,10 +180,9 @@ class Bench:
                 self.aggregates.append(effect)
             if isinstance(effect, RecordMetrics):
                 self.points += effect.points
-        if self.answers:
-            kept = self.effects
+        if self.answers and self.owed:
             self.answer()
-            self.effects = (*kept, *self.effects) if kept is not self.effects else kept
+            self.effects = (*decision.effects, *self.effects)
         return decision
 
     def answer(self) -> None:
@@ -265,7 +264,9 @@ class Bench:
         assert type(caught.value) is why, f"refused with {caught.value!r}"
         return caught.value
 
-    def refuses_end(self, why: type[Refusal], name: str, digest: str = "good", **kwargs: object):
+    def refuses_end(
+        self, why: type[Refusal], name: str, digest: str = "good", **kwargs: object
+    ) -> None:
         """An EndTrainingRound is refused for this reason."""
         with pytest.raises(Refusal) as caught:
             self.end(name, digest, **kwargs)  # type: ignore[arg-type]
@@ -297,12 +298,12 @@ def replay(journal: Sequence[e.DurableEvent]) -> Session:
     return fold(begin(opened), later)
 
 
-def opened_round(
-    *names: str, answers: bool = True, rules: Rules | None = None, joined: int | None = None
-) -> Bench:
-    """A bench on which these have joined and round 0 is collecting."""
-    rules = rules or make_rules(min_participants=len(names))
-    bench = Bench(rules, answers=True)
+def opened_round(*names: str, answers: bool = True, rules: Rules | None = None) -> Bench:
+    """A bench on which these have joined and round 0 is collecting.
+
+    rules: by default all of these are needed. answers: whether the bench goes on answering effects.
+    """
+    bench = Bench(rules or make_rules(min_participants=len(names)))
     bench.join(*names)
     assert bench.phase is Phase.COLLECTING
     bench.answers = answers

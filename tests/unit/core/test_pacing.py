@@ -10,6 +10,7 @@ from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.pacing import exact_fraction, num_required, num_selected
+from xain_coordinator.core.session import next_deadline
 from xain_coordinator.core.values import Phase
 
 fractions = st.fractions(min_value=Fraction(1, 200), max_value=1, max_denominator=400)
@@ -97,8 +98,6 @@ def test_the_first_round_opens_when_those_expected_are_there() -> None:
 
 def test_after_the_start_timeout_n_are_enough() -> None:
     """The timeout counts from the first arrival, and the Tick at exactly next_deadline ends it."""
-    from xain_coordinator.core.session import next_deadline
-
     bench = Bench(make_rules(min_participants=2, start_participants=4))
     bench.join("a", at=100.0)
     bench.join("b", at=101.0)
@@ -114,8 +113,6 @@ def test_after_the_start_timeout_n_are_enough() -> None:
 
 def test_fewer_than_n_wait_longer_than_the_start_timeout() -> None:
     """The timeout lowers start_participants to N, never below; whoever makes N starts the round."""
-    from xain_coordinator.core.session import next_deadline
-
     bench = Bench(make_rules(min_participants=2, start_participants=4))
     bench.join("a", at=0.0)
     for at in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):

@@ -1,5 +1,7 @@
 """From the opening of a round to its model, with participants going and coming back."""
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.core.bench import (
     SHAPE,
@@ -171,16 +173,7 @@ def test_a_departure_does_not_complete_a_round_that_has_too_few() -> None:
 def test_a_round_can_complete_while_it_is_paused() -> None:
     """Two of three needed are gone, two have submitted: when the last who owes goes too, the round
     has all it can get, and it is enough."""
-    bench = (
-        opened_round(
-            "a",
-            "b",
-            "c",
-            rules=make_rules(min_participants=2, fraction="0.6", start_participants=4),
-        )
-        if False
-        else Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
-    )
+    bench = Bench(make_rules(min_participants=2, fraction="0.5", start_participants=5))
     bench.join("a", "b", "c", "d", "e")  # N = 3, k = 3
     bench.answers = False
     assert bench.selected == ("a", "b", "c")
@@ -498,8 +491,6 @@ def test_an_update_is_folded_once_and_only_from_the_selection() -> None:
     with pytest.raises(AssertionError):
         replay([*bench.journal, accepted])
     bench.join("c")
-    from dataclasses import replace
-
     strange = replace(accepted, update=replace(accepted.update, participant_id="c"))
     with pytest.raises(AssertionError):
         replay([*bench.journal, strange])

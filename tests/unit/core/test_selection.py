@@ -1,5 +1,6 @@
 """Controllers, and who is selected when."""
 
+import random
 from random import Random
 
 import pytest
@@ -63,8 +64,6 @@ def test_random_depends_on_seed_round_and_draw_and_on_nothing_else() -> None:
 
 def test_random_leaves_the_global_generator_alone() -> None:
     """Chance is the session's own: neither read from the process nor disturbing it."""
-    import random
-
     random.seed(5)
     expected = Random(5).random()
     select("random", NAMES, 10, seed=1, round_=0, draw=0)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xain_workloads.data import BUNDLED, Dataset, class_name, from_arrays, load
+from xain_workloads.data import BUNDLED, Dataset, Task, class_name, from_arrays, load
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile
 
@@ -76,7 +76,7 @@ def test_bundled_sets_need_no_network(name: str, monkeypatch: pytest.MonkeyPatch
         raise AssertionError("a bundled set opened a socket")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    task = "regression" if name == "diabetes" else "classification"
+    task: Task = "regression" if name == "diabetes" else "classification"
     dataset = load(name, task=task)
     assert dataset.task == task
     assert dataset.num_samples > 100
@@ -180,7 +180,7 @@ def test_class_names_are_stable(label: object) -> None:
 
 @pytest.mark.parametrize("text", ["a,b,y\n", "a,b,y", "a,b,y\n\n", '"a","b","y"\r\n'])
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Any) -> None:
+def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Task) -> None:
     """An empty partition is data without rows, not an error."""
     dataset = load(write("a.csv", text), task=task)
     assert dataset.profile() == DataProfile(0, 2)
@@ -189,7 +189,7 @@ def test_csv_header_alone_is_a_dataset(write: Write, text: str, task: Any) -> No
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_other_formats_without_rows(write: Write, tmp_path: Path, task: Any) -> None:
+def test_other_formats_without_rows(write: Write, tmp_path: Path, task: Task) -> None:
     """Likewise in every other format."""
     np.savez(tmp_path / "a.npz", X=np.empty((0, 2)), y=np.empty(0))
     assert load(tmp_path / "a.npz", task=task).profile() == DataProfile(0, 2)
@@ -321,7 +321,7 @@ def test_dataset_checks_its_arrays() -> None:
 def test_from_arrays_names_the_first_bad_value() -> None:
     """Arrays get the same care as files."""
     with _refused("data: column 'x1', row 3: nan is not finite"):
-        from_arrays([[1, 2], [3, 4], [5, np.nan]], [0, 1, 0])
+        from_arrays([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]], [0, 1, 0])
     with _refused("data: target, row 2: the label is empty"):
         from_arrays([[1], [2]], ["a", " "])
     with _refused("data: features have dtype"):

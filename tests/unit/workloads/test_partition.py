@@ -101,7 +101,7 @@ def test_more_parts_than_rows() -> None:
     """Participants that get nothing get an empty data set with the same columns."""
     dataset = from_arrays(np.ones((2, 3)), ["a", "b"])
     for kind in ("iid", "dirichlet"):
-        parts = [Partition(kind, 5, index).apply(dataset) for index in range(5)]  # type: ignore[arg-type]
+        parts = [Partition(kind, 5, index).apply(dataset) for index in range(5)]
         assert sum(part.num_samples for part in parts) == 2
         assert {part.num_features for part in parts} == {3}
 

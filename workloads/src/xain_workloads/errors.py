@@ -14,4 +14,4 @@ class NoData(DataError):
 
 
 class Diverged(WorkloadError, ArithmeticError):
-    """Training left the finite numbers: take smaller steps or scale the features."""
+    """Training ran away to infinity, or towards it: take smaller steps or scale the data."""

@@ -39,6 +39,11 @@ PENALTIES = ("l2", "l1", "elasticnet", "none")
 # Without "adaptive", which watches one long fit and cannot look across rounds.
 LEARNING_RATES = ("constant", "invscaling", "optimal")
 
+# scikit-learn cuts the derivative of the loss at 1e12, so squared losses that diverge seldom reach
+# infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
+# a factor of ten to spare, since one participant's would spoil the average of all.
+DIVERGED_SCORE = 1e11
+
 
 @dataclass(frozen=True, slots=True)
 class SgdOptions:
@@ -156,8 +161,9 @@ class SgdWorkload:
         if not np.isfinite(vector).all():
             raise self._diverged(epoch_base + epochs - 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            metrics = self._metrics(arrays["coef"], arrays["intercept"], data.features, target)
-        if not np.isfinite(list(metrics.values())).all():
+            scores = data.features @ arrays["coef"].T + arrays["intercept"]
+            metrics = self._metrics(scores, target)
+        if not np.abs(scores).max() < DIVERGED_SCORE or not np.isfinite([*metrics.values()]).all():
             raise self._diverged(epoch_base + epochs - 1)
         return TrainResult(vector, data.num_samples, metrics)
 
@@ -172,7 +178,7 @@ class SgdWorkload:
         classes, coef, intercept = self._open(model)
         target = self._target(classes, data)
         self._require_width(coef, data.features)
-        return self._metrics(coef, intercept, data.features, target)
+        return self._metrics(data.features @ coef.T + intercept, target)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
@@ -268,10 +274,8 @@ class SgdWorkload:
         estimator.intercept_ = intercept
         return estimator
 
-    def _metrics(
-        self, coef: _Array, intercept: _Array, features: _Array, target: NDArray[Any]
-    ) -> dict[str, float]:
-        scores = features @ coef.T + intercept
+    def _metrics(self, scores: _Array, target: NDArray[Any]) -> dict[str, float]:
+        """scores: (n, k). target: (n,), as _target() gives it."""
         if self.options.task == "classification":
             # (n, k): +1 where the row is of the problem's class, -1 elsewhere.
             positive = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.array([1])
@@ -291,9 +295,13 @@ class SgdWorkload:
         }
 
     def _diverged(self, epoch: int) -> Diverged:
+        if self.options.learning_rate == "optimal":  # it does not use eta0
+            settings, advice = f"alpha = {self.options.alpha:g}", "choose another learning_rate"
+        else:
+            settings, advice = f"eta0 = {self.options.eta0:g}", "lower eta0"
         return Diverged(
-            f"training diverged in epoch {epoch + 1} with eta0 = {self.options.eta0:g}:"
-            f" lower eta0, or scale the features"
+            f"training diverged in epoch {epoch + 1} with learning_rate ="
+            f" {self.options.learning_rate!r} and {settings}: {advice}, or scale the data"
         )
 
 

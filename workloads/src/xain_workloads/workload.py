@@ -49,8 +49,8 @@ class Workload(Protocol):
         epochs: passes over the data, 1 or more.
         epoch_base: passes that led to this model, 0 or more; rounds before this one times epochs.
         seed: 0 or more. The same inputs give the same vector, bit for bit.
-        Raises NoData without rows, DataError if the data do not fit the model, Diverged if a
-        number stops being finite.
+        Raises NoData without rows, DataError if the data do not fit the model, Diverged if
+        the weights run away.
         """
 
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:

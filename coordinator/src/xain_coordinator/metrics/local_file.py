@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,12 +33,12 @@ class LocalMetricsFile:
     def __init__(
         self,
         path: Path,
-        wall_ns: Callable[[], int],
+        wall_ns: Callable[[], int] = time.time_ns,
         *,
         max_bytes: int = MAX_BYTES,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._file = _RotatingFile(path.absolute(), max_bytes)
+        self._file = RotatingFile(path.absolute(), max_bytes)
         self._wall_ns = wall_ns
         self._max_waiting = max_waiting
         self._waiting: deque[tuple[int, Point]] = deque()
@@ -86,7 +87,7 @@ class LocalMetricsFile:
             return [self._waiting.popleft() for _ in range(num)]
 
 
-class _RotatingFile:
+class RotatingFile:
     """Whole lines, appended; at most two files of max_bytes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:

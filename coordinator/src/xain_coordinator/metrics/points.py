@@ -58,6 +58,8 @@ def _point(element: Any) -> Point:
     if element["measurement"] != "participant":
         raise ValueError("'measurement' must be \"participant\"")
     time = element["time"]
+    if _is_number(time):
+        time = int(time)  # which may still be out of range
     if not _is_number(time):
         raise ValueError(f"'time' must be a finite 64-bit number, got {_kind(time)}")
     tags = element.get("tags", {})
@@ -77,7 +79,7 @@ def _point(element: Any) -> Point:
                 f"field {name[:_SHOWN]!r} must be a string or a finite 64-bit number, "
                 f"got {_kind(value)}"
             )
-    return Point("participant", fields, tags, at_ns=int(time))
+    return Point("participant", fields, tags, at_ns=time)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,8 @@
+"""`python -m xain_coordinator`."""
+
+import sys
+
+from xain_coordinator.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""The command line: run a coordinator, check its configuration, ask a running one for its status.
+
+What a command needs is imported within it, so that --help does not wait for numpy and gRPC.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from xain_coordinator.config import CoordinatorConfig
+    from xain_messaging.process.settings import Resolved
+
+PROGRAM = "xain-coordinator"
+EXIT_NO_STATUS = 1
+EXIT_BAD_CONFIG = 2
+
+app = typer.Typer(
+    add_completion=False,
+    # Typer's own tracebacks may show local variables, and with them any secret.
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """What was given on the command line. values: by dotted key; None was not given."""
+
+    config: Path | None = None
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def or_else(self, other: "_Flags") -> "_Flags":
+        """These, and from the other what is not given here."""
+        mine = {key: value for key, value in self.values.items() if value is not None}
+        return _Flags(self.config or other.config, {**other.values, **mine})
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="TOML file; without it, the defaults."),
+]
+Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
+# Numbers are text here: a wrong one is then refused in the same words as one in the file.
+Port = Annotated[
+    str | None, typer.Option(metavar="N", help="On this port; 0 takes a free one. [server.port]")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep weights, journal and metrics below DIR."),
+]
+WorkloadName = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="NAME", help="Who makes the first model. [workload.name]"),
+]
+Rounds = Annotated[str | None, typer.Option(metavar="N", help="Rounds to train. [rounds.rounds]")]
+MinParticipants = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Updates that a round needs. [rounds.min_participants]"),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any key of the file, e.g. rounds.epochs=3. Repeatable."
+    ),
+]
+
+_HELP = """Coordinate the federated training of a fleet of participants.
+
+Without a command, run a coordinator until the training has ended and it is stopped. It keeps its
+state on disk: started again with the same settings it goes on where it was, in the middle of a
+round.
+
+Settings come from --config, over it from the environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is
+rounds.epochs), over that from flags.
+"""
+
+_EXAMPLES = """**Examples**
+
+- `xain-coordinator --workload sgd --min-participants 2` : train a linear model with two others
+
+- `xain-coordinator --config fleet.toml --set rounds.epochs=3` : settings from a file, one changed
+
+- `xain-coordinator --config fleet.toml --new-session` : train anew instead of going on
+
+- `xain-coordinator check-config --config fleet.toml` : what would be in force, and why
+
+- `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
+"""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"{PROGRAM} {version('xain-coordinator')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, help=_HELP, epilog=_EXAMPLES)
+def _run(
+    context: typer.Context,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    workload: WorkloadName = None,
+    rounds: Rounds = None,
+    min_participants: MinParticipants = None,
+    assignments: Assignments = None,
+    new_session: Annotated[
+        bool, typer.Option("--new-session", help="Open a new session; the old one stays on disk.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
+    ] = False,
+) -> None:
+    flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
+    if context.invoked_subcommand is not None:
+        context.obj = flags
+        return
+    resolved = _resolve(flags)
+
+    from xain_coordinator.app import run
+
+    raise typer.Exit(run(resolved.config, new_session=new_session))
+
+
+@app.command("check-config")
+def _check_config(
+    context: typer.Context,
+    config: Config = None,
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    workload: WorkloadName = None,
+    rounds: Rounds = None,
+    min_participants: MinParticipants = None,
+    assignments: Assignments = None,
+) -> None:
+    """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
+    flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
+    if isinstance(context.obj, _Flags):
+        flags = flags.or_else(context.obj)
+    resolved = _resolve(flags)
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for setting in resolved.settings():
+        table.add_row(
+            Text(setting.key),
+            Text(setting.value or "(not set)", style=_STYLES.get(setting.origin, "")),
+            Text(setting.where or setting.origin, style=_STYLES.get(setting.origin, "")),
+        )
+    console = Console()
+    console.print(table)
+    console.print()
+    console.print(_derived(resolved.config), markup=False, highlight=False, soft_wrap=True)
+
+
+_STYLES = {"default": "dim"}
+
+
+def _derived(config: "CoordinatorConfig") -> str:
+    rounds = config.rounds
+    start = rounds.effective_start_participants
+    first = f"The first round waits for {start} participants"
+    if start > rounds.num_required:
+        first += (
+            f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
+        )
+    return (
+        f"Listens on {config.server.address}.\n{first}.\n"
+        f"A round needs N = {rounds.num_required} connected participants, of whom"
+        f" k = {rounds.num_selected} are selected; at most"
+        f" {rounds.effective_max_participants} may be connected."
+    )
+
+
+@app.command("status")
+def _status(
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")
+    ] = "localhost:50051",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything, as one JSON object.")
+    ] = False,
+) -> None:
+    """Ask a running coordinator how the training is going."""
+    import json
+
+    from rich.console import Console
+
+    from xain_coordinator import status_view
+
+    try:
+        snapshot = status_view.fetch(address, everything=as_json)
+    except status_view.NoStatus as error:
+        _fail(str(error), EXIT_NO_STATUS)
+    if as_json:
+        typer.echo(json.dumps(status_view.as_json(snapshot)))
+    else:
+        status_view.render(snapshot, Console())
+
+
+@app.command(
+    "demo",
+    # Its flags are its own, --help among them.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _demo(context: typer.Context) -> None:
+    """Watch four participants train one model on real data, on this machine."""
+    from xain_coordinator import demo
+
+    raise typer.Exit(demo.main(context.args))
+
+
+def _flags(
+    config: Path | None,
+    host: str | None,
+    port: str | None,
+    data_dir: Path | None,
+    workload: str | None,
+    rounds: str | None,
+    min_participants: str | None,
+    assignments: list[str] | None,
+) -> _Flags:
+    values: dict[str, Any] = {
+        "server.host": host,
+        "server.port": port,
+        "workload.name": workload,
+        "rounds.rounds": rounds,
+        "rounds.min_participants": min_participants,
+    }
+    if data_dir is not None:
+        values["storage.path"] = str(data_dir / "weights")
+        values["journal.path"] = str(data_dir / "journal.sqlite")
+        values["metrics.path"] = str(data_dir / "metrics.jsonl")
+    for assignment in assignments or ():
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            # Without the text: it may be the value of a secret that lost its key.
+            _fail("command line: --set takes KEY=VALUE, such as rounds.epochs=3", EXIT_BAD_CONFIG)
+        values[key.strip()] = value
+    return _Flags(config, values)
+
+
+def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
+    from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
+    from xain_messaging.process.settings import ConfigError, resolve
+
+    try:
+        return resolve(CoordinatorConfig, flags.config, ENV_PREFIX, flags.values)
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_CONFIG)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.echo(f"{PROGRAM}: {message}", err=True)
+    raise typer.Exit(status)
+
+
+def main() -> int:
+    """The entry point. Ends the process with the command's exit status."""
+    app(prog_name=PROGRAM)
+    return 0

@@ -1,0 +1,124 @@
+"""The work of a round: ask what to do, train, hand in. Runs in a thread of its own.
+
+Which piece comes when, the protocol decides; here each is one call that ends in one event.
+"""
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from xain_participant import protocol as p
+from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.metrics import to_json
+from xain_participant.participant import (
+    Participant,
+    call_init_weights,
+    call_train_round,
+    take_metrics,
+)
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.model import Layout, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What training brought, ready to be sent, as often as it takes.
+
+    vector: (d,). metrics: the newest value of each name; metrics_json: all of them, as they travel.
+    """
+
+    round: int
+    vector: NDArray[np.floating[Any]]
+    num_samples: int
+    metrics: Mapping[str, float]
+    metrics_json: str
+
+
+class Work:
+    """Does one piece at a time. Between two pieces, the owner may look at `result` and clear it."""
+
+    def __init__(
+        self, participant: Participant, client: CoordinatorClient, participant_id: str
+    ) -> None:
+        self._participant = participant
+        self._client = client
+        self._participant_id = participant_id
+        self._log = structlog.get_logger(__name__).bind(participant=participant_id)
+        self._assignment = pb.StartTrainingRoundResponse()
+        self.result: Result | None = None
+        # Whether the participant's own code runs, which nobody can interrupt.
+        self.in_participant = False
+
+    def do(self, call: p.Call, round_: int) -> p.Event:
+        """Carry out BEGIN_ROUND, TRAIN or HAND_IN. Never raises: an error is an event, too."""
+        try:
+            match call:
+                case p.Call.BEGIN_ROUND:
+                    return self._begin_round()
+                case p.Call.TRAIN:
+                    return self._train(round_)
+                case p.Call.HAND_IN:
+                    return self._hand_in(round_)
+                case _:
+                    raise AssertionError(f"{call} is not work")
+        except Refused as refused:
+            return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+        except (
+            BaseException
+        ) as error:  # also a SystemExit of the participant: the loop must hear it
+            self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
+            return p.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
+
+    def _begin_round(self) -> p.Event:
+        self._assignment = self._client.start_round()
+        return p.Assigned(self._assignment.round, self._assignment.update_accepted)
+
+    def _train(self, round_: int) -> p.Event:
+        assignment = self._assignment
+        weights = self._client.get_weights(assignment.model)
+        with self._participants_turn():
+            self._participant.on_model(_layout(assignment), dict(assignment.metadata))
+            take_metrics(self._participant)  # of a round that was not finished
+            if weights.size == 0:
+                vector, num_samples = call_init_weights(self._participant, weights.dtype)
+            else:
+                vector, num_samples = call_train_round(
+                    self._participant, weights, assignment.epochs, assignment.epoch_base
+                )
+            measured = take_metrics(self._participant)
+        self.result = Result(
+            round_,
+            vector,
+            num_samples,
+            {name: value for point in measured for name, value in point.values.items()},
+            to_json(measured, participant_id=self._participant_id, round_=round_),
+        )
+        return p.Trained(round_)
+
+    def _hand_in(self, round_: int) -> p.Event:
+        result = self.result
+        assert result is not None, f"no result of round {round_}"
+        assert result.round == round_, f"a result of round {result.round}, not {round_}"
+        # Each attempt uploads anew, since a coordinator that came back may have lost what was not
+        # acknowledged. One that has accepted this very update answers at once, without the bytes.
+        update = self._client.put_weights(round_, result.vector)
+        self._client.end_round(round_, update, result.num_samples, result.metrics_json)
+        return p.HandedIn(round_)
+
+    @contextmanager
+    def _participants_turn(self) -> Iterator[None]:
+        self.in_participant = True
+        try:
+            yield
+        finally:
+            self.in_participant = False
+
+
+def _layout(assignment: pb.StartTrainingRoundResponse) -> Layout:
+    return tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in assignment.layout)

@@ -1,0 +1,70 @@
+"""A participant that needs no code: it trains whatever workload the coordinator declares."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from xain_participant.participant import Participant
+from xain_workloads.data import Dataset
+from xain_workloads.model import Layout, Model
+from xain_workloads.profile import DataProfile
+from xain_workloads.workload import Workload, from_metadata
+
+
+class WorkloadParticipant(Participant):
+    """Trains on one local data set.
+
+    seed: of the shuffles, 0 or more. The same seed, data and model give the same update.
+    test: rows that are not trained on. If there are any, every global model that comes in is
+        measured on them, as metrics whose names begin with "test_".
+    """
+
+    def __init__(self, data: Dataset, seed: int = 0, test: Dataset | None = None) -> None:
+        self._data = data
+        self._seed = seed
+        self._test = test
+        self._workload: Workload | None = None
+        self._layout: Layout = ()
+        self._metadata: Mapping[str, str] = {}
+
+    def profile(self) -> DataProfile:
+        """Sizes and classes of the data."""
+        return self._data.profile()
+
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
+        """Raises ValueError if the metadata name a workload or options that we do not know."""
+        self._layout = layout
+        self._metadata = metadata
+        self._workload = from_metadata(metadata) if "workload" in metadata else None
+
+    def init_weights(self) -> NDArray[Any]:
+        """Raises RuntimeError always: a workload's initial model depends on the data of all, so
+        only the coordinator can make it."""
+        raise RuntimeError(_NO_WORKLOAD)
+
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        """Raises RuntimeError if the coordinator declares no workload, and what its train() raises
+        if data and model do not fit."""
+        if self._workload is None:
+            raise RuntimeError(_NO_WORKLOAD)
+        model = Model(weights, self._layout, self._metadata)
+        if self._test is not None and self._test.num_samples > 0:
+            tested = self._workload.evaluate(model, self._test)
+            self.update_metrics(**{f"test_{name}": value for name, value in tested.items()})
+        if epochs == 0:  # a round that only measures
+            self.update_metrics(**self._workload.evaluate(model, self._data))
+            return weights, self._data.num_samples
+        result = self._workload.train(
+            model, self._data, epochs=epochs, epoch_base=epoch_base, seed=self._seed
+        )
+        self.update_metrics(**result.metrics)
+        return result.vector, result.num_samples
+
+
+_NO_WORKLOAD = (
+    "the coordinator declares no workload; "
+    'set [workload] name = "sgd" in its configuration, or write a Participant of your own'
+)

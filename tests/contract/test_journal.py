@@ -1,0 +1,142 @@
+"""What every Journal does."""
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from xain_coordinator.core.events import (
+    DurableEvent,
+    ParticipantJoined,
+    RoundClosed,
+    RoundOpened,
+    SessionOpened,
+)
+from xain_coordinator.core.values import DataProfile, Rules
+from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import Journal, JournalError, Record
+
+RULES = Rules(
+    rounds=3,
+    epochs=1,
+    min_participants=2,
+    fraction_participants=Fraction(2, 3),
+    num_required=3,
+    max_participants=10,
+    start_participants=3,
+    start_timeout_s=0.1 + 0.2,
+    controller="random",
+    aggregation="weighted-average",
+    seed=2**64 - 1,
+    heartbeat_time_s=10.0,
+    heartbeat_timeout_s=5.0,
+    initial="workload",
+)
+
+FACTORIES: dict[str, Callable[[Path], Journal]] = {
+    "memory": lambda _: MemoryJournal(),
+    "sqlite": lambda folder: SqliteJournal(folder / "new" / "folder" / "journal.sqlite"),
+}
+
+
+@pytest.fixture(params=FACTORIES)
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    journal = FACTORIES[request.param](tmp_path)
+    yield journal
+    journal.close()
+
+
+def opened(session_id: str = "one") -> Record:
+    return Record(0.0, SessionOpened(session_id, RULES, 0.0))
+
+
+def closed(number: int) -> Record:
+    return Record(float(number), RoundClosed(number))
+
+
+def test_a_new_journal_is_empty(journal: Journal) -> None:
+    assert list(journal.load()) == []
+
+
+def test_records_come_back_in_order_and_exactly(journal: Journal) -> None:
+    """Times too, to the last bit."""
+    records = [
+        opened(),
+        Record(0.1 + 0.2, ParticipantJoined("ipv4:127.0.0.1:6087", None, 0.1 + 0.2)),
+        Record(1e-300, ParticipantJoined("Zoë", DataProfile(5, 3, ("no", "yes")), 1 / 3)),
+        Record(1e300, RoundOpened(0, ("Zoë", "ipv4:127.0.0.1:6087"), 1, 2.0**53 + 2)),
+    ]
+    journal.append(records[:1])
+    journal.append(records[1:])
+    journal.append([])
+    assert list(journal.load()) == records
+
+
+def test_only_the_latest_session_is_loaded(journal: Journal) -> None:
+    journal.append([opened("one"), closed(0)])
+    journal.append([opened("two")])
+    journal.append([closed(1)])
+    assert list(journal.load()) == [opened("two"), closed(1)]
+
+
+def test_a_session_may_begin_within_an_append(journal: Journal) -> None:
+    journal.append([opened("one"), closed(0), opened("two"), closed(1)])
+    journal.append([closed(2)])
+    assert list(journal.load()) == [opened("two"), closed(1), closed(2)]
+
+
+def test_records_before_a_session_are_refused(journal: Journal) -> None:
+    with pytest.raises(JournalError, match="begins with a SessionOpened, not a RoundClosed"):
+        journal.append([closed(0), opened()])
+    assert list(journal.load()) == []
+
+
+class Unknown:
+    """No event."""
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(Record(1.0, cast(DurableEvent, Unknown())), id="unknown"),
+        pytest.param(Record(1.0, RoundClosed(cast(Any, "x"))), id="wrong-type"),
+        pytest.param(Record(1.0, RoundClosed(cast(Any, None))), id="null"),
+        pytest.param(Record(1.0, ParticipantJoined("\ud800", None, 1.0)), id="not-unicode"),
+        pytest.param(Record(1.0, ParticipantJoined("a", None, float("nan"))), id="nan"),
+        pytest.param(Record(float("nan"), RoundClosed(1)), id="at-nan"),
+        pytest.param(Record(float("inf"), RoundClosed(1)), id="at-inf"),
+    ],
+)
+def test_all_or_nothing(journal: Journal, bad: Record) -> None:
+    """One record that cannot be stored, and none of its company is; the next append is whole."""
+    journal.append([opened()])
+    with pytest.raises(JournalError) as caught:
+        journal.append([closed(0), opened("two"), bad, closed(1)])
+    assert "\n" not in str(caught.value)
+    assert list(journal.load()) == [opened()]
+    journal.append([closed(2)])
+    assert list(journal.load()) == [opened(), closed(2)]
+
+
+def test_an_unknown_event_is_named(journal: Journal) -> None:
+    with pytest.raises(JournalError, match="'Unknown'"):
+        journal.append([Record(1.0, cast(DurableEvent, Unknown()))])
+
+
+def test_what_was_loaded_does_not_change(journal: Journal) -> None:
+    journal.append([opened()])
+    records = journal.load()
+    journal.append([closed(0)])
+    assert list(records) == [opened()]
+
+
+def test_a_closed_journal(journal: Journal) -> None:
+    journal.close()
+    journal.close()
+    with pytest.raises(JournalError, match="closed"):
+        journal.append([opened()])
+    with pytest.raises(JournalError, match="closed"):
+        journal.load()

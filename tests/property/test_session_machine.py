@@ -1,0 +1,743 @@
+"""The session under everything that can come to it, in any order, at any time.
+
+A Hypothesis state machine plays participants good and bad, the clock, the workers that carry out
+effects, and the power cut. Beside the session it keeps its own small book of what was acknowledged,
+and predicts from that book what every update must be answered. After each step the invariants
+hold; at the end of each run well-behaved participants must be able to bring the session to its end.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from tests.unit.core.bench import (
+    LEASE_S,
+    SHAPE,
+    START_TIMEOUT_S,
+    answer_to,
+    durable,
+    make_rules,
+    replay,
+    stored,
+)
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.session import (
+    Decision,
+    Session,
+    decide,
+    evolve,
+    fold,
+    next_deadline,
+    open_session,
+    resume,
+    update_key,
+)
+from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
+
+RULE_SETS = {
+    "one": make_rules(rounds=2, initial="empty"),
+    "everybody": make_rules(rounds=3, min_participants=3, max_participants=4),
+    "half": make_rules(
+        rounds=2, min_participants=2, fraction="0.5", controller="random", start_participants=5
+    ),
+    "a third, empty": make_rules(
+        rounds=3,
+        min_participants=2,
+        fraction="1/3",
+        controller="random",
+        max_participants=6,
+        initial="empty",
+    ),
+    "all": make_rules(rounds=2, min_participants=2, fraction="0.6", controller="all", seed=3),
+    "loose": make_rules(rounds=2, min_participants=1, fraction="0.9", start_participants=4),
+}
+NAMES = tuple(f"p{i}" for i in range(8))
+SPARE = tuple(f"q{i}" for i in range(8))
+INDEX = st.integers(0, 7)
+DIGESTS = st.sampled_from(["x", "y", "z"])
+PROFILES = st.sampled_from(
+    [None, DataProfile(10, 4), DataProfile(3, 4), DataProfile(0, 99), DataProfile(5, 7)]
+)
+UPLOAD_NAMES = st.sampled_from(["own", "uuid", "uuid", "somebody", "bound", "bad"])
+
+# Which phase may follow which, event by event; written down anew, not taken from the core.
+MAY_FOLLOW = {
+    Phase.STANDBY: {Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED},
+    Phase.COLLECTING: {Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED},
+    Phase.AGGREGATING: {Phase.STANDBY, Phase.FINISHED},
+    Phase.FINISHED: set(),
+}
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """What we gave our word for."""
+
+    digest: str
+    num_samples: int
+    key: str
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Commands in, invariants out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.session: Session
+        self.journal: list[e.DurableEvent] = []
+        # (round, participant) -> what was acknowledged; the book that the session must agree with.
+        self.book: dict[tuple[int, str], Acknowledged] = {}
+        self.owed: InitialiseModel | Aggregate | None = None
+        self.done: list[InitialiseModel | Aggregate] = []
+        self.aggregated: list[int] = []
+        # Shape and dtype of the first accepted update of the open round.
+        self.fixed: tuple[tuple[int, ...], str] | None = None
+        # participant -> when it was last heard, or the coordinator came back.
+        self.heard_at: dict[str, float] = {}
+
+    @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 12))
+    def open(self, name: str, steps: int) -> None:
+        """Begin anywhere in the first rounds: trouble is rarer at the beginning."""
+        self.rules: Rules = RULE_SETS[name]
+        self.session, opened = open_session("s", self.rules, self.now)
+        self.journal.append(opened)
+        self.go_on(steps)
+
+    # --- sending ---
+
+    def send(self, command: c.Command) -> Decision:
+        """Decide and carry on; every check that concerns one decision is here."""
+        before, shown = self.session, repr(self.session)
+        try:
+            decision = decide(before, command, self.now)
+        except errors.Refusal:
+            assert repr(before) == shown, "a refusal changed something"
+            raise
+        assert repr(before) == shown, "decide changed the session it was given"
+        for event in decision.events:
+            was = self.session
+            self.session = evolve(was, event)
+            self._check_event(was, event)
+        self.journal += durable(decision.events)
+        if isinstance(command, c.Rendezvous | c.Heartbeat):
+            self.heard_at[command.participant_id] = self.now
+        for effect in decision.effects:
+            if isinstance(effect, InitialiseModel | Aggregate):
+                assert self.owed is None, "new work before the old one was answered"
+                self.owed = effect
+            if isinstance(effect, Aggregate):
+                self._check_aggregate(effect)
+        return decision
+
+    def _check_event(self, was: Session, event: e.Event) -> None:
+        now = self.session
+        assert now.phase is was.phase or now.phase in MAY_FOLLOW[was.phase]
+        if was.phase is Phase.FINISHED:
+            assert isinstance(event, e.SoftEvent), f"{event} after the end"
+        assert now.round >= was.round
+        assert now.epoch_base >= was.epoch_base
+        if now.round != was.round:
+            assert now.round == was.round + 1
+            assert isinstance(event, e.ModelPublished)
+        if isinstance(event, e.RoundOpened):
+            connected = len(was.members)
+            k = ceil(self.rules.fraction_participants * connected)
+            assert len(event.selected) == (connected if self.rules.controller == "all" else k)
+            assert set(event.selected) <= set(was.members)
+            assert connected >= self.rules.num_required
+
+    def _check_aggregate(self, effect: Aggregate) -> None:
+        """Exactly what was acknowledged for this round, each once, in the order of selection."""
+        assert effect.round not in self.aggregated, "a round aggregated twice"
+        self.aggregated.append(effect.round)
+        entered = [update.participant_id for update in effect.updates]
+        acknowledged = {who for (number, who) in self.book if number == effect.round}
+        assert len(entered) == len(set(entered))
+        assert set(entered) == acknowledged
+        assert len(entered) >= self.rules.min_participants
+        assert self.session.open_round is not None
+        assert tuple(entered) == self.session.open_round.selected
+        keys = set()
+        for update in effect.updates:
+            word = self.book[effect.round, update.participant_id]
+            assert (update.weights.ref.digest, update.weights.ref.key) == (word.digest, word.key)
+            equal = self.session.model is not None and self.session.model.is_empty
+            assert update.num_samples == (0 if equal else word.num_samples)
+            assert (update.weights.shape, update.weights.dtype) == (
+                effect.updates[0].weights.shape,
+                effect.updates[0].weights.dtype,
+            )
+            keys.add(update.weights.ref.key)
+        assert len(keys) == len(entered), "one object entered twice"
+
+    def attempt(self, command: c.Command) -> Decision | errors.Refusal:
+        """Send something that may be refused."""
+        try:
+            return self.send(command)
+        except errors.Refusal as refusal:
+            return refusal
+
+    def maybe(self, command: c.Command) -> Decision | None:
+        """Send something that may be refused, whatever for."""
+        outcome = self.attempt(command)
+        return outcome if isinstance(outcome, Decision) else None
+
+    def refused(self, command: c.Command, why: type[errors.Refusal]) -> None:
+        """Send something that must be refused."""
+        assert type(self.attempt(command)) is why
+
+    # --- participants ---
+
+    @rule(i=INDEX, profile=PROFILES)
+    def rendezvous(self, i: int, profile: DataProfile | None) -> None:
+        name = NAMES[i]
+        here, full = name in self.session.members, self._is_full()
+        before = self.session
+        decision = self.maybe(c.Rendezvous(name, profile))
+        if here or self.session.phase is Phase.FINISHED:
+            assert decision is not None
+            assert isinstance(decision.reply, r.Accepted)
+            assert durable(decision.events) == []
+            assert self.session == before
+        elif full:
+            assert decision is not None
+            assert isinstance(decision.reply, r.Later)
+            assert decision.reply.retry_after_s > 0
+            assert decision.events == ()
+        elif decision is not None:
+            assert name in self.session.members
+
+    def _is_full(self) -> bool:
+        return len(self.session.members) >= self.rules.max_participants
+
+    @rule(i=INDEX, state=st.sampled_from([ParticipantState.READY, ParticipantState.TRAINING]))
+    def heartbeat(self, i: int, state: ParticipantState) -> None:
+        name = NAMES[i]
+        known = name in self.session.members or self.session.phase is Phase.FINISHED
+        before = self.session
+        decision = self.maybe(c.Heartbeat(name, state, self.session.round))
+        assert (decision is not None) == known
+        assert self.session == before, "a heartbeat is not durable"
+        if decision is None:
+            return
+        assert durable(decision.events) == []
+        reply = decision.reply
+        assert isinstance(reply, r.Advertisement)
+        assert reply.round == self.session.round
+        if self.session.phase is Phase.FINISHED:
+            assert reply.phase is Phase.FINISHED
+        elif name in (self.session.open_round.selected if self.session.open_round else ()):
+            assert reply.phase is self.session.phase
+            assert reply.update_accepted == ((reply.round, name) in self.book)
+        else:
+            assert reply.phase is Phase.STANDBY
+
+    @rule()
+    def heartbeats(self) -> None:
+        """Everybody who is here is heard."""
+        for name in self.session.members:
+            self.send(c.Heartbeat(name))
+
+    @rule(i=INDEX)
+    def leave(self, i: int) -> None:
+        known = NAMES[i] in self.session.members or self.session.phase is Phase.FINISHED
+        ended = self.session.phase is Phase.FINISHED
+        decision = self.maybe(c.Heartbeat(NAMES[i], ParticipantState.FINISHED))
+        assert (decision is not None) == known
+        assert ended or NAMES[i] not in self.session.members
+
+    @rule(i=INDEX, num_new=st.integers(0, 2))
+    def lose(self, i: int, num_new: int) -> None:
+        """One who owes an update leaves, with or without others waiting for its place."""
+        for name in [n for n in SPARE if n not in self.session.members][:num_new]:
+            self.maybe(c.Rendezvous(name))
+        if outstanding := self._outstanding():
+            self.maybe(c.Heartbeat(outstanding[i % len(outstanding)], ParticipantState.FINISHED))
+
+    @rule(i=INDEX)
+    def start(self, i: int) -> None:
+        session, name = self.session, NAMES[i]
+        decision = self.maybe(c.StartTrainingRound(name))
+        round_ = session.open_round
+        may = session.phase is Phase.COLLECTING and round_ is not None and name in round_.selected
+        if name not in session.members:
+            may = False
+        assert (decision is not None) == may
+        if decision is not None and round_ is not None:
+            reply = decision.reply
+            assert isinstance(reply, r.Assignment)
+            assert decision.events == ()
+            assert (reply.round, reply.epoch_base) == (session.round, session.epoch_base)
+            assert reply.model == session.model
+            assert reply.epochs == (0 if reply.model.is_empty else self.rules.epochs)
+
+    # --- updates ---
+
+    def _recognised(self) -> set[int]:
+        """The rounds of which resends are still recognised."""
+        known = (self.session.open_round, self.session.last_round)
+        return {round_.number for round_ in known if round_ is not None}
+
+    def _word(self, name: str, number: int) -> Acknowledged | None:
+        return self.book.get((number, name)) if number in self._recognised() else None
+
+    def _barred(self, name: str, sent: int | None) -> type[errors.Refusal] | None:
+        """Why this participant hands in nothing for this round now, if it does not."""
+        session = self.session
+        if session.phase is Phase.FINISHED:
+            return errors.RoundAlreadyClosed
+        if name not in session.members:
+            return errors.NotAMember
+        if sent is not None and sent != session.round:
+            return errors.StaleRound
+        if session.phase is Phase.AGGREGATING:
+            return errors.RoundAlreadyClosed
+        if session.phase is Phase.STANDBY:
+            return errors.NotInRound
+        assert session.open_round is not None
+        if name not in session.open_round.selected:
+            return errors.NotSelected
+        return None
+
+    def _key_is_free(self, number: int, under: str) -> bool:
+        """No accepted object of the round lies where this upload would."""
+        key = update_key(number, under)
+        return key not in {word.key for (n, _), word in self.book.items() if n == number}
+
+    def _bad_name(self, name: str, under: str) -> type[errors.Refusal] | None:
+        """Why an update may not be handed in under this name."""
+        try:
+            check_name(under)
+        except errors.InvalidName:
+            return errors.InvalidName
+        bound = self.session.upload_names
+        if not self._key_is_free(self.session.round, under):
+            return errors.UploadNameTaken
+        if under == name or bound.get(under) == name:
+            return None
+        if under in bound or under in self.session.members or name in bound.values():
+            return errors.UploadNameTaken
+        return None
+
+    def _good_weights(self) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype that an update of the open round must have now, if they are fixed."""
+        model = self.session.model
+        if model is not None and not model.is_empty:
+            return model.shape, model.dtype
+        return self.fixed or (SHAPE, "float32")
+
+    def _fits(self, shape: tuple[int, ...], dtype: str) -> bool:
+        model = self.session.model
+        if model is not None and model.is_empty and self.fixed is None:
+            return len(shape) == 1 and shape[0] > 0 and dtype.startswith("float")
+        return (shape, dtype) == self._good_weights()
+
+    def end(
+        self,
+        name: str,
+        digest: str,
+        num_samples: int,
+        *,
+        under: str | None = None,
+        sent: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        first_bad: int | None = None,
+    ) -> None:
+        """Hand in, and compare the answer with what the book says it must be.
+
+        shape and dtype: None for what the round needs.
+        """
+        number = self.session.round if sent is None else sent
+        under = name if under is None else under
+        shape = self._good_weights()[0] if shape is None else shape
+        dtype = self._good_weights()[1] if dtype is None else dtype
+        key = update_key(number, under)
+        word = self._word(name, number)
+        again = word is not None and (word.digest, word.num_samples) == (digest, num_samples)
+        expected = self._barred(name, sent)
+        if expected is None and word is not None:
+            expected = errors.DuplicateUpdate
+        if expected is None:
+            expected = self._bad_name(name, under)
+        if expected is None and (
+            num_samples < 0 or first_bad is not None or not self._fits(shape, dtype)
+        ):
+            expected = errors.InvalidUpdate
+        if expected is None:
+            self.book[number, name] = Acknowledged(digest, num_samples, key)
+            self.fixed = self.fixed or (shape, dtype)
+        before = self.session
+        weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
+        outcome = self.attempt(c.EndTrainingRound(name, under, sent, num_samples, weights))
+        if isinstance(outcome, errors.Refusal):
+            assert not again, f"a resend was refused: {outcome!r}"
+            assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
+            return
+        assert again or expected is None, f"accepted, expected {expected}"
+        assert outcome.reply == r.Done()
+        if again:
+            assert outcome.events == ()
+            assert self.session == before
+
+    def _outstanding(self) -> tuple[str, ...]:
+        round_ = self.session.open_round
+        return () if round_ is None else round_.outstanding
+
+    @precondition(lambda self: self._outstanding())
+    @rule(i=INDEX, digest=DIGESTS, num_samples=st.integers(0, 3), says_round=st.booleans())
+    def end_good(self, i: int, digest: str, num_samples: int, says_round: bool) -> None:
+        """One who owes an update brings it."""
+        name = self._outstanding()[i % len(self._outstanding())]
+        self.end(name, digest, num_samples, sent=self.session.round if says_round else None)
+
+    @precondition(lambda self: self._outstanding())
+    @rule(i=INDEX, j=INDEX, how=UPLOAD_NAMES, digest=DIGESTS)
+    def end_under_a_name(self, i: int, j: int, how: str, digest: str) -> None:
+        """As a XAIN client does, or as a thief."""
+        name = self._outstanding()[i % len(self._outstanding())]
+        bound = sorted(self.session.upload_names)
+        under = {
+            "own": name,
+            "uuid": f"uuid of {name}",
+            "somebody": NAMES[j],
+            "bound": bound[j % len(bound)] if bound else "unbound",
+            "bad": ("", "global", "a/b", "..", "../0/global")[j % 5],
+        }[how]
+        self.end(name, digest, 1, under=under)
+
+    @precondition(lambda self: self._outstanding())
+    @rule(
+        i=INDEX,
+        num_samples=st.sampled_from([1, 1, -1]),
+        shape=st.sampled_from([None, (4,), (0,), (), (3, 1)]),
+        dtype=st.sampled_from([None, "float64", "int64", "object"]),
+        first_bad=st.sampled_from([None, 0, 2]),
+    )
+    def end_bad(
+        self,
+        i: int,
+        num_samples: int,
+        shape: tuple[int, ...] | None,
+        dtype: str | None,
+        first_bad: int | None,
+    ) -> None:
+        """Somewhere wrong, mostly."""
+        name = self._outstanding()[i % len(self._outstanding())]
+        self.end(name, "bad", num_samples, shape=shape, dtype=dtype, first_bad=first_bad)
+
+    @rule(i=INDEX, digest=DIGESTS, num_samples=st.integers(0, 3), off=st.integers(-2, 1))
+    def end_anybody(self, i: int, digest: str, num_samples: int, off: int) -> None:
+        """Selected or not, here or not, for any round."""
+        self.end(NAMES[i], digest, num_samples, sent=self.session.round + off)
+
+    @precondition(lambda self: self.book)
+    @rule(i=st.integers(0, 50), says_round=st.booleans(), change=st.integers(0, 3))
+    def end_again(self, i: int, says_round: bool, change: int) -> None:
+        """What was acknowledged once is sent again, as it was or changed."""
+        (number, name), word = list(self.book.items())[-1 - i % len(self.book)]
+        under = word.key.partition("/")[2]
+        digest = "changed" if change == 1 else word.digest
+        num_samples = word.num_samples + (change == 2)
+        self.end(name, digest, num_samples, under=under, sent=number if says_round else None)
+
+    @rule(i=INDEX, digest=DIGESTS, off=st.integers(-2, 1))
+    def begin_upload(self, i: int, digest: str, off: int) -> None:
+        """Nothing may be written over what was acknowledged."""
+        name, number = NAMES[i], self.session.round + min(off, 0)
+        word = self._word(name, number)
+        outcome = self.attempt(c.BeginUpload(name, number, digest))
+        if isinstance(outcome, errors.Refusal):
+            assert word is None or word.digest != digest
+            expected = self._barred(name, number) or (
+                errors.UploadNameTaken if word is None else errors.DuplicateUpdate
+            )
+            assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
+            return
+        assert outcome.events == ()
+        if word is not None:
+            assert outcome.reply == r.AlreadyUploaded(stored(word.key, digest).ref)
+        else:
+            assert outcome.reply == r.UploadTo(update_key(number, name))
+            assert self._barred(name, number) is None
+            assert self._key_is_free(number, name)
+
+    @rule()
+    def work(self) -> None:
+        """Everybody who owes an update brings it under its own name, if that is free."""
+        number = self.session.round
+        for name in self._outstanding():
+            self.end(name, f"{name}@{number}", 2)
+
+    # --- effects ---
+
+    @precondition(lambda self: self.owed is not None)
+    @rule()
+    def answer(self) -> None:
+        """The work that is owed is done."""
+        assert self.owed is not None
+        done, self.owed = self.owed, None
+        self.done.append(done)
+        self.fixed = None
+        self.send(answer_to(done))
+
+    @precondition(lambda self: self.done)
+    @rule(i=st.integers(0, 5))
+    def answer_again(self, i: int) -> None:
+        """Work that was done already comes back a second time: from a worker thought dead."""
+        self.refused(answer_to(self.done[i % len(self.done)]), errors.StaleModel)
+
+    @rule(off=st.integers(-2, 2))
+    def answer_for_another_round(self, off: int) -> None:
+        """A model of a round that is not being aggregated."""
+        number = self.session.round + 1 + off
+        if isinstance(self.owed, Aggregate) and self.owed.round + 1 == number:
+            return
+        base = InitialiseModel("workload", ())
+        model = replace(answer_to(base).model, round=number)
+        self.refused(c.AggregationDone(model), errors.StaleModel)
+        if not isinstance(self.owed, InitialiseModel):
+            self.refused(c.InitialisationDone(model), errors.StaleModel)
+
+    @rule(chance=st.integers(0, 20))
+    def fail(self, chance: int) -> None:
+        """Sometimes the disk is gone."""
+        if chance < 20:
+            return
+        self.send(c.EffectFailed("the disk is gone"))
+        assert self.session.phase is Phase.FINISHED
+        self.owed = None
+
+    # --- time ---
+
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.9, 10.0, 15.0]))
+    def time_passes(self, seconds: float) -> None:
+        """And nobody ticks: the driver is busy."""
+        self.now += seconds
+
+    @rule(seconds=st.sampled_from([0.0, 0.0, 5.0, 14.9]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self._tick()
+
+    @rule()
+    def tick_when_due(self) -> None:
+        """At exactly next_deadline, as the driver does it."""
+        due = next_deadline(self.session)
+        if due is not None:
+            self.now = max(self.now, due)
+            self._tick()
+
+    @rule(seconds=st.sampled_from([START_TIMEOUT_S, 1000.0]), heard=st.booleans())
+    def jump(self, seconds: float, heard: bool) -> None:
+        """Far beyond every deadline; with `heard`, everybody says something just before."""
+        self.now += seconds
+        if heard:
+            self.heartbeats()
+        self._tick()
+
+    def _tick(self) -> None:
+        before = self.session
+        stay = {n for n in before.members if self.heard_at[n] + LEASE_S > self.now}
+        self.send(c.Tick())
+        if before.phase is Phase.FINISHED:
+            assert self.session == before
+            return
+        assert set(self.session.members) == stay
+        due = next_deadline(self.session)
+        assert due is None or due > self.now, "the driver would spin"
+
+    @rule(seconds=st.sampled_from([0.0, 20.0]))
+    def power_cut(self, seconds: float) -> None:
+        """Whatever was not durable is gone; what was owed is owed again."""
+        before = self.session
+        self.now += seconds
+        session = fold(replay(self.journal), [e.Restarted(self.now)])
+        assert session == before
+        self.session = session
+        self.heard_at = dict.fromkeys(session.members, self.now)
+        again = resume(session)
+        assert again == (() if self.owed is None else (self.owed,))
+
+    # --- what holds after every step ---
+
+    @invariant()
+    def the_journal_gives_the_session(self) -> None:
+        again = replay(self.journal)
+        assert again == self.session
+        assert resume(again) == resume(self.session)
+        assert resume(self.session) == (() if self.owed is None else (self.owed,))
+
+    @invariant()
+    def the_round_is_sound(self) -> None:
+        session = self.session
+        round_ = session.open_round
+        if round_ is None:
+            assert session.phase in (Phase.STANDBY, Phase.FINISHED)
+            return
+        assert round_.number == session.round
+        assert len(set(round_.selected)) == len(round_.selected) <= round_.target
+        assert set(round_.updates) <= set(round_.selected)
+        assert set(round_.outstanding) <= set(session.members), "waiting for somebody who has gone"
+        assert {
+            who: (update.weights.ref.digest, update.num_samples, update.weights.ref.key)
+            for who, update in round_.updates.items()
+        } == {
+            who: (word.digest, word.num_samples, word.key)
+            for (number, who), word in self.book.items()
+            if number == round_.number
+        }
+        assert len({update.weights.ref.key for update in round_.updates.values()}) == len(
+            round_.updates
+        )
+
+    @invariant()
+    def models_follow_rounds(self) -> None:
+        session = self.session
+        published = [event for event in self.journal if isinstance(event, e.ModelPublished)]
+        if session.model is not None:
+            assert session.model.round == len(published)
+        assert session.round == min(len(published), self.rules.rounds - 1)
+        trained = len(published) - (1 if self.rules.initial == "empty" and published else 0)
+        assert session.epoch_base == trained * self.rules.epochs
+        assert (session.cause == "completed") == (len(published) == self.rules.rounds)
+
+    @invariant()
+    def names_have_one_owner_who_is_here(self) -> None:
+        owners = list(self.session.upload_names.values())
+        assert len(set(owners)) == len(owners)
+        assert set(owners) <= set(self.session.members)
+        assert not set(self.session.upload_names) & set(self.session.members)
+
+    @invariant()
+    def data_has_one_width(self) -> None:
+        profiles = [member.profile for member in self.session.members.values()]
+        known = [*(self.session.requested or ()), *(p for p in profiles if p is not None)]
+        assert len({profile.num_features for profile in known if profile.num_samples}) <= 1
+        assert len(self.session.members) <= self.rules.max_participants
+
+    @invariant()
+    def the_next_deadline_is_the_first_thing_that_time_brings(self) -> None:
+        session = self.session
+        due = next_deadline(session)
+        if session.phase is Phase.FINISHED or not session.members:
+            assert due is None
+            return
+        expected = min(self.heard_at[name] for name in session.members) + LEASE_S
+        if not session.gathered and len(session.members) >= self.rules.num_required:
+            first = min(member.joined_at for member in session.members.values())
+            expected = min(expected, first + START_TIMEOUT_S)
+        assert due == expected
+
+    @invariant()
+    def somebody_has_the_next_move(self) -> None:
+        """No state in which nothing can ever happen. Exactly one of these holds:
+
+        - the session is finished;
+        - work is owed, and its answer moves the session (AGGREGATING; or STANDBY, before model 0);
+        - COLLECTING, with N connected, and somebody who is connected owes an update: it comes, or
+          its sender leaves or expires, and each of these moves the session;
+        - STANDBY, not yet gathered: participants are waited for, and with N here also the start
+          timeout, for which a Tick is due;
+        - STANDBY with less than N connected: participants are waited for. If a round is paused,
+          it is not complete.
+        """
+        session, rules = self.session, self.rules
+        enough = len(session.members) >= rules.num_required
+        round_ = session.open_round
+        if session.phase is Phase.FINISHED:
+            assert self.owed is None
+        elif session.phase is Phase.AGGREGATING:
+            assert isinstance(self.owed, Aggregate)
+        elif self.owed is not None:
+            assert isinstance(self.owed, InitialiseModel)
+            assert round_ is None
+        elif session.phase is Phase.COLLECTING:
+            assert enough
+            assert round_ is not None
+            assert round_.outstanding
+            assert len(round_.selected) == round_.target or not session.pool
+        elif not session.gathered:
+            assert len(session.members) < rules.start_participants
+        else:
+            assert not enough
+            if round_ is not None:
+                few = len(round_.updates) < rules.min_participants
+                assert round_.outstanding or few
+                assert len(round_.selected) == round_.target or not session.pool
+
+    # --- and at the end of every run ---
+
+    def teardown(self) -> None:
+        """Whatever has happened, participants that behave bring the session to its end."""
+        if not self.journal:
+            return
+        for _ in range(300):
+            self._advance()
+        assert self.session.phase is Phase.FINISHED, f"stuck in {self.session}"
+        if self.session.cause == "completed":
+            assert self.aggregated == list(range(self.rules.rounds))
+
+    @rule(steps=st.integers(1, 6))
+    def go_on(self, steps: int) -> None:
+        """For a while everything is well."""
+        for _ in range(steps):
+            if self._distance_to_end() > 1:
+                self._advance()
+
+    def _distance_to_end(self) -> int:
+        """Answers still to be given before the session is finished; runs should not end early."""
+        return self.rules.rounds - len(self.aggregated) + (self.owed is not None)
+
+    def _advance(self) -> None:
+        """One step of those who behave well."""
+        session = self.session
+        if session.phase is Phase.FINISHED:
+            return
+        if self.owed is not None:
+            self.answer()
+        elif session.phase is Phase.COLLECTING:
+            self._bring_one()
+        elif len(session.members) < self.rules.num_required or (
+            not session.gathered and not self._is_full()
+        ):
+            absent = (name for name in (*NAMES, *SPARE) if name not in session.members)
+            self.send(c.Rendezvous(next(absent)))
+        else:
+            self.jump(START_TIMEOUT_S, heard=True)
+
+    def _bring_one(self) -> None:
+        name = self._outstanding()[0]
+        bound = [n for n, who in self.session.upload_names.items() if who == name]
+        chosen = f"uuid of {name}"
+        # Half of them choose their upload's name, as XAIN's clients do.
+        for under in (*bound, *((chosen, name) if name in NAMES[::2] else (name, chosen))):
+            if self._bad_name(name, under) is None:
+                self.end(name, f"{name}@{self.session.round}", 2, under=under)
+                return
+        self.send(c.Heartbeat(name, ParticipantState.FINISHED))
+
+
+TestSessionMachine = SessionMachine.TestCase
+TestSessionMachine.settings = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,57 @@
+"""Durable events as text."""
+
+import json
+from fractions import Fraction
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xain_coordinator.core.events import DurableEvent, RoundOpened, SessionOpened
+from xain_coordinator.core.values import GlobalModel, Rules
+from xain_coordinator.journal.codec import decode, encode
+from xain_coordinator.ports import JournalError
+
+# A mapping may be anything to hypothesis; the core makes dicts.
+st.register_type_strategy(
+    GlobalModel, st.builds(GlobalModel, metadata=st.dictionaries(st.text(), st.text()))
+)
+
+
+@pytest.mark.parametrize("kind", get_args(DurableEvent))
+@settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=50)
+@given(data=st.data())
+def test_every_event_comes_back_exactly(kind: type[DurableEvent], data: st.DataObject) -> None:
+    # What is not a number is not equal to itself; the core has no use for it.
+    events = st.from_type(kind).filter(lambda event: "nan" not in repr(event))
+    event = data.draw(events)
+    name, body = encode(event)
+    again = decode(name, body)
+    assert again == event
+    assert type(again) is kind
+    # Equality does not tell 1 from 1.0 from True, nor one order of a mapping from another.
+    assert repr(again) == repr(event)
+
+
+def test_the_format_stays_what_it_is() -> None:
+    """Journals that exist must be readable by the next version."""
+    assert encode(RoundOpened(3, ("a", "b"), 1, 0.1)) == (
+        "RoundOpened",
+        '{"round":3,"selected":["a","b"],"epochs":1,"at":0.1}',
+    )
+    rules = Rules(3, 1, 1, Fraction(6, 8), 1, 9, 1, 5.0, "c", "a", 2**80, 1.0, 2.5, "empty")
+    _, body = encode(SessionOpened("s", rules, 0.0))
+    assert json.loads(body)["rules"]["fraction_participants"] == "3/4"
+
+
+@pytest.mark.parametrize("name", ["Nothing", "ParticipantHeard", "str", ""])
+def test_an_unknown_type_is_named(name: str) -> None:
+    with pytest.raises(JournalError, match=repr(name)):
+        decode(name, "{}")
+
+
+@pytest.mark.parametrize("body", ["", "{}", '{"round":1},{"round":2}', '{"round":1.0}', "1"])
+def test_a_body_that_does_not_fit(body: str) -> None:
+    with pytest.raises(JournalError, match="a RoundClosed in the journal is not readable"):
+        decode("RoundClosed", body)

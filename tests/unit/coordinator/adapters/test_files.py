@@ -1,0 +1,151 @@
+"""What FileStore does beyond the contract: on disks that are full, shared, or left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xain_coordinator.ports import KeyExists, StoreUnavailable
+from xain_coordinator.stores.files import FileStore
+
+UPLOADER = """
+import sys
+from pathlib import Path
+from xain_coordinator.stores.files import FileStore
+
+upload = FileStore(Path(sys.argv[1])).upload("1/a")
+upload.write(b"half")
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def put(store: FileStore, key: str, data: bytes) -> None:
+    upload = store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=False)
+
+
+def incoming(root: Path) -> list[Path]:
+    return list((root / ".incoming").glob("*.part"))
+
+
+def test_the_uploads_of_the_dead_are_swept_and_no_others(tmp_path: Path) -> None:
+    """A lock on its file, which the kernel frees, tells a live upload from an abandoned one."""
+    with subprocess.Popen(
+        [sys.executable, "-c", UPLOADER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"written\n"
+            store = FileStore(tmp_path)
+            mine = store.upload("1/b")
+            mine.write(b"whole")
+            FileStore(tmp_path)
+            assert len(incoming(tmp_path)) == 2
+        finally:
+            process.send_signal(signal.SIGKILL)
+    FileStore(tmp_path)
+    assert len(incoming(tmp_path)) == 1
+    mine.commit(overwrite=False)
+    assert incoming(tmp_path) == []
+    assert list(store.keys()) == ["1/b"]
+
+
+def test_stores_of_one_root_share_the_fence(tmp_path: Path) -> None:
+    one, other = FileStore(tmp_path), FileStore(tmp_path)
+    put(one, "1/global", b"one")
+    with pytest.raises(KeyExists):
+        put(other, "1/global", b"other")
+    assert incoming(tmp_path) == []
+
+
+def test_foreign_files_are_no_keys(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    put(store, "1/a", b"x")
+    for name in ("notes.txt", "1/UPPER.weights", "1/.a.weights.swp", "1/%zz.weights"):
+        (tmp_path / name).write_bytes(b"")
+    assert list(store.keys()) == ["1/a"]
+
+
+def test_objects_outlive_the_store(tmp_path: Path) -> None:
+    put(FileStore(tmp_path), "1/a", b"x")
+    with FileStore(tmp_path).open("1/a") as reader:
+        assert reader.read(0, 1) == b"x"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="a file's name cannot be asked for")
+def test_every_new_name_is_synced_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents first, then names from the top down; else a power cut takes what was acknowledged.
+
+    Folders that were synced before are not synced again, but the object's own always is.
+    """
+    store = FileStore(tmp_path)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    put(store, "s/1/a", b"x")
+    assert synced[0].endswith(".part")
+    assert synced[1:] == [str(tmp_path), str(tmp_path / "s"), str(tmp_path / "s/1")]
+    synced.clear()
+    put(store, "s/1/b", b"x")
+    assert synced[1:] == [str(tmp_path / "s/1")]
+    synced.clear()
+    with pytest.raises(KeyExists):
+        put(store, "s/1/b", b"x")
+    assert synced[1:] == [str(tmp_path / "s/1")]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The error names file and reason, nothing stays, and the store goes on when there is room."""
+    resource = pytest.importorskip("resource")
+    store = FileStore(tmp_path)
+    put(store, "1/a", b"x")
+    upload = store.upload("1/b")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match=r"cannot write .*b\.weights: File too large"):
+            upload.write(bytes(2 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(ValueError, match="over"):
+        upload.commit(overwrite=False)
+    upload.abort()
+    assert list(store.keys()) == ["1/a"]
+    assert incoming(tmp_path) == []
+    put(store, "1/b", bytes(2 << 20))
+
+
+def test_a_root_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(StoreUnavailable, match=r"cannot use .*file/store: Not a directory"):
+        FileStore(file / "store")
+
+
+def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
+    """An unmounted disk must not look as if the weights had never been there."""
+    store = FileStore(tmp_path / "store")
+    put(store, "1/a", b"x")
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(StoreUnavailable):
+        store.open("1/a")
+    with pytest.raises(StoreUnavailable):
+        store.upload("1/a")
+    with pytest.raises(StoreUnavailable):
+        list(store.keys())
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert list(store.keys()) == ["1/a"]

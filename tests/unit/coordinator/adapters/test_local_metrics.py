@@ -1,0 +1,181 @@
+"""What LocalMetricsFile does beyond the contract: lines, bounds and bad disks."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xain_coordinator.core.values import Point
+from xain_coordinator.metrics import local_file
+from xain_coordinator.metrics.local_file import LocalMetricsFile, RotatingFile
+
+
+class Gated(Mapping[str, int]):
+    """Fields that hold up whoever reads them."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.gate = threading.Event()
+
+    def __iter__(self) -> Iterator[str]:
+        self.reached.set()
+        self.gate.wait()
+        return iter(["n"])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: str) -> int:
+        return -1
+
+
+def numbered(*numbers: int) -> list[Point]:
+    return [Point("m", {"n": number}) for number in numbers]
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def numbers(path: Path) -> list[int]:
+    return [line["fields"]["n"] for line in lines(path)]
+
+
+def hold(metrics: LocalMetricsFile) -> Gated:
+    """Stop the writer within a batch of one point."""
+    gated = Gated()
+    metrics.write([Point("m", gated)])
+    gated.reached.wait()
+    return gated
+
+
+def test_a_line_is_json(tmp_path: Path) -> None:
+    """A point that has no time is given that of its writing."""
+    path = tmp_path / "new" / "metrics.jsonl"
+    metrics = LocalMetricsFile(path, lambda: 1_700_000_000_000_000_001)
+    metrics.write([Point("a", {"x": 1, "y": 0.1 + 0.2, "z": "é\n"}, {"id": "p"}, 2**62)])
+    metrics.write([Point("b", {"x": 1})])
+    metrics.close()
+    assert lines(path) == [
+        {
+            "measurement": "a",
+            "time": 2**62,
+            "tags": {"id": "p"},
+            "fields": {"x": 1, "y": 0.1 + 0.2, "z": "é\n"},
+        },
+        {"measurement": "b", "time": 1_700_000_000_000_000_001, "tags": {}, "fields": {"x": 1}},
+    ]
+
+
+def test_a_full_queue_loses_and_counts(tmp_path: Path) -> None:
+    """However slow the disk is, write returns at once and memory stays bounded."""
+    path = tmp_path / "metrics"
+    metrics = LocalMetricsFile(path, lambda: 0, max_waiting=10)
+    gated = hold(metrics)
+    metrics.write(numbered(*range(8)))
+    metrics.write(numbered(*range(8, 13)))
+    metrics.write(numbered(13))
+    assert metrics.num_lost == 4
+    gated.gate.set()
+    metrics.close()
+    assert numbers(path) == [-1, *range(10)]
+    metrics.write(numbered(14))
+    assert metrics.num_lost == 5
+
+
+def test_close_waits_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_file, "CLOSE_TIMEOUT_S", 0.0)
+    metrics = LocalMetricsFile(tmp_path / "metrics", lambda: 0)
+    gated = hold(metrics)
+    metrics.write(numbered(1, 2, 3))
+    metrics.close()
+    assert metrics.num_lost == 3
+    gated.gate.set()
+    monkeypatch.undo()
+    metrics.close()
+    assert numbers(tmp_path / "metrics") == [-1]
+    assert metrics.num_lost == 3
+
+
+def test_one_bad_point_is_lost_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    metrics = LocalMetricsFile(path, lambda: 0)
+    metrics.write([*numbered(1), Point("m", {"n": float("inf")}), *numbered(2)])
+    metrics.close()
+    assert numbers(path) == [1, 2]
+    assert metrics.num_lost == 1
+
+
+def test_a_disk_that_fails_and_comes_back(tmp_path: Path) -> None:
+    """Points are lost and counted meanwhile, later ones are written."""
+    folder = tmp_path / "folder"
+    folder.touch()
+    metrics = LocalMetricsFile(folder / "metrics", lambda: 0)
+    metrics.write(numbered(1, 2))
+    hold(metrics).gate.set()  # of three points or fewer, none was written
+    hold(metrics).gate.set()
+    gated = hold(metrics)
+    assert metrics.num_lost == 4
+    folder.unlink()
+    gated.gate.set()
+    metrics.write(numbered(3))
+    metrics.close()
+    assert numbers(folder / "metrics") == [-1, 3]
+    assert metrics.num_lost == 4
+
+
+def test_a_disk_that_is_full_within_a_line(tmp_path: Path) -> None:
+    """The half of a line that still fitted is taken back."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "metrics"
+    file = RotatingFile(path, 1 << 20)
+    assert file.append([b"1\n"]) == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        assert file.append([b"2" * 100_000 + b"\n"]) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.append([b"3\n"]) == 1
+    file.close()
+    assert path.read_bytes() == b"1\n3\n"
+
+
+def test_the_line_that_a_killed_writer_left_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_bytes(b'{"measurement":"m","ti')
+    metrics = LocalMetricsFile(path, lambda: 0)
+    metrics.write(numbered(1))
+    metrics.close()
+    torn, rest = path.read_bytes().splitlines()
+    assert torn == b'{"measurement":"m","ti'
+    assert json.loads(rest)["fields"] == {"n": 1}
+
+
+def test_size_is_bounded(tmp_path: Path) -> None:
+    """Two files of max_bytes at most, the newer points in the one without a suffix."""
+    path, old = tmp_path / "metrics", tmp_path / "metrics.1"
+    max_bytes = 500
+    for start in range(0, 100, 20):
+        metrics = LocalMetricsFile(path, lambda: 0, max_bytes=max_bytes)
+        metrics.write(numbered(*range(start, start + 20)))
+        metrics.close()
+        assert metrics.num_lost == 0
+    assert path.stat().st_size <= max_bytes
+    assert old.stat().st_size <= max_bytes
+    kept = numbers(old) + numbers(path)
+    assert kept == list(range(100 - len(kept), 100))
+    assert len(numbers(old)) > 5
+    assert sorted(tmp_path.iterdir()) == [path, old]
+
+
+def test_a_line_longer_than_a_file_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    metrics = LocalMetricsFile(path, lambda: 0, max_bytes=200)
+    metrics.write([*numbered(1), Point("m", {"n": 2, "text": "x" * 200}), *numbered(3)])
+    metrics.close()
+    assert metrics.num_lost == 1
+    assert numbers(path) == [3]

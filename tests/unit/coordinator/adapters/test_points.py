@@ -1,0 +1,141 @@
+"""The metrics that participants send."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xain_coordinator.core.values import Point
+from xain_coordinator.metrics.points import parse_points
+
+GOOD: dict[str, Any] = {
+    "measurement": "participant",
+    "time": 1_582_017_483_000_000_000,
+    "tags": {"id": "p"},
+    "fields": {"loss": 0.5, "epoch": 3, "note": "x"},
+}
+
+
+def with_(**changes: Any) -> dict[str, Any]:
+    return {**GOOD, **changes}
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "[]", " [ ] "])
+def test_no_points(text: str) -> None:
+    """An unset field is no error, as it was in XAIN."""
+    assert parse_points(text) == ((), None)
+
+
+def test_points_as_xain_sends_them() -> None:
+    document = [GOOD, {key: GOOD[key] for key in ("measurement", "time", "fields")}]
+    points, error = parse_points(json.dumps(document))
+    assert error is None
+    assert points == (
+        Point("participant", GOOD["fields"], GOOD["tags"], GOOD["time"]),
+        Point("participant", GOOD["fields"], {}, GOOD["time"]),
+    )
+    assert [type(value) for value in points[0].fields.values()] == [float, int, str]
+
+
+def test_lenient_where_xain_was() -> None:
+    """Keys that we do not know, and times with a point in them."""
+    points, error = parse_points(json.dumps([with_(extra=1, time=1.5e18)]))
+    assert error is None
+    assert points[0].at_ns == 15 * 10**17
+
+
+@pytest.mark.parametrize(
+    ("element", "reason"),
+    [
+        (3, "an object, got a number"),
+        (None, "an object, got null"),
+        ({"measurement": "participant", "time": 1}, "'fields' is missing"),
+        ({"measurement": "participant", "fields": {"x": 1}}, "'time' is missing"),
+        ({"time": 1, "fields": {"x": 1}}, "'measurement' is missing"),
+        (with_(measurement="coordinator"), "'measurement' must be"),
+        (with_(measurement=["participant"]), "'measurement' must be"),
+        (with_(time="now"), "'time' .* got a string"),
+        (with_(time=True), "'time' .* got a boolean"),
+        (with_(time=2**63), "'time' .* out of range"),
+        (with_(time=1e300), "'time' .* out of range"),
+        (with_(tags=[]), "'tags' .* got a list"),
+        (with_(tags=None), "'tags' .* got null"),
+        (with_(tags={"id": 1}), "tag 'id' .* got a number"),
+        (with_(fields=[1]), "'fields' .* got a list"),
+        (with_(fields={}), "'fields' is empty"),
+        (with_(fields={"x": 1, "ok": True}), "field 'ok' .* got a boolean"),
+        (with_(fields={"x": None}), "field 'x' .* got null"),
+        (with_(fields={"x": {}}), "field 'x' .* got an object"),
+        (with_(fields={"x": -(2**63) - 1}), "field 'x' .* out of range"),
+    ],
+)
+@pytest.mark.parametrize("position", [0, 1, 5])
+def test_every_element_is_checked(element: Any, reason: str, position: int) -> None:
+    """XAIN looked at the first only. One that is wrong, and none is taken."""
+    document = [GOOD] * position + [element, GOOD]
+    points, error = parse_points(json.dumps(document))
+    assert points == ()
+    assert error is not None
+    with pytest.raises(ValueError, match=f"^metrics element {position}: .*{reason}"):
+        raise ValueError(error)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("key", ["time", "fields"])
+def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
+    document = json.dumps([with_(**{key: 7.25 if key == "time" else {"x": 7.25}})])
+    points, error = parse_points(document.replace("7.25", value))
+    assert points == ()
+    assert error is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{}", "must be a list of points, got an object"),
+        ("null", "got null"),
+        ("[", "not JSON"),
+        ("[1] x", "not JSON"),
+        ("[" * 60_000, "not JSON"),
+        ('["\\ud800"]', "not JSON"),
+        ("\ud800", "not JSON"),
+        ("[" + "9" * 60_000 + "]", ""),
+        (json.dumps([GOOD]) + " " * 65_536, "the limit is 65536"),
+        (json.dumps("é" * 40_000, ensure_ascii=False), "the limit is 65536"),
+        (json.dumps([1] * 1001), "there are 1001 metrics, the limit is 1000"),
+    ],
+)
+def test_documents_that_are_refused_whole(text: str, reason: str) -> None:
+    points, error = parse_points(text)
+    assert points == ()
+    assert error is not None
+    assert reason in error
+    assert len(error) < 200
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(
+    st.one_of(
+        st.text(),
+        json_values.map(json.dumps),
+        st.lists(
+            st.fixed_dictionaries(
+                {"measurement": st.just("participant"), "time": json_values, "fields": json_values},
+                optional={"tags": json_values},
+            )
+        ).map(json.dumps),
+    )
+)
+def test_it_never_raises_and_never_takes_a_part(text: str) -> None:
+    points, error = parse_points(text)
+    assert not (points and error)
+    for point in points:
+        assert point.measurement == "participant"
+        json.dumps([*point.fields.values(), point.at_ns], allow_nan=False)

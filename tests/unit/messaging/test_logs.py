@@ -1,0 +1,158 @@
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from pydantic import SecretStr
+
+from xain_messaging.process.logs import LoggingSettings, configure
+from xain_messaging.process.settings import ConfigError, load
+
+OURS = ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads")
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """Logging is global; other tests must not find our handler on a stream that is closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in OURS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    structlog.reset_defaults()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return [json.loads(line) for line in captured.err.splitlines()]
+
+
+def test_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what a reader of logs needs first, and the event's own fields after it."""
+    configure("info", console=False, third_party=False)
+    structlog.get_logger("xain_coordinator.driver").info("round_opened", round=3, text="a\nb")
+    (line,) = lines(capsys)
+    assert list(line) == ["timestamp", "level", "logger", "event", "round", "text"]
+    assert line["timestamp"].endswith("Z")
+    assert (line["level"], line["logger"]) == ("info", "xain_coordinator.driver")
+    assert (line["event"], line["round"], line["text"]) == ("round_opened", 3, "a\nb")
+
+
+def test_loggers_made_before_the_settings_are_read_follow_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Modules make their loggers on import."""
+    log = structlog.get_logger("xain_coordinator.early")
+    configure("warning", console=False, third_party=False)
+    log.info("hidden")
+    log.warning("shown")
+    configure("info", console=False, third_party=False)
+    log.info("now_shown")
+    assert [line["event"] for line in lines(capsys)] == ["shown", "now_shown"]
+
+
+def test_a_second_call_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """A process may be set up again, by a test or a reload."""
+    for _ in range(3):
+        configure("INFO", console=False, third_party=False)
+    structlog.get_logger("xain_messaging.x").info("once")
+    assert len(lines(capsys)) == 1
+
+
+def test_third_parties_are_silent_below_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless they are asked for; then they come out in the same form."""
+    configure("info", console=False, third_party=False)
+    logging.getLogger("urllib3").info("hidden")
+    logging.getLogger("urllib3").warning("shown %s", 1)
+    configure("info", console=False, third_party=True)
+    logging.getLogger("urllib3").info("also shown", extra={"round": 1})
+    logging.getLogger("urllib3").debug("hidden")
+    told = lines(capsys)
+    assert [line["event"] for line in told] == ["shown 1", "also shown"]
+    assert {line["logger"] for line in told} == {"urllib3"}
+    assert told[1]["round"] == 1
+
+
+def test_warnings_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader of standard error meets nothing but JSON."""
+    configure("info", console=False, third_party=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)  # catch_warnings() has just put the old printer back
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    (line,) = lines(capsys)
+    assert (line["level"], line["logger"]) == ("warning", "py.warnings")
+
+
+def test_third_parties_are_not_louder_than_we_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """level = "error" holds for all."""
+    configure("error", console=False, third_party=False)
+    logging.getLogger("urllib3").warning("hidden")
+    structlog.get_logger("xain_coordinator").warning("hidden")
+    assert lines(capsys) == []
+
+
+@pytest.mark.parametrize("console", [False, True])
+def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
+    """By name, by type, deep inside, from the standard library, and in tracebacks."""
+    configure("info", console=console, third_party=True)
+    log = structlog.get_logger("xain_coordinator")
+    log.info("a", password="hunter2", auth_token="hunter2", other=SecretStr("hunter2"))
+    log.info("b", section={"deep": [{"secret": "hunter2"}], "access_key_id": "hunter2"})
+    logging.getLogger("lib").warning("c", extra={"credentials": "hunter2"})
+    local = "".join(["hunt", "er2"])
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        log.exception("d", length=len(local))
+    told = capsys.readouterr().err
+    assert "boom" in told
+    assert "hunter2" not in told
+
+
+def test_the_key_of_a_model_is_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    """The name "key" is what a model is stored under; logs are of no use without it."""
+    configure("info", console=False, third_party=False)
+    structlog.get_logger("xain_coordinator").info("model_published", key="3/global")
+    assert lines(capsys)[0]["key"] == "3/global"
+
+
+def test_everything_can_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log line never fails, and is JSON whatever it says."""
+    configure("info", console=False, third_party=False)
+    log = structlog.get_logger("xain_coordinator")
+    log.info("odd", loss=float("nan"), deep=[{"x": float("inf")}], thing=object(), text="ä\u2028")
+    (line,) = lines(capsys)
+    assert (line["loss"], line["deep"]) == ("nan", [{"x": "inf"}])
+
+
+def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """And has no escape sequences where standard error is no terminal."""
+    configure("info", console=True, third_party=False)
+    structlog.get_logger("xain_coordinator").info("round_opened", round=3)
+    told = capsys.readouterr().err
+    assert "round_opened" in told
+    assert "round=3" in told
+    assert "\x1b" not in told
+
+
+def test_settings() -> None:
+    """The level in any case, no others; console decided by standard error unless it is given."""
+    assert LoggingSettings.model_validate({"level": "INFO"}).level == "info"
+    assert LoggingSettings(console=True).use_console is True
+    assert LoggingSettings(console=False).use_console is False
+    with pytest.raises(ConfigError) as caught:
+        load(LoggingSettings, overrides={"level": "loud"})
+    assert str(caught.value) == (
+        'command line: level is "loud"; it must be one of: notset, debug, info, warning, error, '
+        "critical"
+    )
+    with pytest.raises(ValueError, match="loud"):
+        configure("loud", console=False, third_party=False)

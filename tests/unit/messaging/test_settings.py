@@ -1,0 +1,381 @@
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import pytest
+from pydantic import Field, SecretStr, model_validator
+
+from xain_messaging.process.fields import (
+    FilePath,
+    Host,
+    Section,
+    WrongSetting,
+    join_host_port,
+    parse_host,
+)
+from xain_messaging.process.settings import ConfigError, load, resolve
+
+PREFIX = "FLEET_"
+
+
+class Server(Section):
+    host: Host = "localhost"
+    port: int = Field(default=50051, ge=0, le=65535)
+    timeout_s: float = Field(default=5.0, gt=0)
+    verbose: bool = False
+    limit: int | None = Field(default=None, ge=1)
+    kind: Literal["files", "memory"] = "files"
+    path: FilePath = Path("data")
+    options: dict[str, int | str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.limit is not None and self.port == 7:
+            raise WrongSetting("limit", "it must not be set with port 7")
+        return self
+
+
+class Store(Section):
+    login: SecretStr = SecretStr("")
+    api_key: str = ""
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class Fleet(Section):
+    server: Server = Server()
+    store: Store = Store()
+
+    moved: ClassVar = {"old": "is gone", "old.port": "is called server.port now"}
+
+
+@pytest.fixture
+def toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("fleet.toml")
+
+
+def error_of(toml: Path, text: str) -> str:
+    toml.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(Fleet, toml)
+    return str(caught.value)
+
+
+def test_defaults_need_no_source() -> None:
+    """A process runs without any settings."""
+    assert load(Fleet) == Fleet()
+
+
+def test_environment_prevails_over_file_and_flags_over_both(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Precedence, key by key: a section is not replaced as a whole."""
+    toml.write_text("[server]\nport = 1\ntimeout_s = 1\nverbose = true\n")
+    monkeypatch.setenv("FLEET_SERVER__PORT", "2")
+    monkeypatch.setenv("FLEET_SERVER__TIMEOUT_S", "2")
+    config = load(Fleet, toml, PREFIX, {"server.port": 3})
+    assert config.server == Server(port=3, timeout_s=2.0, verbose=True)
+
+
+def test_tables_of_all_sources_are_joined(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more option in the environment does not drop those of the file."""
+    toml.write_text('[server.options]\n"grpc.a" = 1\nb = "file"\n')
+    monkeypatch.setenv("FLEET_SERVER__OPTIONS", '{"b": "environment", "c": 2}')
+    config = load(Fleet, toml, PREFIX, {"server.options.grpc.d": "3"})
+    assert config.server.options == {"grpc.a": 1, "b": "environment", "c": 2, "grpc.d": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("port", "7", 7),
+        ("timeout_s", "0.5", 0.5),
+        ("timeout_s", "2", 2.0),
+        ("verbose", "yes", True),
+        ("verbose", "Off", False),
+        ("limit", "3", 3),
+        ("limit", "", None),
+        ("kind", "memory", "memory"),
+        ("path", "a/b", Path("a/b")),
+        ("host", "[::1]", "::1"),
+    ],
+)
+def test_text_is_read_as_the_type_of_its_key(
+    monkeypatch: pytest.MonkeyPatch, key: str, text: str, value: object
+) -> None:
+    """Environment and --set have only text."""
+    assert getattr(load(Fleet, overrides={f"server.{key}": text}).server, key) == value
+    monkeypatch.setenv(f"FLEET_SERVER__{key.upper()}", text)
+    assert getattr(load(Fleet, env_prefix=PREFIX).server, key) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3), ("0.5", 0.5), ("true", True), ("hinge", "hinge"), ("1\nx=2", ...)]
+)
+def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None:
+    """Options of a workload have no declared type."""
+    expected = text if value is ... else value
+    assert load(Fleet, overrides={"store.extra.item": text}).store.extra == {"item": expected}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[server]\nport = true", "server.port is true; it must be a whole number, at least 0 and"),
+        ("[server]\nport = '1'", 'server.port is "1"; it must be a whole number, at least 0 and'),
+        ("[server]\nport = 1.0", "server.port is 1.0; it must be a whole number, at least 0 and"),
+        ("[server]\nport = 65536", "server.port is 65536; it must be a whole number, at least 0"),
+        ("[server]\nport = [1]", "server.port is a list; it must be a whole number, at least 0"),
+        ("[server]\nport.x = 1", "server.port is a table; it must be a whole number, at least 0"),
+        ("[server]\ntimeout_s = 0", "server.timeout_s is 0; it must be a number, above 0"),
+        ("[server]\ntimeout_s = inf", "server.timeout_s is inf; it must be finite"),
+        ("[server]\ntimeout_s = false", "server.timeout_s is false; it must be a number, above 0"),
+        ("[server]\nverbose = 'false'", 'server.verbose is "false"; it must be true or false'),
+        ("[server]\nverbose = 'no'", 'server.verbose is "no"; it must be true or false'),
+        ("[server]\nverbose = 1", "server.verbose is 1; it must be true or false"),
+        ("[server]\nlimit = 0", "server.limit is 0; it must be a whole number, at least 1"),
+        ("[server]\nkind = 's3'", 'server.kind is "s3"; it must be one of: files, memory'),
+        ("[server]\npath = ''", 'server.path is ""; it must be a path, not empty'),
+        ("[server]\noptions = 1", "server.options is 1; it must be a table"),
+        ("[server]\noptions.a = true", "server.options.a is true; it must be a whole number or te"),
+        ('[server]\noptions."b.c" = 1.5', 'server.options."b.c" is 1.5; it must be a whole number'),
+        ("server = 3", "server is 3; it must be a section, [server]"),
+        ("[server]\nhost = 'a\\nb'", 'server.host is "a\\nb"; it must be a host name, an IPv4'),
+        ("[server]\nprot = 1", "unknown key server.prot; did you mean server.port?"),
+        ("[server]\nPORT = 1", "unknown key server.PORT; did you mean server.port?"),
+        ("[serve]\nport = 1", "unknown key serve; did you mean [server]?"),
+        ("port = 1", "unknown key port; did you mean server.port?"),
+        ("[store]\nport = 1", "unknown key store.port; did you mean server.port?"),
+        ("[store]\nzzz = 1", "unknown key store.zzz; [store] has: login, api_key, extra"),
+        ("[zzz]", "unknown key zzz; there are: [server], [store]"),
+        ("[old]\nport = 1", "old.port is called server.port now"),
+        ("[old]\nother = 1", "old is gone"),
+        ("[server]\nport = 7\nlimit = 2", "server.limit is 2; it must not be set with port 7"),
+    ],
+)
+def test_a_wrong_setting_of_a_file_is_told_in_one_line(toml: Path, text: str, message: str) -> None:
+    """The line names the file, the key, its value and what is allowed."""
+    told = error_of(toml, text)
+    assert told.startswith(f"fleet.toml: {message}")
+    assert "\n" not in told
+    assert " more)" not in told
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("FLEET_SERVER__PORT", "x", 'server.port is "x"; it must be a whole number, at least 0 an'),
+        ("FLEET_SERVER__PORT", "", 'server.port is ""; it must be a whole number, at least 0 and'),
+        ("FLEET_SERVER__VERBOSE", "maybe", 'server.verbose is "maybe"; it must be true or false'),
+        ("FLEET_SERVER__OPTIONS", "{", 'server.options is "{"; it must be a table'),
+        ("FLEET_SERVER__PROT", "1", "unknown key server.prot; did you mean FLEET_SERVER__PORT?"),
+        ("FLEET_SERVER_PORT", "1", "unknown key server_port; did you mean FLEET_SERVER__PORT?"),
+        ("FLEET_STORE", "1", "store is a section; set one of its keys: FLEET_STORE__LOGIN, FLEET"),
+        ("fleet_server__prot", "1", "unknown key server.prot; did you mean FLEET_SERVER__PORT?"),
+    ],
+)
+def test_a_wrong_setting_of_the_environment_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str, message: str
+) -> None:
+    """The line names the variable, and what is meant as a variable."""
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ConfigError) as caught:
+        load(Fleet, env_prefix=PREFIX)
+    assert str(caught.value).startswith(f"environment variable {variable}: {message}")
+
+
+def test_two_spellings_of_one_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could tell which of them prevails."""
+    monkeypatch.setenv("FLEET_SERVER__PORT", "1")
+    monkeypatch.setenv("fleet_server__port", "2")
+    with pytest.raises(ConfigError) as caught:
+        load(Fleet, env_prefix=PREFIX)
+    assert str(caught.value) == (
+        "environment variable fleet_server__port: FLEET_SERVER__PORT is the same key; "
+        "keep one of them"
+    )
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "FLEET_PORT",
+        "FLEET_PORT_50051_TCP",
+        "FLEET_PORT_50051_TCP_ADDR",
+        "FLEET_SERVICE_HOST",
+        "FLEET_SERVICE_PORT",
+        "FLEET_SERVICE_PORT_GRPC",
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A Service called like the program must not keep the program from starting."""
+    monkeypatch.setenv(variable, "tcp://10.0.0.1:50051")
+    assert load(Fleet, env_prefix=PREFIX) == Fleet()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("server.port", "x", 'server.port is "x"; it must be a whole number, at least 0 and at mo'),
+        ("server.port", 99999, "server.port is 99999; it must be a whole number, at least 0 and"),
+        ("server.prot", "1", "unknown key server.prot; did you mean server.port?"),
+        ("server", "1", "server is a section; set one of its keys: server.host, server.port"),
+        ("server.port.x", "1", "unknown key server.port.x; did you mean server.port?"),
+        ("old.port", 1, "old.port is called server.port now"),
+    ],
+)
+def test_a_wrong_flag_is_told_in_one_line(key: str, value: object, message: str) -> None:
+    """The line says that the command line is wrong, not the file."""
+    with pytest.raises(ConfigError) as caught:
+        load(Fleet, overrides={key: value})
+    assert str(caught.value).startswith(f"command line: {message}")
+
+
+def test_flags_that_were_not_given_change_nothing() -> None:
+    """A command passes all its flags, None for those that are absent."""
+    assert load(Fleet, overrides={"server.port": None}) == Fleet()
+
+
+def test_the_first_error_is_told_and_the_others_are_counted(toml: Path) -> None:
+    """One line, but nobody believes that it is the only mistake."""
+    told = error_of(toml, "[server]\nport = -1\nverbose = 3\n[stor]\n")
+    assert told == "fleet.toml: unknown key stor; did you mean [store]? (and 2 more)"
+
+
+def test_conflicts_with_a_default_in_place_of_a_misspelt_key_are_not_told(toml: Path) -> None:
+    """The second mistake would vanish with the first."""
+    told = error_of(toml, "[server]\nport = 7\nlimit = 1\nkindd = 'memory'\n")
+    assert told == "fleet.toml: unknown key server.kindd; did you mean server.kind?"
+
+
+def test_long_values_are_cut(toml: Path) -> None:
+    """A line stays a line."""
+    assert len(error_of(toml, f"[server]\nkind = '{'x' * 5000}'")) < 200
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[store]\nlogin = ['{SECRET}']",
+        f"[store]\nlogin = {{a = '{SECRET}'}}",
+        f"[store]\napi_key = ['{SECRET}']",
+        f"[store]\napi_key = {{value = '{SECRET}'}}",
+        f"[store]\npassword = '{SECRET}'",
+        f"[store]\nlogni = '{SECRET}'",
+        f"[server]\nport = {{password = '{SECRET}'}}",
+        f"[server]\noptions = ['{SECRET}']",
+        f"[server.options]\nauth_token = {{a = '{SECRET}'}}",
+        f"server = [{{password = '{SECRET}'}}]",
+        f"store = '{SECRET}'\npassword = '{SECRET}'\n[store]",
+    ],
+)
+def test_secrets_are_never_told(toml: Path, text: str) -> None:
+    """Neither as the wrong value nor within the dump of a section, as XAIN printed them."""
+    assert SECRET not in error_of(toml, text)
+
+
+@pytest.mark.parametrize(
+    "key", ["store.login", "store.api_key", "store.extra.password", "server.options.secret"]
+)
+def test_secrets_from_anywhere_are_masked_in_force(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """check-config is pasted into tickets."""
+    for resolved in (resolve(Fleet, overrides={key: SECRET}),):
+        settings = {setting.key: setting for setting in resolved.settings()}
+        assert settings[key].value == "********"
+        assert SECRET not in repr(resolved.settings())
+    monkeypatch.setenv("FLEET_SERVER__OPTIONS", f'{{"token": ["{SECRET}"]}}')
+    with pytest.raises(ConfigError) as caught:
+        load(Fleet, env_prefix=PREFIX)
+    assert str(caught.value) == (
+        "environment variable FLEET_SERVER__OPTIONS: server.options.token is ********; "
+        "it must be a whole number or text"
+    )
+
+
+def test_a_value_in_force_tells_where_it_came_from(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an operator finds the line to change."""
+    toml.write_text("[server]\nkind = 'memory'\n[server.options]\na = 1\n")
+    monkeypatch.setenv("FLEET_SERVER__TIMEOUT_S", "2")
+    resolved = resolve(Fleet, toml, PREFIX, {"server.port": "3"})
+    told = {s.key: (s.value, s.origin, s.where) for s in resolved.settings()}
+    assert told == {
+        "server.host": ('"localhost"', "default", ""),
+        "server.port": ("3", "flag", ""),
+        "server.timeout_s": ("2.0", "environment", "FLEET_SERVER__TIMEOUT_S"),
+        "server.verbose": ("false", "default", ""),
+        "server.limit": ("", "default", ""),
+        "server.kind": ('"memory"', "file", "fleet.toml"),
+        "server.path": ('"data"', "default", ""),
+        "server.options.a": ("1", "file", "fleet.toml"),
+        "store.login": ("********", "default", ""),
+        "store.api_key": ("********", "default", ""),
+        "store.extra": ("{}", "default", ""),
+    }
+
+
+def test_files_that_cannot_be_read_are_told(toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way in which a file can fail to be a configuration."""
+    for make, message in [
+        (lambda: None, "fleet.toml: there is no such file"),
+        (toml.mkdir, "fleet.toml: this is a directory; name a TOML file"),
+        (toml.rmdir, "fleet.toml: there is no such file"),
+        (lambda: toml.write_bytes(b"\xff"), "fleet.toml: this is no TOML: it is not encoded in"),
+        (lambda: toml.write_text("a = 1\nb ="), "fleet.toml: this is no TOML: Invalid value (at"),
+        (lambda: toml.write_text("a = 1\nb 2\n"), "fleet.toml: this is no TOML: Expected '=' after"
+         " a key in a key/value pair (at line 2, column 3)"),
+    ]:  # fmt: skip
+        make()
+        with pytest.raises(ConfigError) as caught:
+            load(Fleet, toml)
+        assert str(caught.value).startswith(message)
+
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise PermissionError
+
+    # Not chmod: the tests may run as root, who may read everything.
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError, match=r"^fleet\.toml: no permission to read it$"):
+        load(Fleet, toml)
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("localhost", "localhost"),
+        ("fleet.example.org.", "fleet.example.org."),
+        ("xain_coordinator", "xain_coordinator"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::", "::"),
+        ("[::]", "::"),
+        ("[fe80::1]", "fe80::1"),
+        ("2001:db8::1", "2001:db8::1"),
+    ],
+)
+def test_hosts(text: str, host: str) -> None:
+    """Names and addresses; brackets around IPv6 are accepted and taken off."""
+    assert parse_host(text) == host
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a b", "a:1", "http://a", "256.1.1.1", "1.2.3", "[a]", "[1.2.3.4]", "[::", ":::", "-a",
+     "a..b", "x" * 64, ".".join(["x" * 50] * 6), 3],
+)  # fmt: skip
+def test_what_is_no_host(text: object) -> None:
+    """A mistake is found at the start, not when nobody connects."""
+    with pytest.raises(ValueError, match="not"):
+        parse_host(text)
+
+
+def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+    """XAIN bound to "::1:50051"."""
+    assert join_host_port("::1", 1) == "[::1]:1"
+    assert join_host_port("localhost", 1) == "localhost:1"
