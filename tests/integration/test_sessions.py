@@ -246,7 +246,7 @@ async def test_inspection_tells_what_an_operator_asks(start, join):
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     status = await a.inspection.GetStatus(inspection.GetStatusRequest())
-    assert status.waiting_for == "2 more participants: 0 of 2 are connected."
+    assert status.waiting_for == "2 more participants: 0 of 2 connected."
     await a.rendezvous(pb.DataProfile(num_samples=7, num_features=4))
     await b.rendezvous()
     await a.until(pb.ROUND, 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import uuid
 from collections import Counter
@@ -177,6 +178,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
     session = coordinator.driver.session
     log.info(
         "serving",
+        pid=os.getpid(),
         address=config.server.address_at(coordinator.port),
         session=session.session_id,
         phase=session.phase.value,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from xain_coordinator.core import pacing
 from xain_coordinator.core.selection import CONTROLLERS
@@ -44,6 +44,7 @@ def _fraction(value: object) -> Fraction:
 ExactFraction = Annotated[
     Fraction,
     PlainValidator(_fraction),
+    PlainSerializer(str),
     Allowed('a number above 0 and at most 1, or a fraction as text such as "1/3"'),
 ]
 

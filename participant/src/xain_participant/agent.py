@@ -134,6 +134,7 @@ class Agent:
         self._jobs: SimpleQueue[tuple[p.Call, int] | None] = SimpleQueue()  # one, then the end
         self._watch_credit = threading.Semaphore(1)
         self._threads: list[threading.Thread] = []
+        self._last_refusal: tuple[p.Call, str, str] | None = None
         self._stopping = False
         self._closing = threading.Event()
 
@@ -298,6 +299,8 @@ class Agent:
 
     def _note(self, event: p.Event) -> None:
         """Log and show what happens, before the protocol decides what follows."""
+        if not isinstance(event, p.RefusedBy | p.TimerFired):
+            self._last_refusal = None
         match event:
             case p.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
@@ -313,18 +316,28 @@ class Agent:
             case p.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
-            case p.RefusedBy(call, reason, status, message):
-                self._log.warning(
-                    "refused",
-                    round=self._protocol.round,
-                    call=call.name.lower(),
-                    reason=reason,
-                    status=status,
-                    message=message,
-                )
-                self._tell("refused", message=message or reason or status)
+            case p.RefusedBy():
+                self._note_refusal(event)
             case p.ConnectionLost():
                 self._info("connection_lost")
+
+    def _note_refusal(self, refused: p.RefusedBy) -> None:
+        # A coordinator that is away is worth one line, not one for every attempt of a weekend.
+        # Not by its message: that names another address each time.
+        kind = (refused.call, refused.reason, refused.status)
+        again = kind == self._last_refusal
+        self._last_refusal = kind
+        log = self._log.debug if again else self._log.warning
+        log(
+            "refused",
+            round=self._protocol.round,
+            call=refused.call.name.lower(),
+            reason=refused.reason,
+            status=refused.status,
+            message=refused.message,
+        )
+        if not again:
+            self._tell("refused", message=refused.message or refused.reason or refused.status)
 
     def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
         number = self._protocol.round if round_ is None else round_

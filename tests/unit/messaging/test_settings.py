@@ -139,7 +139,7 @@ def test_items_of_open_tables_are_read_as_toml(text: str, value: object) -> None
         ("[server]\noptions.a = true", "server.options.a is true; it must be a whole number or te"),
         ('[server]\noptions."b.c" = 1.5', 'server.options."b.c" is 1.5; it must be a whole number'),
         ("server = 3", "server is 3; it must be a section, [server]"),
-        ("[server]\nhost = 'a\\nb'", 'server.host is "a\\nb"; it must be a host name, an IPv4'),
+        ('[server]\nhost = "a\\nb"', 'server.host is "a\\nb"; it must be a host name, an IPv4'),
         ("[server]\nprot = 1", "unknown key server.prot; did you mean server.port?"),
         ("[server]\nPORT = 1", "unknown key server.PORT; did you mean server.port?"),
         ("[serve]\nport = 1", "unknown key serve; did you mean [server]?"),
@@ -285,10 +285,9 @@ def test_secrets_from_anywhere_are_masked_in_force(
     monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     """check-config is pasted into tickets."""
-    for resolved in (resolve(Fleet, overrides={key: SECRET}),):
-        settings = {setting.key: setting for setting in resolved.settings()}
-        assert settings[key].value == "********"
-        assert SECRET not in repr(resolved.settings())
+    resolved = resolve(Fleet, overrides={key: SECRET})
+    assert {s.key: s.value for s in resolved.settings()}[key] == "********"
+    assert SECRET not in repr(resolved.settings())
     monkeypatch.setenv("FLEET_SERVER__OPTIONS", f'{{"token": ["{SECRET}"]}}')
     with pytest.raises(ConfigError) as caught:
         load(Fleet, env_prefix=PREFIX)
@@ -315,8 +314,8 @@ def test_a_value_in_force_tells_where_it_came_from(
         "server.kind": ('"memory"', "file", "fleet.toml"),
         "server.path": ('"data"', "default", ""),
         "server.options.a": ("1", "file", "fleet.toml"),
-        "store.login": ("********", "default", ""),
-        "store.api_key": ("********", "default", ""),
+        "store.login": ("", "default", ""),
+        "store.api_key": ("", "default", ""),
         "store.extra": ("{}", "default", ""),
     }
 
@@ -371,7 +370,7 @@ def test_hosts(text: str, host: str) -> None:
 )  # fmt: skip
 def test_what_is_no_host(text: object) -> None:
     """A mistake is found at the start, not when nobody connects."""
-    with pytest.raises(ValueError, match="not"):
+    with pytest.raises(ValueError, match=r"neither|not text"):
         parse_host(text)
 
 

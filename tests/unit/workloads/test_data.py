@@ -332,6 +332,7 @@ def test_subset_keeps_order_and_copies() -> None:
     """A part of a data set is its own: changing it leaves the whole alone."""
     whole = from_arrays([[0.0], [1.0], [2.0]], ["a", "b", "c"], feature_names=["f"])
     part = whole.subset([2, 0])
+    assert part.features.tolist() == [[2.0], [0.0]]
     part.features[:] = 9
     assert part.target.tolist() == ["c", "a"]
     assert part.feature_names == ("f",)

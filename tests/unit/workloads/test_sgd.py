@@ -377,8 +377,18 @@ def test_divergence_without_eta0_does_not_blame_it(diabetes: Dataset) -> None:
 
 def test_overflow_on_the_wire_is_divergence() -> None:
     """Weights that are finite in float64 and infinite in float32 count as diverged, silently."""
-    workload = create("sgd", {"task": "regression", "eta0": 1e38, "alpha": 0.0})
-    data = from_arrays([[1e-10]], [1e13], task="regression")
+    options = {"task": "regression", "eta0": 1e58, "alpha": 0.0, "fit_intercept": False}
+    data = from_arrays([[1e-30]], [1e13], task="regression")
+    # The weight is 1e58 * 1e12 * 1e-30 = 1e40, and the score 1e10 looks harmless.
+    wide = create("sgd", options | {"dtype": "float64"})
+    wide.train(
+        _start(wide, data),
+        data,
+        epochs=1,
+        epoch_base=0,
+        seed=0,
+    )
+    workload = create("sgd", options)
     with pytest.raises(Diverged):
         workload.train(_start(workload, data), data, epochs=1, epoch_base=0, seed=0)
 

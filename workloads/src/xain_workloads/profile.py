@@ -16,14 +16,11 @@ class DataProfile:
 
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Distinct class names, as numbers where all of them are numbers, so "10" follows "9"."""
-    distinct = sorted(set(names))
+    distinct = sorted(set(names))  # so that "nan", which has no order, has at least a place
     try:
-        numbers = [float(name) for name in distinct]
+        return tuple(sorted(distinct, key=lambda name: (float(name), name)))
     except ValueError:
         return tuple(distinct)
-    if any(number != number for number in numbers):  # "nan" has no place in an order
-        return tuple(distinct)
-    return tuple(name for _, name in sorted(zip(numbers, distinct, strict=True)))
 
 
 def union(profiles: Iterable[DataProfile]) -> DataProfile:

@@ -132,12 +132,14 @@ def waiting_for(session: Session) -> str:
             some = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
             return f"{len(missing)} of {len(session.open_round.selected)} updates: {some}."
         case _ if not session.gathered and connected >= rules.num_required:
-            return (
-                f"{rules.start_participants - connected} more participants, or "
-                f"{rules.start_timeout_s:g} s after the first arrival."
-            )
+            more = _more_participants(rules.start_participants - connected)
+            return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."
         case _ if connected < rules.num_required:
             needed = rules.num_required if session.gathered else rules.start_participants
-            return f"{needed - connected} more participants: {connected} of {needed} are connected."
+            return f"{_more_participants(needed - connected)}: {connected} of {needed} connected."
         case _:
             return "The initial model is being made."
+
+
+def _more_participants(number: int) -> str:
+    return "1 more participant" if number == 1 else f"{number} more participants"

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import BeforeValidator, SecretBytes, SecretStr
+from pydantic import BeforeValidator
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from xain_messaging.process.fields import Section
@@ -139,7 +139,7 @@ def _mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 def _masked(name: str, value: object) -> object:
-    if isinstance(value, SecretStr | SecretBytes) or _SECRET_NAME.search(name):
+    if _SECRET_NAME.search(name):
         return MASK
     if isinstance(value, Mapping):
         return {str(inner): _masked(str(inner), item) for inner, item in value.items()}

@@ -137,8 +137,12 @@ class Schema:
 
     def nearest(self, key: Key) -> Key | None:
         """The section or leaf that a wrong key was probably meant to be."""
-        if len(key) == 1 and (section := _closest(key[0], {s[-1]: s for s in self.sections})):
-            return section
+        if len(key) == 1:
+            # One underscore where the environment needs two, then a section's name.
+            joined = {"_".join(leaf): leaf for leaf in self.leaves}
+            sections = {section[-1]: section for section in self.sections}
+            if meant := _closest(key[0], joined, cutoff=0.9) or _closest(key[0], sections):
+                return meant
         siblings = {leaf[-1]: leaf for leaf in self.leaves if leaf[:-1] == key[:-1]}
         everywhere = {".".join(leaf): leaf for leaf in self.leaves}
         return (

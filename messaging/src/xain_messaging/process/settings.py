@@ -52,7 +52,7 @@ class ConfigError(Exception):
 class Setting:
     """One value in force, as check-config shows it.
 
-    value: as in TOML; "" if the key is not set, MASK for a secret.
+    value: as in TOML; "" if the key is not set or a secret that is empty, MASK for other secrets.
     where: the file or the environment variable; "" for defaults and flags.
     """
 
@@ -87,8 +87,8 @@ class Resolved(Generic[Model]):
             in_force = reduce(getattr, leaf, cast(Any, self.config))
             for key, value in schema.items(leaf, in_force):
                 shown = "" if value is None else "{}" if value == {} else show(value)
-                if schema.is_secret(key) and shown:
-                    shown = MASK
+                if schema.is_secret(key):
+                    shown = MASK if value and str(value) else ""  # whether it is set may be told
                 given = self.given.get(key)
                 origin: Origin = given.origin if given else "default"
                 where = given.where if given else ""

@@ -20,7 +20,7 @@ st.register_type_strategy(
 
 
 @pytest.mark.parametrize("kind", get_args(DurableEvent))
-@settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=50)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 @given(data=st.data())
 def test_every_event_comes_back_exactly(kind: type[DurableEvent], data: st.DataObject) -> None:
     # What is not a number is not equal to itself; the core has no use for it.

@@ -4,10 +4,12 @@ import re
 from pathlib import PurePosixPath, PureWindowsPath
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 parts = st.one_of(
     st.text(min_size=1, max_size=40),
@@ -23,6 +25,7 @@ keys = (
 )
 
 
+@unhurried
 @given(keys)
 @example("x" * 199 + "/" + "x" * 200 + "." + "con")
 @example("x" * 200 + "con/" + "x" * 200 + ".")
@@ -30,6 +33,7 @@ def test_a_path_gives_its_key_back(key: str) -> None:
     assert path_to_key(key_to_path(key)) == key
 
 
+@unhurried
 @given(keys)
 @example("x" * 200 + "con")
 @example("x" * 200 + ".")
@@ -47,6 +51,7 @@ def test_a_path_is_harmless_everywhere(key: str) -> None:
         assert len(part) <= 255
 
 
+@unhurried
 @given(keys, keys)
 def test_no_two_keys_share_a_path(one: str, other: str) -> None:
     """Nor is one key's file another one's folder. Paths are lower case, so case is no matter."""
@@ -56,6 +61,7 @@ def test_no_two_keys_share_a_path(one: str, other: str) -> None:
         assert first not in second.parents
 
 
+@unhurried
 @given(keys, parts.filter(lambda part: part not in (".", "..")))
 def test_a_folder_holds_what_begins_with_it(folder: str, name: str) -> None:
     key = f"{folder}/{name}"
@@ -63,6 +69,7 @@ def test_a_folder_holds_what_begins_with_it(folder: str, name: str) -> None:
         assert PurePosixPath(folder_to_path(folder)) in PurePosixPath(key_to_path(key)).parents
 
 
+@unhurried
 @given(st.text(max_size=30))
 @example("%41.weights")
 @example("%4A.weights")

@@ -1,0 +1,169 @@
+"""The demo's processes: one coordinator, started again if it dies, and its participants."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+class FleetError(Exception):
+    """A process of the demo did not do its part. The message names its log."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A child with a log of its own."""
+
+    name: str
+    log_path: Path
+    popen: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; negative for the signal that killed it; None while it runs."""
+        return self.popen.poll()
+
+    @property
+    def fate(self) -> str:
+        """Its state in a word or two."""
+        status = self.status
+        if status is None:
+            return "running"
+        if status < 0:
+            return f"killed ({signal.Signals(-status).name})"
+        return "done" if status == 0 else f"failed ({status})"
+
+
+class Fleet:
+    """Processes below one folder.
+
+    settings: of the coordinator, by dotted key.
+    participants: settings of each participant, by id; written to `folder`/{id}.toml, so that one
+        can be started again by hand.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object],
+        participants: Mapping[str, Mapping[str, Mapping[str, object]]],
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._configs = participants
+        self.port = 0
+        self.restarts = 0
+        self.coordinator: Process | None = None
+        self.participants: dict[str, Process] = {}
+
+    def start(self) -> None:
+        """Start all. Returns when the coordinator serves. Raises FleetError."""
+        self._start_coordinator()
+        for name, sections in self._configs.items():
+            config = self._folder / f"{name}.toml"
+            sections = {**sections, "coordinator": {"host": "127.0.0.1", "port": self.port}}
+            config.write_text(_toml(sections), encoding="utf-8")
+            self.participants[name] = self._spawn(
+                name, ["-m", "xain_participant", "--config", str(config)]
+            )
+
+    def _start_coordinator(self) -> None:
+        # On the same port and journal each time: that is all a restart takes.
+        flags = [f"--data-dir={self._folder}", f"--port={self.port}"]
+        flags += [f"--set={key}={value}" for key, value in self._settings.items()]
+        self.coordinator = self._spawn("coordinator", ["-m", "xain_coordinator", *flags])
+        self.port = self._wait_until_serving(self.coordinator)
+
+    def _spawn(self, name: str, arguments: list[str]) -> Process:
+        log_path = self._folder / f"{name}.log"
+        with log_path.open("ab") as log:
+            popen = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the demo, which then stops the others in order.
+                start_new_session=os.name == "posix",
+            )
+        return Process(name, log_path, popen)
+
+    def _wait_until_serving(self, coordinator: Process) -> int:
+        """The port it listens on, as its log says."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for entry in reversed(_entries(coordinator.log_path)):
+                if entry.get("event") == "serving" and entry.get("pid", 0) == coordinator.pid:
+                    return int(str(entry["address"]).rpartition(":")[2])
+            if coordinator.status is not None:
+                break
+            time.sleep(0.02)  # polls a file; nothing else tells when the line is there
+        raise FleetError(f"the coordinator did not start; see {coordinator.log_path}")
+
+    def revive(self) -> bool:
+        """Start the coordinator again if it has died. Raises FleetError if it gave up by itself."""
+        assert self.coordinator is not None
+        status = self.coordinator.status
+        if status is None:
+            return False
+        if status >= 0:
+            raise FleetError(f"the coordinator ended; see {self.coordinator.log_path}")
+        self.restarts += 1
+        self._start_coordinator()
+        return True
+
+    def wait_for_participants(self) -> None:
+        """After the end they leave by themselves, when they hear of it."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self.participants.values():
+            try:
+                process.popen.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return
+
+    def stop(self) -> None:
+        """Ask all to stop, participants first; whoever does not is killed."""
+        everybody = [*self.participants.values()]
+        if self.coordinator is not None:
+            everybody.append(self.coordinator)
+        for process in everybody:
+            if process.status is None:
+                process.popen.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in everybody:
+            try:
+                process.popen.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+
+
+def _entries(log: Path) -> list[dict[str, object]]:
+    """The whole lines of a JSON log; what is no JSON object is passed over."""
+    found = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        if line.endswith("\n") and line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+def _toml(sections: Mapping[str, Mapping[str, object]]) -> str:
+    """Sections of strings and numbers; JSON's notation of those is TOML's too."""
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""How the demo looks: who takes part, a table that grows by a row per round, and the verdict."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from xain_coordinator.demo.fleet import Fleet
+from xain_coordinator.demo.training import Split
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+LIVE_ROWS = 15  # the table on a terminal shows the latest so many rounds
+
+
+def sites(fleet: Fleet, data: Split) -> RenderableType:
+    """Who takes part, with what."""
+    table = Table(title="Participants", title_justify="left", show_edge=False, pad_edge=False)
+    table.add_column("site")
+    table.add_column("pid", justify="right")
+    table.add_column("rows", justify="right")
+    classes = sorted(set(data.test.target.tolist()), key=int)
+    for name in classes:
+        table.add_column(name, justify="right", style="dim")
+    for (site, process), train in zip(fleet.participants.items(), data.trains, strict=True):
+        labels = train.target.tolist()
+        counts = [str(labels.count(name) or "") for name in classes]
+        table.add_row(site, str(process.pid), str(train.num_samples), *counts)
+    return Group(table, Text(f"Tested on {data.test.num_samples} rows that nobody trains on.\n"))
+
+
+def invitation(fleet: Fleet, folder: Path) -> RenderableType:
+    """What to try."""
+    assert fleet.coordinator is not None
+    return Text.from_markup(
+        f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}. "
+        f"Try [bold]kill -9[/bold] on any of them; a site comes back with\n"
+        f"[bold]xain-participant --config {folder}/site-0.toml[/bold]\n"
+    )
+
+
+class Progress:
+    """The rounds so far."""
+
+    def __init__(self, num_rounds: int) -> None:
+        self.finished = False
+        self._num_rounds = num_rounds
+        self._rounds: Sequence[inspection.RoundStatus] = ()
+        self._accuracies: Mapping[int, float] = {}
+        self._waiting_for = "The coordinator is starting."
+        self._fates: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._num_told = 0
+        self._num_notes_told = 0
+
+    def update(
+        self,
+        status: inspection.GetStatusResponse,
+        rounds: Sequence[inspection.RoundStatus],
+        accuracies: Mapping[int, float],
+        fleet: Fleet,
+    ) -> None:
+        """Take in what the coordinator says."""
+        self._rounds, self._accuracies = rounds, accuracies
+        self.settle(status)
+        for site, process in fleet.participants.items():
+            fate = process.fate
+            if fate not in ("running", "done") and self._fates.get(site) != fate:
+                self.note(f"{site} was {fate}; the others go on.")
+            self._fates[site] = fate
+
+    def settle(self, status: inspection.GetStatusResponse) -> None:
+        """Take in the state alone."""
+        self._waiting_for = status.waiting_for
+        self.finished = status.state == pb.FINISHED
+
+    def note(self, text: str) -> None:
+        """Something that is not a round, to be told once."""
+        self._notes.append(text)
+
+    def _published(self) -> list[inspection.RoundStatus]:
+        return [
+            r for r in self._rounds if r.phase == "published" and r.round + 1 in self._accuracies
+        ]
+
+    def table(self, *, everything: bool = False) -> RenderableType:
+        """A row per round: the latest, or all of them."""
+        rounds = self._published()
+        shown = rounds if everything else rounds[-LIVE_ROWS:]
+        table = Table(title="Rounds", title_justify="left", show_edge=False, pad_edge=False)
+        table.add_column("round", justify="right")
+        table.add_column("updates", justify="right")
+        table.add_column("rows", justify="right")
+        table.add_column("seconds", justify="right")
+        table.add_column("test accuracy", justify="right")
+        table.add_column("")
+        for round_ in shown:
+            accuracy = self._accuracies[round_.round + 1]
+            table.add_row(
+                f"{round_.round + 1} / {self._num_rounds}",
+                f"{len(round_.contributors)} of {len(round_.selected)}",
+                str(round_.num_samples),
+                f"{round_.seconds:.2f}",
+                f"{accuracy:.1%}",
+                Text("█" * round(accuracy * 30), style="green"),
+            )
+        notes = [Text(note, style="yellow") for note in self._notes]
+        if everything:
+            return Group(table, *notes)
+        return Group(table, *notes[-3:], Text(self._waiting_for, style="dim"))
+
+    def new_lines(self) -> Iterator[str]:
+        """For where a table cannot grow: a line for whatever is new."""
+        rounds = self._published()
+        for round_ in rounds[self._num_told :]:
+            accuracy = self._accuracies[round_.round + 1]
+            yield (
+                f"round {round_.round + 1} of {self._num_rounds}: "
+                f"{len(round_.contributors)} updates, test accuracy {accuracy:.1%}"
+            )
+        self._num_told = len(rounds)
+        yield from self._notes[self._num_notes_told :]
+        self._num_notes_told = len(self._notes)
+
+
+def verdict(
+    status: inspection.GetStatusResponse, fleet: Fleet, federated: float, centralised: float
+) -> RenderableType:
+    """Federated beside centralised."""
+    points = 100 * (federated - centralised)
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("federated, data stayed where it was", f"[bold]{federated:.1%}[/bold]")
+    table.add_row("the same model on all data in one place", f"{centralised:.1%}")
+    table.add_row("difference", f"{points:+.1f} points")
+    lines: list[RenderableType] = [table]
+    if fleet.restarts:
+        lines.append(Text(f"The coordinator was killed {fleet.restarts} time(s) on the way."))
+    if status.cause != "completed":
+        lines.append(Text(f"The session ended early: {status.cause}", style="red"))
+    return Panel(Group(*lines), title="Test accuracy", title_align="left", expand=False)

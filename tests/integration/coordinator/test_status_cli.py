@@ -1,0 +1,262 @@
+"""`xain-coordinator status` and its sisters against a real server on a free port."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from xain_coordinator import cli, status_view
+from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
+
+
+class Inspection(inspection_pb2_grpc.InspectionServicer):
+    """A coordinator in the middle of round 3."""
+
+    def GetStatus(self, request: Any, context: Any) -> inspection_pb2.GetStatusResponse:
+        return inspection_pb2.GetStatusResponse(
+            session_id="5e55104",
+            state=coordinator_pb2.ROUND,
+            phase="collecting",
+            round=3,
+            num_rounds=10,
+            num_connected=2,
+            num_required=2,
+            num_selected=2,
+            num_updates=1,
+            waiting_for="1 of 2 updates: south.",
+            session_seconds=3723,
+            version="0.1.0",
+            counters={"INVALID_UPDATE": 2, "lost_metrics": 0},
+        )
+
+    def ListParticipants(self, request: Any, context: Any) -> Any:
+        profile = coordinator_pb2.DataProfile(num_samples=12000, num_features=4, classes=["a"])
+        return inspection_pb2.ListParticipantsResponse(
+            participants=[
+                inspection_pb2.ParticipantStatus(
+                    participant_id="north",
+                    selected=True,
+                    update_accepted=True,
+                    lease_seconds=12.25,
+                    reported_state=coordinator_pb2.READY,
+                    profile=profile,
+                    rounds_contributed=3,
+                ),
+                inspection_pb2.ParticipantStatus(
+                    participant_id="[red]south\x1b[2J", selected=True, lease_seconds=-1
+                ),
+            ]
+        )
+
+    def ListRounds(self, request: Any, context: Any) -> inspection_pb2.ListRoundsResponse:
+        rounds = [
+            inspection_pb2.RoundStatus(
+                round=n,
+                phase="published",
+                selected=["north", "south"],
+                contributors=["north"],
+                num_samples=2**40,
+                seconds=1.5,
+            )
+            for n in range(3)
+        ]
+        return inspection_pb2.ListRoundsResponse(rounds=rounds[-request.limit :])
+
+    def ListModels(self, request: Any, context: Any) -> inspection_pb2.ListModelsResponse:
+        ref = coordinator_pb2.WeightsRef(key="3/global", size_bytes=168, digest=b"\x01\xff")
+        model = inspection_pb2.ModelStatus(
+            round=3, ref=ref, dtype="float32", shape=[10], metadata={"workload": "sgd"}
+        )
+        return inspection_pb2.ListModelsResponse(models=[model])
+
+
+class Refusing(inspection_pb2_grpc.InspectionServicer):
+    def GetStatus(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "broken\ninvariant")
+
+
+def serve(servicer: inspection_pb2_grpc.InspectionServicer | None) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(4))
+    if servicer is not None:
+        inspection_pb2_grpc.add_InspectionServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    yield from serve(Inspection())
+
+
+def run(*arguments: str) -> Result:
+    # Wide and without colours, so that lines are whole wherever the test runs.
+    environment = {"COLUMNS": "140", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner().invoke(cli.app, arguments, env=environment)
+
+
+def test_status_for_people(address: str) -> None:
+    """State, who takes part, what has been: all that an operator looks for at first."""
+    result = run("status", "--address", address)
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.stdout.split())
+    for expected in (
+        "collecting round 3, 4 of 10",
+        "1 of 2 updates: south.",
+        "2 connected, 2 required",
+        "5e55104, 1 h 2 min, version 0.1.0",
+        "north yes in 12.2 s 12,000 3",
+        "yes awaited 0.0 s",
+        "published 1/2 1,099,511,627,776 1.5 s north",
+        "3/global float32 10 168",
+        "INVALID_UPDATE 2",
+    ):
+        assert expected in told
+
+
+def test_names_cannot_write_to_the_terminal(address: str) -> None:
+    """They come from the network: no escape sequences, and rich's markup is shown as it is."""
+    told = run("status", "--address", address).stdout
+    assert "[red]south\ufffd[2J" in told
+    assert "\x1b" not in told
+
+
+def test_status_as_json(address: str) -> None:
+    """One object on one line, with everything; numbers are numbers, digests hex."""
+    result = run("status", "--address", address, "--json")
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
+    told = json.loads(result.stdout)
+    assert list(told) == ["status", "participants", "rounds", "models"]
+    assert told["status"]["state"] == "ROUND"
+    assert told["status"]["counters"] == {"INVALID_UPDATE": 2, "lost_metrics": 0}
+    assert told["status"]["cause"] == ""
+    assert told["participants"][0]["profile"] == {
+        "num_samples": 12000,
+        "num_features": 4,
+        "classes": ["a"],
+    }
+    assert told["participants"][1]["profile"] is None
+    assert [one["num_samples"] for one in told["rounds"]] == [2**40] * 3
+    assert told["models"][0]["ref"] == {"key": "3/global", "size_bytes": 168, "digest": "01ff"}
+    assert told["models"][0]["shape"] == [10]
+
+
+def test_nobody_answers() -> None:
+    """One line on standard error, and exit status 1."""
+    result = run("status", "--address", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "xain-coordinator: nobody answers at 127.0.0.1:1; is a coordinator running there? "
+        "Try --address\n"
+    )
+
+
+def test_somebody_else_answers() -> None:
+    """A gRPC server that is no coordinator is told apart from silence."""
+    for address in serve(None):
+        result = run("status", "--address", address)
+        assert result.exit_code == 1
+        assert result.stderr.endswith("not as a coordinator that can be inspected\n")
+
+
+def test_a_refusal_is_told_on_one_line() -> None:
+    """Whatever the other side writes."""
+    for address in serve(Refusing()):
+        result = run("status", "--address", address)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert "INTERNAL: broken\ufffdinvariant" in result.stderr
+
+
+def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that hangs does not hang its operator."""
+    import socket
+
+    monkeypatch.setattr(status_view, "DEADLINE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = run("status", "--address", address)
+    assert result.exit_code == 1
+    assert result.stderr == f"xain-coordinator: no answer from {address} within 0.2 s\n"
+
+
+def test_check_config(tmp_path: Path) -> None:
+    """Every value with its origin, and the numbers that follow; flags before and after count."""
+    file = tmp_path / "fleet.toml"
+    file.write_text("[rounds]\nmin_participants = 2\nfraction_participants = 0.5\n")
+    result = run(
+        "--port", "7", "check-config", "-c", str(file), "--data-dir", "d", "--set", "rounds.seed=3"
+    )
+    assert result.exit_code == 0, result.output
+    told = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "server.port 7 flag" in told
+    assert "server.drain_s 10.0 default" in told
+    assert "rounds.seed 3 flag" in told
+    assert f"rounds.min_participants 2 {file}" in told
+    assert 'rounds.fraction_participants "1/2" ' + str(file) in told
+    assert 'journal.path "d/journal.sqlite" flag' in told
+    assert "rounds.max_participants (not set) default" in told
+    assert told[-1].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--port", "x"), 'command line: server.port is "x"; it must be a whole number, at least'),
+        (("--set", "rounds.epoch=1"), "command line: unknown key rounds.epoch; did you mean round"),
+        (("--set", "hunter2"), "command line: --set takes KEY=VALUE, such as rounds.epochs=3"),
+        (("--config", "/no/such.toml"), "/no/such.toml: there is no such file"),
+    ],
+)
+@pytest.mark.parametrize("command", [(), ("check-config",)], ids=["run", "check-config"])
+def test_bad_config(command: tuple[str, ...], arguments: tuple[str, ...], message: str) -> None:
+    """One line on standard error and exit status 2, before anything is opened or bound."""
+    result = run(*command, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"xain-coordinator: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And ends with the exit status of the coordinator."""
+    from xain_coordinator import app
+
+    seen: dict[str, Any] = {}
+
+    def record(config: Any, *, new_session: bool) -> int:
+        seen.update(config=config, new_session=new_session)
+        return 3
+
+    monkeypatch.setattr(app, "run", record)
+    result = run(
+        "--host", "::", "--port", "0", "--rounds", "4", "--min-participants", "2",
+        "--workload", "sgd", "--data-dir", str(tmp_path), "--set", "rounds.epochs=5",
+        "--new-session",
+    )  # fmt: skip
+    assert result.exit_code == 3, result.output
+    config = seen["config"]
+    assert seen["new_session"] is True
+    assert config.server.address == "[::]:0"
+    assert (config.rounds.rounds, config.rounds.epochs) == (4, 5)
+    assert config.rules().initial == "workload"
+    assert config.storage.path == tmp_path / "weights"
+    assert config.journal.path == tmp_path / "journal.sqlite"
+    assert config.metrics.path == tmp_path / "metrics.jsonl"
+
+
+def test_version_and_help() -> None:
+    """Help teaches by example."""
+    assert run("--version").stdout == f"xain-coordinator {version('xain-coordinator')}\n"
+    told = run("--help").stdout
+    assert "xain-coordinator --config fleet.toml --set rounds.epochs=3" in told
+    for command in ("check-config", "status", "demo"):
+        assert command in told

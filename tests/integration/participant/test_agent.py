@@ -1,0 +1,335 @@
+"""The agent end to end: threads, channel and clock, against a scripted coordinator."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from integration.participant.scripted import (
+    PATIENCE_S,
+    Ledger,
+    ScriptedCoordinator,
+    failure,
+    refusal,
+    refuse,
+)
+from xain_participant import Agent, Participant, Progress, run
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.model import Layout, TensorSpec
+from xain_workloads.profile import DataProfile
+
+Serve = Callable[..., ScriptedCoordinator]
+
+
+class Adder(Participant):
+    """Adds 1 to every weight. It waits, when told to, until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.trained: list[float] = []  # the first weight of each model that was trained
+        self.models: list[tuple[Layout, Mapping[str, str]]] = []
+        self.initialised = 0
+        self.entered = threading.Event()
+        self.may_finish = threading.Event()
+        self.may_finish.set()
+        self.error: BaseException | None = None
+
+    def profile(self) -> DataProfile | None:
+        return DataProfile(5, 2)
+
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
+        self.models.append((layout, metadata))
+
+    def init_weights(self) -> Any:
+        self.initialised += 1
+        return np.ones(4, dtype=np.float32)
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        self.trained.append(float(weights[0]))
+        self.entered.set()
+        assert self.may_finish.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        self.update_metrics(loss=float(weights[0]))
+        return weights + 1, 5
+
+
+@pytest.fixture
+def adder() -> Iterator[Adder]:
+    adder = Adder()
+    yield adder
+    adder.may_finish.set()  # whatever went wrong, its thread comes to an end
+
+
+class Running:
+    """An agent in a thread of its own."""
+
+    def __init__(self, participant: Participant, target: str, **options: Any) -> None:
+        self.seen: list[Progress] = []
+        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append, **options)
+        self._code: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._code = self.agent.run()
+
+    def code(self) -> int:
+        self._thread.join(PATIENCE_S)
+        assert self._code is not None, "it has not come to an end"
+        return self._code
+
+    @property
+    def steps(self) -> list[tuple[str, int]]:
+        return [(seen.what, seen.round) for seen in self.seen]
+
+
+def test_it_trains_every_round_and_ends_when_the_session_does(serve: Serve, adder: Adder) -> None:
+    server = serve(Ledger(rounds=3, metadata={"workload": "adding"}))
+    running = Running(adder, server.target)
+    assert running.code() == 0
+    assert adder.trained == [0, 1, 2]
+    assert server.ledger.model.tolist() == [3, 3, 3, 3]
+    assert [accepted[0] for accepted in server.ledger.accepted.values()] == [5, 5, 5]
+    assert server.profiles == [pb.DataProfile(num_samples=5, num_features=2)]
+    assert adder.models[0] == ((TensorSpec("w", (4,), "float32"),), {"workload": "adding"})
+    assert running.steps == [
+        ("joined", -1),
+        *((what, r) for r in range(3) for what in ("training", "trained", "handed_in")),
+        ("finished", 2),
+    ]
+    assert running.seen[2].metrics == {"loss": 0.0}
+
+
+def test_metrics_travel_with_their_round(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    assert run(adder, server.target, "ward-7") == 0
+    (point,) = json.loads(server.ledger.accepted[1][2])
+    assert point["measurement"] == "participant"
+    assert point["tags"] == {"id": "ward-7", "round": "1"}
+    assert point["fields"] == {"loss": 1.0}
+
+
+def test_the_empty_model_is_initialised(serve: Serve, adder: Adder) -> None:
+    server = serve(Ledger(model=np.empty(0)))
+    assert run(adder, server.target, "ward-7") == 0
+    assert adder.initialised == 1
+    assert server.ledger.accepted[0][0] == 0
+    assert adder.trained == [1], "the second round trains what the first initialised"
+
+
+def test_without_a_watch_heartbeats_suffice(serve: Serve, adder: Adder) -> None:
+    """XAIN's coordinator has none."""
+    server = serve()
+    server.has_watch = False
+    assert run(adder, server.target, "ward-7") == 0
+    assert adder.trained == [0, 1]
+
+
+def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder) -> None:
+    """The only heartbeat of this test comes before the round opens."""
+    server = serve(Ledger(paused=True))
+    server.heartbeat_interval_ms = 3_600_000
+    running = Running(adder, server.target)
+    server.wait_until(lambda: server.calls["Heartbeat"] == 1 and server.calls["Watch"] == 1)
+    server.change(paused=False)
+    assert running.code() == 0
+    assert server.calls["Heartbeat"] == 1
+
+
+def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    adder.may_finish.clear()
+    running = Running(adder, server.target)
+    server.wait_until(lambda: server.heartbeats.count((pb.TRAINING, 0)) >= 3)
+    adder.may_finish.set()
+    assert running.code() == 0
+    assert server.heartbeats[0] == (pb.READY, -1)
+
+
+def test_a_coordinator_that_restarts_gets_the_result_that_was_trained_meanwhile(
+    serve: Serve, adder: Adder
+) -> None:
+    """Another process on the same port, with the same journal: nobody trains again."""
+    first = serve()
+    adder.may_finish.clear()
+    running = Running(adder, first.target)
+    assert adder.entered.wait(PATIENCE_S)
+    first.stop()
+    adder.may_finish.set()
+    second = serve(first.ledger, first.port)
+    assert running.code() == 0
+    assert adder.trained == [0, 1]
+    assert sorted(second.ledger.accepted) == [0, 1]
+
+
+def test_a_coordinator_that_is_not_there_yet_is_waited_for(serve: Serve, adder: Adder) -> None:
+    early = serve()
+    early.stop()
+    running = Running(adder, early.target)
+    serve(port=early.port)
+    assert running.code() == 0
+
+
+def test_who_is_expired_while_training_joins_again_with_its_result(
+    serve: Serve, adder: Adder
+) -> None:
+    server = serve()
+    adder.may_finish.clear()
+    running = Running(adder, server.target)
+    assert adder.entered.wait(PATIENCE_S)
+    server.change(members=set())
+    server.wait_until(lambda: server.calls["Rendezvous"] == 2)
+    adder.may_finish.set()
+    assert running.code() == 0
+    assert adder.trained == [0, 1]
+
+
+def test_an_upload_by_a_stranger_leads_back_in(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    server.before["PutWeights"].append(refusal("NOT_A_MEMBER", grpc.StatusCode.PERMISSION_DENIED))
+    assert run(adder, server.target, "ward-7") == 0
+    assert server.calls["Rendezvous"] == 2
+    assert adder.trained == [0, 1]
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
+def test_an_acknowledgement_that_is_lost_is_asked_for_again(
+    serve: Serve, adder: Adder, status: grpc.StatusCode
+) -> None:
+    """The update counts, its answer gets lost: the same bytes are sent again, not made again."""
+    server = serve()
+    server.tells_accepted = False
+    server.after["EndTrainingRound"].append(failure(status))
+    assert run(adder, server.target, "ward-7") == 0
+    assert adder.trained == [0, 1]
+    assert server.calls["EndTrainingRound"] == 3
+
+
+def test_an_acknowledgement_that_is_lost_is_made_up_by_an_advertisement(
+    serve: Serve, adder: Adder
+) -> None:
+    server = serve()
+    server.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
+    running = Running(adder, server.target)
+    server.wait_until(lambda: 0 in server.ledger.accepted)
+    heard = server.calls["Heartbeat"]
+    server.wait_until(lambda: server.calls["Heartbeat"] > heard + 1)  # one was answered since
+    server.change(round=1)
+    assert running.code() == 0
+    assert running.steps.count(("training", 0)) == 1
+    assert running.steps.count(("training", 1)) == 1
+
+
+def test_a_result_that_cannot_be_delivered_now_is_sent_again(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    server.before["EndTrainingRound"].extend(
+        [
+            failure(grpc.StatusCode.UNAVAILABLE),
+            refusal("NOT_IN_ROUND"),
+            refusal("UPLOAD_MISSING"),
+        ]
+    )
+    assert run(adder, server.target, "ward-7") == 0
+    assert adder.trained == [0, 1]
+    assert server.calls["EndTrainingRound"] == 5
+    assert server.calls["PutWeights"] == 5
+
+
+def test_an_invalid_update_is_logged_as_an_error_and_sat_out(serve: Serve, adder: Adder) -> None:
+    server = serve()
+
+    def invalid(context: Any) -> None:
+        refuse(context, "INVALID_UPDATE", grpc.StatusCode.INVALID_ARGUMENT, "not finite at 3")
+
+    def invalid_at_last(context: Any) -> None:
+        server.change(round=1)
+        invalid(context)
+
+    server.before["EndTrainingRound"].extend([invalid, invalid_at_last])
+    with capture_logs() as logs:
+        assert run(adder, server.target, "ward-7") == 0
+    errors = [entry for entry in logs if entry["event"] == "update_invalid"]
+    assert [(e["log_level"], e["round"], e["reason"]) for e in errors] == [
+        ("error", 0, "not finite at 3")
+    ] * 2
+    assert len(adder.trained) == 3, "twice for round 0, once for round 1"
+
+
+def test_every_event_names_participant_and_round(serve: Serve, adder: Adder) -> None:
+    with capture_logs() as logs:
+        assert run(adder, serve().target, "ward-7") == 0
+    assert {entry["event"] for entry in logs} >= {"joined", "training", "handed_in", "exiting"}
+    assert all(entry["participant"] == "ward-7" for entry in logs)
+    assert all(isinstance(entry["round"], int) for entry in logs)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(0)])
+def test_a_participant_that_fails_leaves_the_session(
+    serve: Serve, adder: Adder, error: BaseException
+) -> None:
+    """So that somebody else can take its place at once."""
+    server = serve()
+    adder.error = error
+    with capture_logs() as logs:
+        assert run(adder, server.target, "ward-7") == 1
+    assert server.heartbeats[-1] == (pb.FINISHED, 0)
+    (entry,) = [entry for entry in logs if entry["event"] == "work_failed"]
+    assert entry["exc_info"] is error
+
+
+def test_a_result_of_the_wrong_type_fails_like_an_exception(serve: Serve, adder: Adder) -> None:
+    adder.train_round = lambda *_: ([1.0], 5)  # type: ignore[method-assign]
+    running = Running(adder, serve().target)
+    assert running.code() == 1
+    assert "numpy array, not list" in running.seen[-1].message
+
+
+def test_a_profile_that_does_not_fit_ends_with_the_reason(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    server.before["Rendezvous"].append(
+        lambda context: refuse(
+            context, "PROFILE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT, "check its columns"
+        )
+    )
+    running = Running(adder, server.target)
+    assert running.code() == 1
+    assert running.seen[-1] == Progress("finished", "ward-7", -1, "check its columns")
+
+
+def test_without_rows_nobody_joins(serve: Serve) -> None:
+    class Empty(Adder):
+        def profile(self) -> DataProfile | None:
+            return DataProfile(0, 2)
+
+    server = serve()
+    with capture_logs() as logs:
+        assert run(Empty(), server.target, "ward-7") == 0
+    assert [entry["event"] for entry in logs] == ["nothing_to_train_on"]
+    assert server.calls == {}
+
+
+def test_stop_leaves_even_in_the_middle_of_training(serve: Serve, adder: Adder) -> None:
+    """The training itself cannot be interrupted, and must not hold anybody up."""
+    server = serve()
+    adder.may_finish.clear()
+    running = Running(adder, server.target)
+    assert adder.entered.wait(PATIENCE_S)
+    assert running.agent.stop(7)
+    assert not running.agent.stop(), "only the first time counts"
+    assert running.code() == 7
+    assert server.heartbeats[-1] == (pb.FINISHED, 0)
+
+
+def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    first, second = Agent(adder, server.target), Agent(adder, server.target)
+    assert first.participant_id != second.participant_id
+    assert first.run() == 0
+    assert server.identities == {first.participant_id}
+    second.stop()
+    second.run()

@@ -1,0 +1,224 @@
+"""The client against a real server: chunks, digests, refusals."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from integration.participant.scripted import (
+    PATIENCE_S,
+    Ledger,
+    ScriptedCoordinator,
+    digest,
+    failure,
+    npy,
+    refusal,
+    refuse,
+)
+from xain_participant.client import CHUNK_BYTES, CoordinatorClient, Refused
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.profile import DataProfile
+
+BIG = np.arange(1_000_000, dtype=np.float32)  # four chunks
+
+
+@pytest.fixture
+def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
+    return serve(Ledger(model=BIG, members={"ward-7"}))
+
+
+@pytest.fixture
+def client(server: ScriptedCoordinator) -> Iterator[CoordinatorClient]:
+    with CoordinatorClient(server.target, "ward-7", call_timeout_s=PATIENCE_S) as client:
+        yield client
+
+
+def test_rendezvous_tells_the_profile_and_who_we_are(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    assert client.rendezvous(DataProfile(3, 2, ("a", "b"))).session_id == "s1"
+    client.rendezvous()
+    assert server.profiles == [
+        pb.DataProfile(num_samples=3, num_features=2, classes=["a", "b"]),
+        None,
+    ]
+    assert server.identities == {"ward-7"}
+
+
+def test_a_download_is_the_model(client: CoordinatorClient) -> None:
+    weights = client.get_weights(client.start_round().model)
+    assert weights.dtype == np.float32
+    assert weights.tobytes() == BIG.tobytes()
+    assert weights.flags.writeable
+    assert weights.flags.aligned
+
+
+def test_the_empty_model_is_an_empty_vector(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.ledger.model = np.empty(0)
+    assert client.get_weights(client.start_round().model).shape == (0,)
+
+
+def test_an_upload_goes_in_chunks_and_arrives_whole(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    ref = client.put_weights(0, BIG)
+    assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
+    assert server.uploads["0/ward-7"] == npy(BIG)
+    assert max(server.upload_chunks) == CHUNK_BYTES
+    client.end_round(0, ref, 5, '[{"a": 1}]')
+    num_samples, vector, metrics = server.ledger.accepted[0]
+    assert (num_samples, metrics) == (5, '[{"a": 1}]')
+    assert vector.tobytes() == BIG.tobytes()
+
+
+def test_an_upload_may_be_answered_before_it_is_read(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    """The coordinator does so with an update that it has accepted already."""
+    server.answer_uploads_with = pb.WeightsRef(key="0/earlier")
+    assert client.put_weights(0, np.zeros(20_000_000, np.float32)).key == "0/earlier"
+
+
+def _refused(call: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        call()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pb.WeightsRef(digest=bytes(16)),
+        pb.WeightsRef(size_bytes=len(npy(BIG)) - 1),
+        pb.WeightsRef(size_bytes=len(npy(BIG)) + 1),
+    ],
+    ids=["digest", "too-short", "too-long"],
+)
+def test_a_damaged_download_is_refused(client: CoordinatorClient, wrong: pb.WeightsRef) -> None:
+    ref = client.start_round().model
+    ref.MergeFrom(wrong)
+    refused = _refused(lambda: client.get_weights(ref))
+    assert refused.status is grpc.StatusCode.DATA_LOSS
+    assert refused.reason == ""
+
+
+def test_bytes_spoilt_on_the_way_are_noticed(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    """The coordinator names the right object, and other bytes arrive."""
+    ref = client.start_round().model
+    spoilt = BIG.copy()
+    spoilt[-1] += 1
+    server.ledger.model = spoilt
+    server.digest_told = ref.digest
+    assert _refused(lambda: client.get_weights(ref)).status is grpc.StatusCode.DATA_LOSS
+
+
+@pytest.mark.parametrize("data", [b"", b"no array", npy(np.zeros((2, 2))), npy(BIG)[:-4]])
+def test_only_a_whole_vector_is_a_model(
+    client: CoordinatorClient, server: ScriptedCoordinator, data: bytes
+) -> None:
+    """Size and digest as promised, and yet nothing to train from."""
+    server.stored = data
+    ref = pb.WeightsRef(key="0/global", size_bytes=len(data), digest=digest(data))
+    refused = _refused(lambda: client.get_weights(ref))
+    assert refused.status is grpc.StatusCode.DATA_LOSS
+    assert ".npy" in refused.message
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.chunk_bytes = 1 << 18
+    server.after["GetWeights"].extend([lambda _: None, failure(grpc.StatusCode.UNAVAILABLE)] * 2)
+    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
+    assert server.calls["GetWeights"] == 3
+
+
+def test_a_download_that_brings_nothing_ends(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.before["GetWeights"].append(failure(grpc.StatusCode.UNAVAILABLE))
+    refused = _refused(lambda: client.get_weights(client.start_round().model))
+    assert refused.status is grpc.StatusCode.UNAVAILABLE
+
+
+def test_refusals_carry_the_coordinators_reason(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.before["Heartbeat"].append(refusal("NOT_A_MEMBER", grpc.StatusCode.PERMISSION_DENIED))
+    refused = _refused(lambda: client.heartbeat(pb.READY, -1))
+    assert refused.reason == "NOT_A_MEMBER"
+    assert refused.status is grpc.StatusCode.PERMISSION_DENIED
+    assert str(refused) == "because"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        failure(grpc.StatusCode.ABORTED),
+        lambda context: refuse(context, "NOT_A_MEMBER", domain="proxy.example.org"),
+    ],
+    ids=["no-details", "another-domain"],
+)
+def test_reasons_come_from_the_coordinator_only(
+    client: CoordinatorClient, server: ScriptedCoordinator, fault: Callable[[object], None]
+) -> None:
+    server.before["Heartbeat"].append(fault)
+    assert _refused(lambda: client.heartbeat(pb.READY, -1)).reason == ""
+
+
+def test_uploads_and_downloads_are_refused_like_calls(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.before["PutWeights"].append(refusal("ROUND_CLOSED"))
+    assert _refused(lambda: client.put_weights(0, BIG)).reason == "ROUND_CLOSED"
+    ref = client.start_round().model
+    server.before["GetWeights"].append(refusal("UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND))
+    assert _refused(lambda: client.get_weights(ref)).reason == "UNKNOWN_MODEL"
+
+
+def test_a_call_has_a_deadline(serve: Callable[..., ScriptedCoordinator]) -> None:
+    server = serve()
+    answer = threading.Event()
+    server.before["Heartbeat"].append(lambda _: answer.wait(PATIENCE_S) and None)
+    with CoordinatorClient(server.target, "p", call_timeout_s=0.2) as client:
+        refused = _refused(lambda: client.heartbeat(pb.READY, -1))
+        assert refused.status is grpc.StatusCode.DEADLINE_EXCEEDED
+    answer.set()
+
+
+def test_nobody_there_is_unavailable(serve: Callable[..., ScriptedCoordinator]) -> None:
+    server = serve()
+    server.stop()
+    with CoordinatorClient(server.target, "p") as client:
+        assert _refused(client.rendezvous).status is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_closed_client_refuses(client: CoordinatorClient) -> None:
+    client.close()
+    assert _refused(client.rendezvous).status is grpc.StatusCode.CANCELLED
+
+
+def test_a_watch_tells_changes_until_it_is_cancelled(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    watch = client.watch()
+    seen = iter(watch)
+    assert next(seen).state == pb.ROUND
+    server.change(paused=True)
+    assert next(seen).state == pb.STANDBY
+    watch.cancel()
+    assert list(seen) == []
+
+
+def test_a_watch_that_breaks_says_so(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    server.before["Watch"].append(failure(grpc.StatusCode.UNAVAILABLE))
+    refused = _refused(lambda: list(client.watch()))
+    assert refused.status is grpc.StatusCode.UNAVAILABLE

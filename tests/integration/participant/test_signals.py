@@ -1,0 +1,81 @@
+"""Signals need a process of their own."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator
+from xain_proto.fl import coordinator_pb2 as pb
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys, threading, numpy as np
+    from xain_participant import Participant, agent, run
+
+    agent.LEAVE_TIMEOUT_S = 3600  # only a second signal ends a goodbye that nobody answers
+
+    class Endless(Participant):
+        def init_weights(self):
+            return np.zeros(4)
+
+        def train_round(self, weights, epochs, epoch_base):
+            print("training", flush=True)
+            threading.Event().wait()
+
+    sys.exit(run(Endless(), sys.argv[1], "ward-7"))
+    """
+)
+
+
+@pytest.fixture
+def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
+    return serve()
+
+
+@pytest.fixture
+def process(server: ScriptedCoordinator) -> Iterator["subprocess.Popen[str]"]:
+    """A participant that is in the middle of a training without end."""
+    command = [sys.executable, "-c", PROGRAM, server.target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any(line == "training\n" for line in process.stdout)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_leaves_the_session_and_exits(
+    server: ScriptedCoordinator,
+    process: "subprocess.Popen[str]",
+    number: signal.Signals,
+    code: int,
+) -> None:
+    process.send_signal(number)
+    assert process.wait(PATIENCE_S) == code
+    assert server.heartbeats[-1] == (pb.FINISHED, 0)
+
+
+def test_a_second_signal_does_not_wait_for_the_goodbye(
+    server: ScriptedCoordinator, process: "subprocess.Popen[str]"
+) -> None:
+    goodbye_may_pass = threading.Event()
+    for _ in range(100):  # whichever heartbeat the goodbye is
+        server.before["Heartbeat"].append(
+            lambda _: (
+                goodbye_may_pass.wait(PATIENCE_S)
+                if server.heartbeats[-1][0] == pb.FINISHED
+                else None
+            )
+        )
+    process.send_signal(signal.SIGTERM)
+    server.wait_until(lambda: server.heartbeats[-1][0] == pb.FINISHED)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    goodbye_may_pass.set()

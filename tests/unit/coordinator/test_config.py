@@ -1,0 +1,261 @@
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
+from xain_messaging.process.fields import Section
+from xain_messaging.process.settings import ConfigError, load
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def config(**overrides: object) -> CoordinatorConfig:
+    """rounds__epochs=3 for rounds.epochs."""
+    return load(
+        CoordinatorConfig,
+        overrides={key.replace("__", "."): value for key, value in overrides.items()},
+    )
+
+
+def error_of(**overrides: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(**overrides)
+    return str(caught.value).removeprefix("command line: ")
+
+
+def test_defaults_run_a_coordinator() -> None:
+    """Without a file there is one participant, embedded stores and XAIN's port."""
+    rules = CoordinatorConfig().rules()
+    assert (rules.num_required, rules.start_participants, rules.max_participants) == (1, 1, 1)
+    assert rules.initial == "empty"
+    assert rules.lease_s == 15.0
+    assert CoordinatorConfig().server.address == "127.0.0.1:50051"
+
+
+@pytest.mark.parametrize(
+    ("written", "exact", "required"),
+    [
+        (1, Fraction(1), 10),
+        (1.0, Fraction(1), 10),
+        (0.1, Fraction(1, 10), 91),
+        ("0.1", Fraction(1, 10), 91),
+        ("1/3", Fraction(1, 3), 28),
+        (0.7, Fraction(7, 10), 13),
+    ],
+)
+def test_fractions_are_what_was_written(written: object, exact: Fraction, required: int) -> None:
+    """XAIN counted with the nearest float, and waited for 99 where 100 were meant."""
+    rounds = config(rounds__fraction_participants=written, rounds__min_participants=10).rounds
+    assert rounds.fraction_participants == exact
+    assert rounds.num_required == required
+    assert rounds.num_selected == 10
+
+
+@pytest.mark.parametrize("written", [0, 1.1, -0.5, "1/0", "half", "", True, float("nan")])
+def test_what_is_no_fraction(written: object) -> None:
+    """Every mistake gets the same line; none a traceback."""
+    assert error_of(rounds__fraction_participants=written).endswith(
+        'it must be a number above 0 and at most 1, or a fraction as text such as "1/3"'
+    )
+
+
+def test_rules_follow_from_the_settings() -> None:
+    """N from fraction and minimum; who starts and who may come, from N."""
+    rules = config(
+        rounds__min_participants=4,
+        rounds__fraction_participants="5/6",
+        rounds__start_participants=6,
+        workload__name="sgd",
+        server__heartbeat_time_s=1,
+    ).rules()
+    assert (rules.num_required, rules.start_participants, rules.max_participants) == (4, 6, 6)
+    assert rules.initial == "workload"
+    assert (rules.controller, rules.aggregation) == ("random", "weighted_average")
+    assert rules.lease_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"rounds__min_participants": 2, "rounds__max_participants": 1},
+            "rounds.max_participants is 1; it must not be less than the 2 connected participants "
+            "that min_participants = 2 at fraction_participants = 1 need",
+        ),
+        (
+            {
+                "rounds__min_participants": 2,
+                "rounds__fraction_participants": "1/3",
+                "rounds__start_participants": 3,
+            },
+            "rounds.start_participants is 3; it must not be less than the 4 connected participants "
+            "that min_participants = 2 at fraction_participants = 1/3 need",
+        ),
+        (
+            {"rounds__start_participants": 4, "rounds__max_participants": 3},
+            "rounds.start_participants is 4; it must not be more than max_participants, 3",
+        ),
+        ({"rounds__rounds": 0}, "rounds.rounds is 0; it must be a whole number, at least 1"),
+        ({"rounds__epochs": -1}, "rounds.epochs is -1; it must be a whole number, at least 0"),
+        (
+            {"rounds__controller": "best"},
+            'rounds.controller is "best"; it must be one of: all, ordered, random',
+        ),
+        (
+            {"server__port": 65536},
+            "server.port is 65536; it must be a whole number, at least 0 and at most 65535",
+        ),
+        (
+            {"server__heartbeat_time_s": 0},
+            "server.heartbeat_time_s is 0; it must be a number, above 0",
+        ),
+        (
+            {"server__max_message_bytes": 1048576},
+            "server.max_message_bytes is 1048576; it must be a whole number, at least 2097152 and "
+            "at most 2147483647",
+        ),
+        ({"storage__kind": "s3"}, 'storage.kind is "s3"; it must be one of: files, memory'),
+        ({"journal__path": ""}, 'journal.path is ""; it must be a path, not empty'),
+        ({"metrics__kind": "none", "metrics__path": 3}, "metrics.path is 3; it must be a path, not"
+         " empty"),
+    ],
+)  # fmt: skip
+def test_impossible_settings(overrides: dict[str, Any], message: str) -> None:
+    """One line that names the key; a session with such rules would wait for ever."""
+    assert error_of(**overrides) == message
+
+
+def test_unknown_rules_of_aggregation_are_refused() -> None:
+    """The line lists the known ones."""
+    told = error_of(aggregation__rule="average")
+    assert told.startswith('aggregation.rule is "average"; it must be one of: ')
+    assert "weighted_average" in told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"workload__name": "gpt"}, 'workload.name is "gpt"; it must be one of: '),
+        (
+            {"workload__name": "sgd", "workload__options.eta0": "-1"},
+            "workload.options.eta0 is -1; it must be above 0",
+        ),
+        (
+            {"workload__name": "sgd", "workload__options.eta0": "fast"},
+            'workload.options.eta0 is "fast"; it must be of type float',
+        ),
+        (
+            {"workload__name": "sgd", "workload__options.eta": "1"},
+            "workload.options: unknown option 'eta' of workload 'sgd'; known: alpha, ",
+        ),
+        (
+            {"workload__options.eta0": "1"},
+            "workload.options: without workload.name nothing would read them",
+        ),
+    ],
+)
+def test_wrong_workloads(overrides: dict[str, Any], message: str) -> None:
+    """A wrong option stops the coordinator at its start, not the participants in round 0."""
+    assert error_of(**overrides).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("::", "[::]:50051"),
+        ("[::]", "[::]:50051"),
+        ("::1", "[::1]:50051"),
+        ("0.0.0.0", "0.0.0.0:50051"),
+        ("localhost", "localhost:50051"),
+    ],
+)
+def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
+    """XAIN refused "[::]", its own example, and bound "::1" to a malformed address."""
+    assert config(server__host=host).server.address == address
+    assert config(server__host=host).server.address_at(1) == address.replace("50051", "1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[ai]\nrounds = 3\nepochs = 1", "ai.rounds is called rounds.rounds now (and 1 more)"),
+        ("[ai]\nfraction_participants = 1", "ai.fraction_participants is called rounds.fraction"),
+        ("[ai]", "ai is called [rounds] now"),
+        ("[server]\nheartbeat_time = 3", "server.heartbeat_time is called server.heartbeat_time_s"),
+        ("[server]\nthread_pool_workers = 3", "server.thread_pool_workers is gone: "),
+        ("[storage]\nendpoint = 'x'", "storage.endpoint is gone: models and updates are files"),
+        ("[storage]\nsecret_access_key = 'hunter2'", "storage.secret_access_key is gone: "),
+        ("[metrics]\nenable = true", 'metrics.enable is called metrics.kind now: "file" or "none"'),
+        ("[metrics]\npassword = 'hunter2'", "metrics.password is gone: metrics are lines of the"),
+    ],
+)
+def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message: str) -> None:
+    """Whoever comes with the old file learns what to change, key by key."""
+    file = tmp_path / "xain-fl.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert "hunter2" not in str(caught.value)
+
+
+def keys_of(model: type[Section]) -> set[str]:
+    return {
+        f"{section}.{key}"
+        for section, field in model.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]
+    }
+
+
+def keys_in(text: str) -> set[str]:
+    """Keys of an example, also those that are commented out."""
+    lines = [line.removeprefix("# ") for line in text.splitlines()]
+    section, keys = "", set()
+    for line in lines:
+        if line.startswith("["):
+            section = line.strip("[]")
+            keys.add(section)
+        elif " = " in line and line.split(" = ")[0].isidentifier():
+            keys.add(f"{section}.{line.split(' = ')[0]}")
+    return keys
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("coordinator-*.toml")), ids=lambda f: f.stem)
+def test_examples_load(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, whatever the environment of the test holds."""
+    for variable in ("ROUNDS__ROUNDS", "SERVER__HOST"):
+        monkeypatch.delenv(ENV_PREFIX + variable, raising=False)
+    assert load(CoordinatorConfig, file).rules().rounds > 0
+
+
+def test_every_key_occurs_in_an_example() -> None:
+    """The examples are the reference; a new key is explained there or nowhere."""
+    texts = [file.read_text() for file in CONFIGS.glob("coordinator-*.toml")]
+    told = {key for text in texts for key in keys_in(text)}
+    assert keys_of(CoordinatorConfig) <= told
+
+
+def test_defaults_that_the_example_tells_are_true() -> None:
+    """A commented key shows its default, so that uncommenting it changes nothing."""
+    lines = (CONFIGS / "coordinator-laptop.toml").read_text().splitlines()
+    told: dict[str, object] = {}
+    section = ""
+    for line in lines:
+        if line.startswith("["):
+            section = line.strip("[]")
+        assignment = None
+        if line.startswith("# ") and line[2:].split(" = ")[0].isidentifier() and " = " in line:
+            assignment = line[2:]
+        elif "# default: " in line:
+            assignment = f"{line.split(' = ')[0]} = {line.split('# default: ')[1]}"
+        if assignment is not None:
+            ((key, value),) = tomllib.loads(assignment).items()
+            told[f"{section}.{key}"] = value
+    # These depend on others, or on where the process runs.
+    for key in ("rounds.start_participants", "logging.console"):
+        del told[key]
+    assert len(told) > 20
+    assert load(CoordinatorConfig, overrides=told) == CoordinatorConfig()

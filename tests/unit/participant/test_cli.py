@@ -1,0 +1,78 @@
+"""The command line, as far as it goes without a coordinator."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from xain_participant.cli import _split_address, app
+
+
+@pytest.fixture
+def run():  # type: ignore[no-untyped-def]
+    return lambda *arguments: CliRunner().invoke(app, arguments, prog_name="xain-participant")
+
+
+def test_help_teaches_with_examples(run) -> None:  # type: ignore[no-untyped-def]
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "--data digits --partition iid" in re.sub(r"\s+", " ", result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "data.source is not set; name a file with --data"),
+        (["--data", "iris", "--index", "1"], 2, "partition.index is 1; it must be below num_parts"),
+        (["--data", "iris", "--coordinator", "host:0"], 2, "coordinator.port is 0"),
+        (["--data", "iris", "--id", "a/b"], 2, "participant.id"),
+        (["--data", "iris", "--set", "nonsense"], 2, "--set takes KEY=VALUE"),
+        (["--data", "iris", "--set", "data.sorce=x"], 2, "did you mean data.source"),
+        (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
+    ],
+)
+def test_what_is_wrong_gets_one_line(run, arguments, status, message) -> None:  # type: ignore[no-untyped-def]
+    result = run(*arguments)
+    assert result.exit_code == status
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """As a process of its own, because from here on the logs are configured."""
+    command = [sys.executable, "-m", "xain_participant", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
+    """An empty partition is no error: the others train without us."""
+    (tmp_path / "empty.csv").write_text("a,b,label\n")
+    done = start("--data", str(tmp_path / "empty.csv"), "--coordinator", "localhost:1")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert json.loads(line)["event"] == "nothing_to_train_on"
+
+
+def test_data_that_cannot_be_read_get_one_line() -> None:
+    done = start("--data", "absent.csv")
+    assert done.returncode == 1
+    assert done.stderr == "xain-participant: absent.csv: no such file\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("fleet:1", "fleet", "1"),
+        ("fleet", "fleet", None),
+        ("[::1]:1", "[::1]", "1"),
+        ("[::1]", "[::1]", None),
+        ("::1", "::1", None),
+        ("fleet:", "fleet", ""),
+    ],
+)
+def test_addresses(address: str, host: str, port: str | None) -> None:
+    assert _split_address(address) == (host, port)

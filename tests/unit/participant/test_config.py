@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+
+from xain_messaging.process.fields import Section
+from xain_messaging.process.settings import ConfigError, load
+from xain_participant.config import ENV_PREFIX, ParticipantConfig
+from xain_workloads.partition import Partition
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def error_of(**overrides: object) -> str:
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    with pytest.raises(ConfigError) as caught:
+        load(ParticipantConfig, overrides=given)
+    return str(caught.value).removeprefix("command line: ")
+
+
+def test_defaults() -> None:
+    """A participant looks for a coordinator on its own machine."""
+    config = ParticipantConfig()
+    assert config.coordinator.address == "localhost:50051"
+    assert config.partition.partition() == Partition()
+    assert config.data.target is None
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file for a fleet; name and part come from the environment."""
+    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__ID", "007")
+    monkeypatch.setenv("XAIN_PARTICIPANT_PARTITION__INDEX", "3")
+    file = CONFIGS / "participant-digits-partition.toml"
+    config = load(ParticipantConfig, file, ENV_PREFIX)
+    assert config.participant.id == "007"
+    assert config.partition.partition() == Partition("dirichlet", 4, 3, 0.5, 0)
+
+
+def test_ipv6() -> None:
+    """An address in brackets and one without lead to the same channel."""
+    for host in ("::1", "[::1]"):
+        config = load(ParticipantConfig, overrides={"coordinator.host": host})
+        assert config.coordinator.address == "[::1]:50051"
+
+
+def test_wrong_settings() -> None:
+    """One line that names the key."""
+    assert error_of(partition__index=1) == "partition.index is 1; it must be below num_parts, 1"
+    assert error_of(partition__num_parts=2) == (
+        'partition.num_parts is 2; with kind = "none" every participant would train on all rows'
+    )
+    assert error_of(partition__alpha=0).startswith("partition.alpha is 0; it must be a number, abo")
+    assert error_of(data__task="clustering") == (
+        'data.task is "clustering"; it must be one of: classification, regression'
+    )
+    assert error_of(data__test_fraction=1) == (
+        "data.test_fraction is 1; it must be a number, at least 0 and below 1"
+    )
+    assert error_of(data__scale="nan") == "data.scale is nan; it must be finite"
+    assert error_of(coordinator__port=0).startswith("coordinator.port is 0; it must be a whole")
+    assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "global", "a\\b", "a\nb", "x" * 129])
+def test_names_that_the_coordinator_refuses(name: str) -> None:
+    """They are refused before the data are loaded."""
+    told = error_of(participant__id=name)
+    assert told.startswith("participant.id is ")
+    assert "it must be a name of at most 128 bytes" in told
+
+
+def keys_of(model: type[Section]) -> set[str]:
+    return {
+        f"{section}.{key}"
+        for section, field in model.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]
+    }
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("participant-*.toml")), ids=lambda f: f.stem)
+def test_examples_load(file: Path) -> None:
+    """As they stand."""
+    assert load(ParticipantConfig, file).data.source
+
+
+def test_every_key_occurs_in_an_example() -> None:
+    """The examples are the reference; a new key is explained there or nowhere."""
+    told = set()
+    for file in CONFIGS.glob("participant-*.toml"):
+        section = ""
+        for line in file.read_text().splitlines():
+            if line.startswith("["):
+                section = line.strip("[]")
+            elif " = " in line:
+                told.add(f"{section}.{line.removeprefix('# ').split(' = ')[0]}")
+    assert keys_of(ParticipantConfig) <= told
+
+
+def test_no_file_in_configs_is_of_another_kind() -> None:
+    """A file that no test loads would rot."""
+    for file in CONFIGS.iterdir():
+        assert file.name.startswith(("coordinator-", "participant-")), file

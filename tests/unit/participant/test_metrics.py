@@ -1,0 +1,58 @@
+"""Metrics points, as XAIN's coordinator takes them."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xain_participant.metrics import Measured, flatten_values, to_json
+
+
+def test_nested_sequences_are_numbered() -> None:
+    values = {"loss": 1, "per_class": [0.5, (0.25, np.float32(2))], "row": np.arange(2)}
+    assert flatten_values(values) == {
+        "loss": 1.0,
+        "per_class_0": 0.5,
+        "per_class_1_0": 0.25,
+        "per_class_1_1": 2.0,
+        "row_0": 0.0,
+        "row_1": 1.0,
+    }
+
+
+@pytest.mark.parametrize("value", [None, "0.5", b"1", True, np.True_, {"a": 1}, 1j, [1, None]])
+def test_only_numbers_are_metrics(value: Any) -> None:
+    """In XAIN a string ended in a RecursionError."""
+    with pytest.raises(TypeError, match=r"'loss.*must be a number"):
+        flatten_values({"loss": value})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("-inf"), [0, np.nan]])
+def test_metrics_are_finite(value: Any) -> None:
+    """XAIN sent NaN, which is no JSON."""
+    with pytest.raises(ValueError, match=r"'loss.*must be finite"):
+        flatten_values({"loss": value})
+
+
+def test_no_metrics_are_an_empty_list() -> None:
+    assert to_json([], participant_id="p", round_=0) == "[]"
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.dictionaries(st.text(), finite), max_size=5), st.text(), st.integers(0))
+def test_json_round_trip(points: list[dict[str, float]], name: str, round_: int) -> None:
+    measured = [Measured(i, values) for i, values in enumerate(points)]
+    assert json.loads(to_json(measured, participant_id=name, round_=round_)) == [
+        {
+            "measurement": "participant",
+            "time": i,
+            "tags": {"id": name, "round": str(round_)},
+            "fields": values,
+        }
+        for i, values in enumerate(points)
+    ]

@@ -1,0 +1,485 @@
+"""The decisions of a participant, one situation after another."""
+
+from random import Random
+
+import pytest
+
+from xain_participant import protocol as p
+from xain_participant.protocol import Call, State, Timer
+
+
+class Talk:
+    """A protocol and what it has said. Timers are left out unless a test asks for them."""
+
+    def __init__(self, session: str = "s1") -> None:
+        self.protocol = p.Protocol(Random(1))
+        self.session = session
+        self.timers: dict[Timer, float] = {}
+
+    def hear(self, *events: p.Event) -> list[p.Action]:
+        """The actions that follow from the last of the events."""
+        actions: tuple[p.Action, ...] = ()
+        for event in events:
+            actions = self.protocol.handle(event)
+            for action in actions:
+                if isinstance(action, p.SetTimer):
+                    self.timers[action.timer] = action.after_s
+        return [action for action in actions if not isinstance(action, p.SetTimer)]
+
+    def advertise(self, round_: int, state: State = State.ROUND, *, accepted: bool = False) -> list:
+        return self.hear(p.Advertised(state, round_, accepted, self.session))
+
+    def refuse(self, call: Call, reason: str = "", status: str = "UNAVAILABLE") -> list:
+        return self.hear(p.RefusedBy(call, reason, status, "because"))
+
+
+@pytest.fixture
+def joined() -> Talk:
+    talk = Talk()
+    talk.hear(p.Started(), p.TimerFired(Timer.CONTACT), p.Joined(talk.session, 5.0))
+    return talk
+
+
+@pytest.fixture
+def holding(joined: Talk) -> Talk:
+    """Has trained round 3 and is handing it in."""
+    joined.advertise(3)
+    assert joined.hear(p.Assigned(3)) == [p.Train(3)]
+    assert joined.hear(p.Trained(3)) == [p.HandIn(3)]
+    return joined
+
+
+# --- contact ---
+
+
+def test_it_begins_with_a_rendezvous() -> None:
+    talk = Talk()
+    assert talk.hear(p.Started()) == []
+    assert talk.timers == {Timer.CONTACT: 0.0}
+    assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+
+
+def test_who_is_accepted_watches_and_asks_for_the_state_at_once() -> None:
+    talk = Talk()
+    assert talk.hear(p.Started(), p.Joined("s1", 5.0)) == [p.StartWatch()]
+    assert talk.timers[Timer.CONTACT] == 0.0
+    assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.SendHeartbeat(training=False, round=-1)]
+    assert talk.timers[Timer.CONTACT] == 5.0
+
+
+def test_without_an_interval_heartbeats_come_as_often_as_xains() -> None:
+    talk = Talk()
+    talk.hear(p.Started(), p.Joined("s1", 0.0), p.TimerFired(Timer.CONTACT))
+    assert talk.timers[Timer.CONTACT] == 10.0
+
+
+def test_later_waits_as_long_as_the_coordinator_suggests() -> None:
+    talk = Talk()
+    assert talk.hear(p.Started(), p.AskedToWait(15.0)) == []
+    assert talk.timers[Timer.CONTACT] == 15.0
+    assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+
+
+def test_later_without_a_suggestion_backs_off() -> None:
+    talk = Talk()
+    talk.hear(p.Started(), p.AskedToWait(0.0))
+    assert 0 < talk.timers[Timer.CONTACT] <= 0.2
+
+
+def test_an_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom() -> None:
+    """Full jitter below a ceiling that doubles from 0.2 s to 10 s."""
+    talk = Talk()
+    talk.hear(p.Started())
+    for n in range(200):
+        assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+        assert talk.refuse(Call.RENDEZVOUS) == []
+        assert 0 <= talk.timers[Timer.CONTACT] <= min(10.0, 0.2 * 2**n)
+    assert talk.timers[Timer.CONTACT] > 0
+
+
+def test_a_failed_heartbeat_is_repeated_before_the_next_one_is_due(joined: Talk) -> None:
+    """The lease is hardly longer than the interval."""
+    for _ in range(20):
+        assert joined.hear(p.TimerFired(Timer.CONTACT))
+        joined.refuse(Call.HEARTBEAT, status="DEADLINE_EXCEEDED")
+        assert joined.timers[Timer.CONTACT] <= 5.0
+
+
+def test_a_watch_does_not_replace_heartbeats(joined: Talk) -> None:
+    """Only heartbeats renew the lease, so what a stream says must not put them off."""
+    joined.hear(p.TimerFired(Timer.CONTACT))
+    joined.timers.clear()
+    joined.advertise(0, State.STANDBY)
+    assert Timer.CONTACT not in joined.timers
+
+
+def test_a_broken_watch_brings_the_next_heartbeat_forward(joined: Talk) -> None:
+    joined.hear(p.TimerFired(Timer.CONTACT))
+    assert joined.hear(p.ConnectionLost()) == []
+    assert joined.timers[Timer.CONTACT] <= 0.2
+
+
+def test_heartbeats_go_on_while_training(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.SendHeartbeat(training=True, round=3)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("PROFILE_MISMATCH", "INVALID_ARGUMENT"),
+        ("INVALID_NAME", "INVALID_ARGUMENT"),
+        ("", "INVALID_ARGUMENT"),
+        ("", "PERMISSION_DENIED"),
+        ("", "UNAUTHENTICATED"),
+        ("", "UNIMPLEMENTED"),
+    ],
+)
+def test_a_rendezvous_refused_for_good_ends_with_the_message(reason: str, status: str) -> None:
+    talk = Talk()
+    talk.hear(p.Started(), p.TimerFired(Timer.CONTACT))
+    assert talk.refuse(Call.RENDEZVOUS, reason, status) == [p.Leave(), p.Exit(1, "because")]
+
+
+# --- a round ---
+
+
+def test_a_round_from_its_advertisement_to_its_acknowledgement(joined: Talk) -> None:
+    assert joined.advertise(3) == [p.BeginRound(3)]
+    assert joined.hear(p.Assigned(3)) == [p.Train(3)]
+    assert joined.hear(p.Trained(3)) == [p.HandIn(3)]
+    assert joined.hear(p.HandedIn(3)) == [p.Drop(3, "it is handed in")]
+    assert joined.advertise(3) == [], "done, even if the advertisement is older than our update"
+    assert joined.advertise(4) == [p.BeginRound(4)]
+
+
+def test_only_one_piece_of_work_at_a_time(joined: Talk) -> None:
+    joined.advertise(3)
+    assert joined.advertise(3) == []
+    assert joined.advertise(4) == []
+    joined.hear(p.Assigned(3))
+    assert joined.advertise(4) == []
+
+
+@pytest.mark.parametrize("state", [State.STANDBY, State.ROUND])
+def test_nobody_trains_what_is_accepted(joined: Talk, state: State) -> None:
+    """After a restart of ours: the update of the process before us has counted."""
+    assert joined.advertise(3, state, accepted=True) == []
+    assert joined.advertise(3) == []
+
+
+def test_an_assignment_can_say_that_the_update_is_accepted(joined: Talk) -> None:
+    joined.advertise(3)
+    assert joined.hear(p.Assigned(3, update_accepted=True)) == []
+    assert joined.hear(p.TimerFired(Timer.WORK)) == []
+
+
+def test_the_assignment_names_the_round(joined: Talk) -> None:
+    """The advertisement may be older."""
+    joined.advertise(3)
+    assert joined.hear(p.Assigned(4)) == [p.Train(4)]
+
+
+def test_an_assignment_of_a_done_round_is_not_asked_for_in_a_busy_loop(holding: Talk) -> None:
+    holding.hear(p.HandedIn(3))
+    assert holding.advertise(4) == [p.BeginRound(4)]
+    assert holding.hear(p.Assigned(3)) == []
+    assert holding.timers[Timer.WORK] <= 0.2
+    assert holding.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(4)]
+
+
+def test_rounds_may_go_backwards(holding: Talk) -> None:
+    """XAIN's SDK never trained again when the coordinator had restarted from an older round."""
+    holding.hear(p.HandedIn(3))
+    assert holding.advertise(1) == [p.BeginRound(1)]
+
+
+@pytest.mark.parametrize("reason", ["NOT_IN_ROUND", "NOT_SELECTED", "ROUND_CLOSED", ""])
+def test_a_beginning_that_is_refused_waits_for_the_coordinator(joined: Talk, reason: str) -> None:
+    joined.advertise(3)
+    assert joined.refuse(Call.BEGIN_ROUND, reason, "FAILED_PRECONDITION") == []
+    joined.advertise(3, State.STANDBY)
+    assert joined.hear(p.TimerFired(Timer.WORK)) == []
+    assert joined.advertise(4) == [p.BeginRound(4)]
+
+
+def test_a_failed_download_begins_the_round_again(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    assert joined.refuse(Call.TRAIN, status="DATA_LOSS") == []
+    assert joined.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(3)]
+
+
+def test_a_participant_that_fails_leaves_and_exits_with_its_message(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    assert joined.hear(p.TrainingFailed(3, "KeyError: 'x'")) == [
+        p.Leave(),
+        p.Exit(1, "training of round 3 failed: KeyError: 'x'"),
+    ]
+
+
+# --- handing in ---
+
+NOT_NOW = [
+    ("NOT_IN_ROUND", "FAILED_PRECONDITION"),
+    ("NOT_SELECTED", "FAILED_PRECONDITION"),
+    ("UPLOAD_MISSING", "FAILED_PRECONDITION"),
+    ("UNAVAILABLE", "UNAVAILABLE"),
+    ("", "UNAVAILABLE"),
+    ("", "DEADLINE_EXCEEDED"),
+    ("", "RESOURCE_EXHAUSTED"),
+    ("", "INTERNAL"),
+    ("", "UNKNOWN"),
+    ("", "CANCELLED"),
+    ("", "FAILED_PRECONDITION"),
+    ("SOMETHING_NEW", "FAILED_PRECONDITION"),
+]
+
+
+@pytest.mark.parametrize(("reason", "status"), NOT_NOW)
+def test_a_result_that_is_not_taken_now_is_kept(holding: Talk, reason: str, status: str) -> None:
+    """And handed in when the round is advertised again, without waiting for the pause to end."""
+    assert holding.refuse(Call.HAND_IN, reason, status) == []
+    assert holding.advertise(3) == [p.HandIn(3)]
+
+
+@pytest.mark.parametrize(("reason", "status"), NOT_NOW)
+def test_a_result_that_is_not_taken_now_is_sent_after_a_pause(
+    holding: Talk, reason: str, status: str
+) -> None:
+    assert holding.refuse(Call.HAND_IN, reason, status) == []
+    assert 0 < holding.timers[Timer.WORK] <= 0.2
+    assert holding.hear(p.TimerFired(Timer.WORK)) == [p.HandIn(3)]
+
+
+def test_a_result_waits_while_the_round_is_paused(holding: Talk) -> None:
+    holding.refuse(Call.HAND_IN, "NOT_IN_ROUND", "FAILED_PRECONDITION")
+    assert holding.advertise(3, State.STANDBY) == []
+    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(3) == [p.HandIn(3)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("ROUND_CLOSED", "FAILED_PRECONDITION"),
+        ("STALE_ROUND", "FAILED_PRECONDITION"),
+        ("DUPLICATE_UPDATE", "ALREADY_EXISTS"),
+        ("", "ALREADY_EXISTS"),
+    ],
+)
+def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, status: str) -> None:
+    assert holding.refuse(Call.HAND_IN, reason, status) == [p.Drop(3, "because")]
+    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(3) == []
+    assert holding.advertise(4) == [p.BeginRound(4)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("INVALID_UPDATE", "INVALID_ARGUMENT"),
+        ("TOO_LARGE", "RESOURCE_EXHAUSTED"),
+        ("", "INVALID_ARGUMENT"),
+    ],
+)
+def test_an_invalid_update_is_trained_once_more_and_then_sat_out(
+    holding: Talk, reason: str, status: str
+) -> None:
+    dropped = [p.Drop(3, "because", invalid=True)]
+    assert holding.refuse(Call.HAND_IN, reason, status) == dropped
+    assert holding.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(3)]
+    assert holding.hear(p.Assigned(3)) == [p.Train(3)]
+    assert holding.hear(p.Trained(3)) == [p.HandIn(3)]
+    assert holding.refuse(Call.HAND_IN, reason, status) == dropped
+    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(3) == []
+    assert holding.advertise(4) == [p.BeginRound(4)]
+
+
+@pytest.mark.parametrize("reason", ["INVALID_NAME", "UPLOAD_NAME_TAKEN"])
+def test_a_name_that_is_refused_will_always_be(holding: Talk, reason: str) -> None:
+    refused = holding.refuse(Call.HAND_IN, reason, "INVALID_ARGUMENT")
+    assert refused == [p.Leave(), p.Exit(1, "because")]
+
+
+def test_an_acknowledgement_that_was_lost_is_made_up_by_an_advertisement(holding: Talk) -> None:
+    holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
+    assert holding.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
+    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+
+
+def test_the_next_round_replaces_a_result_that_never_got_through(holding: Talk) -> None:
+    holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
+    assert holding.advertise(4) == [p.BeginRound(4)]
+    assert holding.hear(p.Assigned(4)) == [p.Drop(3, "round 4 is open"), p.Train(4)]
+
+
+def test_an_assignment_of_the_held_round_hands_it_in(holding: Talk) -> None:
+    """Whatever was advertised: the result is there, so it is not trained again."""
+    holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
+    holding.advertise(4)
+    assert holding.hear(p.Assigned(3)) == [p.HandIn(3)]
+
+
+def test_pauses_get_longer_and_an_answer_ends_them(holding: Talk) -> None:
+    for n in range(100):
+        holding.refuse(Call.HAND_IN)
+        assert 0 <= holding.timers[Timer.WORK] <= min(10.0, 0.2 * 2**n)
+        assert holding.hear(p.TimerFired(Timer.WORK)) == [p.HandIn(3)]
+    holding.hear(p.HandedIn(3))
+    holding.advertise(4)
+    holding.refuse(Call.BEGIN_ROUND)
+    assert holding.timers[Timer.WORK] <= 0.2
+
+
+# --- membership ---
+
+
+@pytest.mark.parametrize("call", [Call.HEARTBEAT, Call.BEGIN_ROUND, Call.TRAIN, Call.HAND_IN])
+@pytest.mark.parametrize("reason", ["NOT_A_MEMBER", ""])
+def test_who_was_expired_joins_again_whatever_call_says_so(
+    joined: Talk, call: Call, reason: str
+) -> None:
+    joined.advertise(3)
+    steps = {Call.TRAIN: [p.Assigned(3)], Call.HAND_IN: [p.Assigned(3), p.Trained(3)]}
+    joined.hear(*steps.get(call, []))
+    assert joined.refuse(call, reason, "PERMISSION_DENIED") == []
+    assert joined.timers[Timer.CONTACT] <= 0.2
+    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+
+
+def test_a_result_survives_the_expiry_of_its_maker(holding: Talk) -> None:
+    holding.refuse(Call.HAND_IN, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert holding.hear(p.TimerFired(Timer.WORK)) == [], "first we must be back"
+    assert holding.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    assert holding.hear(p.Joined(holding.session, 5.0)) == [], "the stream is still there"
+    assert holding.advertise(3) == [p.HandIn(3)]
+
+
+def test_training_goes_on_while_its_maker_joins_again(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    joined.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert joined.hear(p.Trained(3)) == []
+    joined.hear(p.Joined(joined.session, 5.0))
+    assert joined.advertise(3) == [p.HandIn(3)]
+
+
+def test_strangers_do_not_act_on_advertisements(joined: Talk) -> None:
+    joined.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert joined.advertise(3) == []
+
+
+# --- sessions ---
+
+
+def test_a_new_session_forgets_the_result(holding: Talk) -> None:
+    """Its round numbers begin anew, and the result belongs to another model."""
+    holding.refuse(Call.HAND_IN, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert holding.hear(p.Joined("s2", 5.0)) == [p.Drop(3, "it belongs to another session")]
+    holding.session = "s2"
+    assert holding.advertise(3) == [p.BeginRound(3)]
+
+
+def test_a_new_session_wants_a_rendezvous(joined: Talk) -> None:
+    joined.session = "s2"
+    assert joined.advertise(0) == []
+    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+
+
+def test_done_rounds_count_within_their_session(holding: Talk) -> None:
+    holding.hear(p.HandedIn(3), p.Joined("s2", 5.0))
+    holding.session = "s2"
+    assert holding.advertise(3) == [p.BeginRound(3)]
+
+
+def test_what_was_trained_for_another_session_is_dropped(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3), p.Joined("s2", 5.0))
+    joined.session = "s2"
+    assert joined.advertise(3) == [], "the old work still runs"
+    assert joined.hear(p.Trained(3)) == [
+        p.Drop(3, "it belongs to another session"),
+        p.BeginRound(3),
+    ]
+
+
+def test_an_acknowledgement_of_another_session_does_not_count(holding: Talk) -> None:
+    holding.hear(p.Joined("s2", 5.0))
+    holding.session = "s2"
+    holding.advertise(3)
+    assert holding.hear(p.HandedIn(3)) == [p.BeginRound(3)]
+
+
+def test_a_late_word_of_the_session_before_is_not_believed(joined: Talk) -> None:
+    joined.hear(p.Joined("s2", 5.0))
+    assert joined.advertise(7) == []
+    assert joined.advertise(7, State.FINISHED) == []
+    joined.session = "s2"
+    assert joined.advertise(0) == [p.BeginRound(0)]
+
+
+def test_a_coordinator_without_session_ids_has_one_session(joined: Talk) -> None:
+    """XAIN's has none."""
+    assert joined.hear(p.Advertised(State.ROUND, 0)) == [p.BeginRound(0)]
+
+
+# --- the end ---
+
+FINISHED = [p.Exit(0, "the session is finished")]
+
+
+def test_finished_is_the_end(joined: Talk) -> None:
+    assert joined.advertise(9, State.FINISHED) == FINISHED
+    assert joined.advertise(9) == [], "nothing follows"
+
+
+def test_finished_is_for_strangers_too() -> None:
+    talk = Talk()
+    talk.hear(p.Started())
+    assert talk.advertise(9, State.FINISHED) == FINISHED
+
+
+def test_finished_does_not_wait_for_training(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    assert joined.advertise(3, State.FINISHED) == FINISHED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        p.HandedIn(3),
+        p.RefusedBy(Call.HAND_IN, "ROUND_CLOSED", "FAILED_PRECONDITION"),
+        p.RefusedBy(Call.HAND_IN, "INVALID_NAME", "INVALID_ARGUMENT"),
+        p.TimerFired(Timer.WORK),
+    ],
+)
+def test_finished_waits_a_moment_for_our_last_acknowledgement(
+    holding: Talk, answer: p.Event
+) -> None:
+    """The update that completes the last round is often ours, and its answer still on its way."""
+    assert holding.advertise(3, State.FINISHED) == []
+    assert holding.timers[Timer.WORK] == p.FINISHING_S
+    assert holding.advertise(3, State.FINISHED) == []
+    assert holding.refuse(Call.HEARTBEAT, "", "UNIMPLEMENTED") == []
+    assert [a for a in holding.hear(answer) if not isinstance(a, p.Drop)] == FINISHED
+
+
+def test_who_is_asked_to_stop_says_goodbye(holding: Talk) -> None:
+    assert holding.hear(p.StopRequested(130)) == [p.Leave(), p.Exit(130, "asked to stop")]
+
+
+def test_the_same_events_and_chance_give_the_same_actions() -> None:
+    """So a recorded list of events replays a failure."""
+
+    def actions(seed: int) -> list[p.Action]:
+        protocol = p.Protocol(Random(seed))
+        events = [p.Started(), p.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"), p.Joined("s1")]
+        return [action for event in events for action in protocol.handle(event)]
+
+    assert actions(1) == actions(1)
+    assert actions(1) != actions(2)

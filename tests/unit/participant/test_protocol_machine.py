@@ -1,0 +1,181 @@
+"""The protocol against a world that answers whatever it likes, whenever it likes."""
+
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from xain_participant import protocol as p
+from xain_participant.protocol import Call, State, Timer
+
+ROUNDS = st.integers(0, 3)
+SESSIONS = st.sampled_from(["", "s1", "s2", "s3"])
+REASONS = st.sampled_from(
+    [
+        ("NOT_A_MEMBER", "PERMISSION_DENIED"),
+        ("NOT_IN_ROUND", "FAILED_PRECONDITION"),
+        ("NOT_SELECTED", "FAILED_PRECONDITION"),
+        ("ROUND_CLOSED", "FAILED_PRECONDITION"),
+        ("STALE_ROUND", "FAILED_PRECONDITION"),
+        ("DUPLICATE_UPDATE", "ALREADY_EXISTS"),
+        ("INVALID_UPDATE", "INVALID_ARGUMENT"),
+        ("", "UNAVAILABLE"),
+        ("", "DEADLINE_EXCEEDED"),
+        ("", "INTERNAL"),
+    ]
+)
+
+
+class World(RuleBasedStateMachine):
+    """The adapter's side: which work runs, which result it keeps, which timers are set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol = p.Protocol(Random(0))
+        self.running: p.Action | None = None
+        self.held: int | None = None
+        self.timers: set[Timer] = set()
+        self.call: p.Action | None = None
+        self.exits: list[p.Exit] = []
+        self.acknowledged: set[int] = set()
+        self.stale = False  # the running work may belong to a session that is gone
+        self.session = ""
+        self.watching = False
+        self.hear(p.Started())
+
+    def hear(self, event: p.Event) -> None:
+        match event:
+            case p.TimerFired(timer):
+                self.timers.discard(timer)
+            case p.Joined(session_id) if session_id != self.session:
+                self.session = session_id
+                self.acknowledged.clear()
+                self.stale = True
+            case p.Advertised(session_id=session_id) if session_id not in ("", self.session):
+                self.acknowledged.clear()
+                self.stale = True
+        exited = bool(self.exits)
+        actions = self.protocol.handle(event)
+        assert not (exited and actions), "something after the end"
+        for action in actions:
+            self.carry_out(action)
+
+    def carry_out(self, action: p.Action) -> None:
+        assert not self.exits, "Exit is the last action"
+        match action:
+            case p.SetTimer(timer, after_s):
+                assert 0 <= after_s <= 60
+                self.timers.add(timer)
+            case p.BeginRound() | p.Train() | p.HandIn():
+                assert self.running is None, "two pieces of work at a time"
+                self.running = action
+                self.stale = False
+                if isinstance(action, p.Train):
+                    assert self.held is None, "a result is thrown away without being dropped"
+                    assert action.round not in self.acknowledged, "nobody wants it again"
+                if isinstance(action, p.HandIn):
+                    assert self.held == action.round, "nothing to hand in"
+            case p.Rendezvous() | p.SendHeartbeat():
+                self.call = action
+            case p.StartWatch():
+                assert not self.watching, "two streams"
+                self.watching = True
+            case p.Drop(round_):
+                assert self.held == round_, "dropped what is not held"
+                self.held = None
+            case p.Exit():
+                self.exits.append(action)
+
+    alive = precondition(lambda self: not self.exits)
+
+    @alive
+    @precondition(lambda self: self.timers)
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
+        self.hear(p.TimerFired(data.draw(st.sampled_from(sorted(self.timers, key=str)))))
+
+    @alive
+    @precondition(lambda self: isinstance(self.call, p.Rendezvous))
+    @rule(session=SESSIONS, accepted=st.sampled_from([True, True, True, False]))
+    def rendezvous_answered(self, session: str, accepted: bool) -> None:
+        self.call = None
+        self.hear(p.Joined(session, 5.0) if accepted else p.AskedToWait(3.0))
+
+    @alive
+    @precondition(lambda self: self.call is not None)
+    @rule(reason=REASONS)
+    def contact_refused(self, reason: tuple[str, str]) -> None:
+        call, self.call = self.call, None
+        if isinstance(call, p.Rendezvous):
+            self.hear(p.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"))
+        else:
+            self.hear(p.RefusedBy(Call.HEARTBEAT, *reason))
+
+    @alive
+    @rule(round_=ROUNDS, accepted=st.booleans(), late=SESSIONS, is_late=st.integers(0, 9))
+    def advertised(self, round_: int, accepted: bool, late: str, is_late: int) -> None:
+        state = State.STANDBY if round_ == 3 else State.ROUND
+        session = late if is_late == 0 else self.session
+        self.hear(p.Advertised(state, round_, accepted, session))
+
+    @alive
+    @precondition(lambda self: isinstance(self.running, p.BeginRound))
+    @rule(round_=ROUNDS, same=st.sampled_from([True, True, False]), accepted=st.booleans())
+    def assigned(self, round_: int, same: bool, accepted: bool) -> None:
+        assert isinstance(self.running, p.BeginRound)
+        number, self.running = self.running.round if same else round_, None
+        self.hear(p.Assigned(number, accepted))
+
+    @alive
+    @precondition(lambda self: isinstance(self.running, p.Train))
+    @rule()
+    def trained(self) -> None:
+        assert isinstance(self.running, p.Train)
+        self.held, self.running = self.running.round, None
+        self.hear(p.Trained(self.held))
+
+    @alive
+    @precondition(lambda self: isinstance(self.running, p.HandIn))
+    @rule()
+    def handed_in(self) -> None:
+        assert isinstance(self.running, p.HandIn)
+        number, self.running = self.running.round, None
+        if not self.stale:
+            self.acknowledged.add(number)
+        self.hear(p.HandedIn(number))
+
+    @alive
+    @precondition(lambda self: self.running is not None)
+    @rule(reason=REASONS)
+    def work_refused(self, reason: tuple[str, str]) -> None:
+        calls = {p.BeginRound: Call.BEGIN_ROUND, p.Train: Call.TRAIN, p.HandIn: Call.HAND_IN}
+        call, self.running = calls[type(self.running)], None
+        self.hear(p.RefusedBy(call, *reason))
+
+    @rule()
+    def stream_breaks(self) -> None:
+        """Also after the end, when nothing must follow."""
+        self.hear(p.ConnectionLost())
+
+    @invariant()
+    def something_is_always_to_come(self) -> None:
+        """It never waits for what nobody owes it."""
+        assert self.exits or self.call is not None or Timer.CONTACT in self.timers
+
+    @invariant()
+    def a_result_is_not_trained_again(self) -> None:
+        if isinstance(self.running, p.Train):
+            assert self.running.round != self.held
+
+    def teardown(self) -> None:
+        """However it stands, FINISHED ends it, at the latest when the next timers are over."""
+        for session in ("s4", ""):  # whatever it thinks of these, it has not heard of both before
+            self.hear(p.Advertised(State.FINISHED, 9, session_id=session))
+        if not self.exits:
+            self.hear(p.TimerFired(Timer.WORK))
+        assert self.exits == [p.Exit(0, "the session is finished")] or self.exits[0].code == 1
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -1,0 +1,73 @@
+"""A data set and a declared workload make a participant."""
+
+import numpy as np
+import pytest
+
+from xain_participant.participant import Participant, call_train_round, take_metrics
+from xain_participant.workload_participant import WorkloadParticipant
+from xain_workloads.data import Dataset, load
+from xain_workloads.model import Model
+from xain_workloads.workload import create
+
+
+@pytest.fixture(scope="module")
+def iris() -> Dataset:
+    return load("iris")
+
+
+@pytest.fixture(scope="module")
+def model(iris: Dataset) -> Model:
+    return create("sgd").initial_model([iris.profile()])
+
+
+def train(participant: Participant, model: Model, epochs: int = 2) -> tuple[np.ndarray, int]:
+    participant.on_model(model.layout, model.metadata)
+    return call_train_round(participant, model.vector.copy(), epochs, 0)
+
+
+def test_it_trains_what_the_metadata_declare(iris: Dataset, model: Model) -> None:
+    participant = WorkloadParticipant(iris, seed=3)
+    vector, num_samples = train(participant, model)
+    expected = create("sgd").train(model, iris, epochs=2, epoch_base=0, seed=3)
+    assert num_samples == 150
+    assert vector.tobytes() == expected.vector.tobytes()
+    assert [point.values for point in take_metrics(participant)] == [expected.metrics]
+
+
+def test_its_profile_is_that_of_the_data(iris: Dataset) -> None:
+    assert WorkloadParticipant(iris).profile() == iris.profile()
+
+
+def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) -> None:
+    participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
+    train(participant, model)
+    before, after = take_metrics(participant)
+    assert sorted(before.values) == ["test_accuracy", "test_loss"]
+    assert sorted(after.values) == ["accuracy", "loss"]
+
+
+def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:
+    participant = WorkloadParticipant(iris, test=iris.subset([]))
+    train(participant, model)
+    assert len(take_metrics(participant)) == 1
+
+
+def test_no_epochs_change_nothing(iris: Dataset, model: Model) -> None:
+    """XAIN's configuration allows epochs = 0."""
+    vector, num_samples = train(WorkloadParticipant(iris), model, epochs=0)
+    assert vector.tobytes() == model.vector.tobytes()
+    assert num_samples == 150
+
+
+def test_without_a_workload_the_error_says_what_to_configure(iris: Dataset) -> None:
+    participant = WorkloadParticipant(iris)
+    participant.on_model((), {})
+    with pytest.raises(RuntimeError, match=r"declares no workload; set \[workload\] name"):
+        participant.init_weights()
+    with pytest.raises(RuntimeError, match="declares no workload"):
+        participant.train_round(np.zeros(3), 1, 0)
+
+
+def test_an_unknown_workload_is_named(iris: Dataset) -> None:
+    with pytest.raises(ValueError, match="unknown workload 'alchemy'"):
+        WorkloadParticipant(iris).on_model((), {"workload": "alchemy", "options": "{}"})
