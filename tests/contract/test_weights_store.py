@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -85,7 +85,8 @@ def get(store: WeightsStore, key: str) -> bytes:
 def test_round_trip(store: WeightsStore) -> None:
     """Chunks come back as one object, whatever kind of buffer they came in."""
     upload = store.upload("0/global")
-    for chunk in (b"abc", b"", bytearray(b"de"), memoryview(b"fgh")):
+    chunks: list[Any] = [b"abc", b"", bytearray(b"de"), memoryview(b"fgh")]
+    for chunk in chunks:
         upload.write(chunk)
     upload.commit(overwrite=False)
     assert get(store, "0/global") == b"abcdefgh"

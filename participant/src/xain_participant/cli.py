@@ -185,7 +185,14 @@ def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
 
     data, seed = settings.data, settings.training.seed
     try:
-        everything = load(data.source, target=data.target, task=data.task, scale=data.scale)
+        everything = load(
+            data.source,
+            target=data.target,
+            task=data.task,
+            scale=data.scale,
+            num_features=data.num_features,
+            zero_based=data.zero_based,
+        )
     except DataError as error:
         _fail(str(error), EXIT_BAD_DATA)
     ours = settings.partition.partition().apply(everything)

@@ -71,6 +71,8 @@ class DataSettings(Section):
     target: str | None = None
     task: Literal["classification", "regression"] = "classification"
     scale: float = 1.0
+    num_features: int | None = Field(default=None, ge=1)
+    zero_based: bool = False
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
 
 

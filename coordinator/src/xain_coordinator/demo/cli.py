@@ -23,6 +23,8 @@ from xain_coordinator.demo.training import (
 )
 
 POLL_S = 0.1
+ETA0 = 0.1
+EPOCHS = 5  # local passes between two aggregations
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -101,6 +103,8 @@ def _run(
         folder,
         {
             "workload.name": "sgd",
+            "workload.options.eta0": ETA0,
+            "rounds.epochs": EPOCHS,
             "rounds.rounds": rounds,
             # Two are enough to go on with: the demo is there to have participants killed.
             "rounds.min_participants": 2,
@@ -124,7 +128,7 @@ def _run(
             fleet.start()
             console.print(view.sites(fleet, data))
             console.print(view.invitation(fleet, folder))
-            baseline = pool.submit(centralised_accuracy, data, rounds, seed)
+            baseline = pool.submit(centralised_accuracy, data, rounds * EPOCHS, ETA0, seed)
             observer = Observer(fleet.port, data.test)
             try:
                 _watch(console, fleet, observer, rounds)

@@ -68,9 +68,9 @@ def participant_settings(
     }
 
 
-def centralised_accuracy(data: Split, epochs: int, seed: int) -> float:
+def centralised_accuracy(data: Split, epochs: int, eta0: float, seed: int) -> float:
     """Test accuracy of the same model trained on all rows in one place."""
-    workload = create("sgd")
+    workload = create("sgd", {"eta0": eta0})
     model = fit_centralised(workload, data.train, epochs=epochs, seed=seed)
     return workload.evaluate(model, data.test)["accuracy"]
 

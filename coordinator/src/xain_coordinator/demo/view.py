@@ -96,7 +96,7 @@ class Progress:
         table.add_column("rows", justify="right")
         table.add_column("seconds", justify="right")
         table.add_column("test accuracy", justify="right")
-        table.add_column("")
+        table.add_column("", no_wrap=True, width=20)
         for round_ in shown:
             accuracy = self._accuracies[round_.round + 1]
             table.add_row(
@@ -105,7 +105,7 @@ class Progress:
                 str(round_.num_samples),
                 f"{round_.seconds:.2f}",
                 f"{accuracy:.1%}",
-                Text("█" * round(accuracy * 30), style="green"),
+                Text("█" * round(accuracy * 20), style="green"),
             )
         notes = [Text(note, style="yellow") for note in self._notes]
         if everything:

@@ -13,28 +13,26 @@ class MemoryJournal:
     what passes here passes on disk too."""
 
     def __init__(self) -> None:
-        self._sessions: list[list[Row]] = []
+        self._rows: list[Row] = []  # of the latest session; nobody asks for those before
         self._lock = threading.Lock()
         self._closed = False
 
     def load(self) -> Sequence[Record]:
         with self._lock:
             self._require_open()
-            rows = list(self._sessions[-1]) if self._sessions else []
-        return [decode_record(row) for row in rows]
+            return [decode_record(row) for row in self._rows]
 
     def append(self, records: Sequence[Record]) -> None:
         rows = [encode_record(record) for record in records]
         with self._lock:
             self._require_open()
-            sessions = [list(session) for session in self._sessions[-1:]]
             for row in rows:
-                if row[1] == SessionOpened.__name__:
-                    sessions.append([])
-                if not sessions:
-                    raise JournalError(f"the journal begins with a SessionOpened, not a {row[1]}")
-                sessions[-1].append(row)
-            self._sessions[-1:] = sessions
+                _, name, _ = row
+                if name == SessionOpened.__name__:
+                    self._rows = []
+                elif not self._rows:
+                    raise JournalError(f"the journal begins with a SessionOpened, not a {name}")
+                self._rows.append(row)
 
     def close(self) -> None:
         self._closed = True

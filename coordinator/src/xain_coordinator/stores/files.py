@@ -146,10 +146,10 @@ class FileStore:
             return
         for entry in entries:
             path = folder / entry.name
-            if not entry.is_dir(follow_symlinks=False):
-                yield path
-            elif path != self._incoming:
+            if entry.is_dir(follow_symlinks=False):
                 yield from self._files(path)
+            else:
+                yield path
 
     def _settle(self, folder: Path) -> None:
         """Create a folder, and see to it that its name and those above it are on the disk."""
@@ -174,14 +174,14 @@ class FileStore:
         while True:
             temp = self._incoming / f"{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
-            if sys.platform == "win32":
-                return fd, temp
-            # Where locks are not supported, _sweep cannot take one either and removes nothing.
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_nlink:
-                return fd, temp
-            os.close(fd)  # swept between the two calls; begin anew
+            if sys.platform != "win32":
+                # Where locks are not supported, _sweep cannot take one either and removes nothing.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                if not os.fstat(fd).st_nlink:
+                    os.close(fd)  # swept between the two calls; begin anew
+                    continue
+            return fd, temp
 
     def _probe_links(self) -> bool:
         fd, temp = self._open_temp()
@@ -212,13 +212,13 @@ class FileStore:
             # Refused while somebody has the file open.
             if time.time() - temp.stat().st_mtime > _ABANDONED_S:
                 temp.unlink()
-            return
-        fd = os.open(temp, os.O_WRONLY | OPEN_FLAGS)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
-            temp.unlink()
-        finally:
-            os.close(fd)
+        else:
+            fd = os.open(temp, os.O_WRONLY | OPEN_FLAGS)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
+                temp.unlink()
+            finally:
+                os.close(fd)
 
 
 class FileReader:

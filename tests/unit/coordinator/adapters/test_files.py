@@ -1,10 +1,12 @@
 """What FileStore does beyond the contract: on disks that are full, shared, or left behind."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -62,6 +64,51 @@ def test_stores_of_one_root_share_the_fence(tmp_path: Path) -> None:
     put(one, "1/global", b"one")
     with pytest.raises(KeyExists):
         put(other, "1/global", b"other")
+    assert incoming(tmp_path) == []
+
+
+def test_without_hard_links_looking_and_renaming_are_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across processes: every rename happens under a lock on the root."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def link(*_: object) -> NoReturn:
+        raise OSError(errno.ENOTSUP, "no hard links here")
+
+    held: list[bool] = []
+    replace = Path.replace
+
+    def watch(self: Path, target: Path) -> Path:
+        with (tmp_path / ".incoming" / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+            else:
+                held.append(False)
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(Path, "replace", watch)
+    store = FileStore(tmp_path)
+    for overwrite in (False, True):
+        upload = store.upload("1/a")
+        upload.commit(overwrite=overwrite)
+    assert held == [True, True]
+
+
+def test_a_link_that_fails_otherwise_is_no_reason_to_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All stores of a root must exclude each other by the same means."""
+
+    def link(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "bad disk")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StoreUnavailable, match="bad disk"):
+        FileStore(tmp_path)
     assert incoming(tmp_path) == []
 
 

@@ -85,7 +85,7 @@ def test_every_element_is_checked(element: Any, reason: str, position: int) -> N
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 @pytest.mark.parametrize("key", ["time", "fields"])
 def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
-    document = json.dumps([with_(**{key: 7.25 if key == "time" else {"x": 7.25}})])
+    document = json.dumps([with_(**{key: {"x": 7.25} if key == "fields" else 7.25})])
     points, error = parse_points(document.replace("7.25", value))
     assert points == ()
     assert error is not None
@@ -98,6 +98,7 @@ def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
         ("null", "got null"),
         ("[", "not JSON"),
         ("[1] x", "not JSON"),
+        (json.dumps([with_(extra=float("nan"))]), "not JSON"),
         ("[" * 60_000, "not JSON"),
         ('["\\ud800"]', "not JSON"),
         ("\ud800", "not JSON"),
