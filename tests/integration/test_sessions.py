@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 from fractions import Fraction
 
 import grpc
@@ -280,18 +281,23 @@ async def test_inspection_tells_what_an_operator_asks(start, join):
 
 
 async def test_metrics_reach_the_local_file(start, join, tmp_path):
-    """State, round and what participants report end up in the embedded metrics file."""
+    """State, round and what participants report end up in the embedded metrics file,
+    under the sender's own id."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     a = join(coordinator, "a")
     await a.rendezvous()
     await a.until(pb.ROUND, 0)
-    text = '[{"measurement":"participant","time":5,"tags":{"id":"a"},"fields":{"loss":0.25}}]'
+    text = '[{"measurement":"participant","time":5,"tags":{"id":"b"},"fields":{"loss":0.25}}]'
     await a.end(await a.upload([1.0]), metrics=text)
     await a.until(pb.FINISHED, 0)
     await coordinator.stop()
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert any('"loss"' in line and "0.25" in line for line in lines)
-    assert any('"coordinator"' in line and '"state":2' in line.replace(" ", "") for line in lines)
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    reported = [point for point in points if "loss" in point["fields"]]
+    assert [(point["tags"], point["fields"]) for point in reported] == [
+        ({"id": "a"}, {"loss": 0.25})  # its own, whatever it claims
+    ]
+    states = [p["fields"]["state"] for p in points if p["measurement"] == "coordinator"]
+    assert states[-1] == 2
 
 
 async def test_rules_are_exact(start):

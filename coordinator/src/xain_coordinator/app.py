@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections import Counter
+from dataclasses import replace
 
 import structlog
 
@@ -111,7 +112,8 @@ class Coordinator:
         if error is not None:
             self.counters["invalid_metrics"] += 1
             log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
-        return points
+        # A participant reports about itself only, whatever its points say.
+        return tuple(replace(point, tags={**point.tags, "id": participant_id}) for point in points)
 
 
 def _store(config: CoordinatorConfig) -> WeightsStore:
