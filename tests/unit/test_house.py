@@ -1,0 +1,87 @@
+"""The walls of the house: which distribution, and which room, may know which."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = {
+    "protos": "xain_proto",
+    "messaging": "xain_messaging",
+    "workloads": "xain_workloads",
+    "coordinator": "xain_coordinator",
+    "participant": "xain_participant",
+}
+MAY_KNOW = {
+    "protos": set(),
+    "messaging": {"xain_proto"},
+    "workloads": set(),
+    "coordinator": {"xain_proto", "xain_messaging", "xain_workloads"},
+    "participant": {"xain_proto", "xain_messaging", "xain_workloads"},
+}
+# What the core may import beside itself: no I/O, no clock, no threads.
+CORE_MAY_KNOW = {
+    "collections",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "math",
+    "random",
+    "typing",
+    "xain_workloads.model",
+    "xain_workloads.profile",
+}
+
+
+def imports(folder: Path) -> Iterator[tuple[Path, str]]:
+    """(file, imported module) of every import below a folder."""
+    files = list(folder.rglob("*.py"))
+    assert files, f"{folder} is empty"
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from ((file, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file} imports relatively"
+                yield file, node.module or ""
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_arrows_point_one_way(name):
+    """protos <- messaging <- {coordinator, participant}, workloads <- both, and no others."""
+    allowed = MAY_KNOW[name] | {DISTRIBUTIONS[name]}
+    for file, module in imports(ROOT / name / "src"):
+        top = module.partition(".")[0]
+        assert not top.startswith("xain_") or top in allowed, f"{file} imports {module}"
+
+
+def test_workloads_know_no_network():
+    """Machine learning is pure: it can be tested, and trusted, without a socket."""
+    for file, module in imports(ROOT / "workloads" / "src"):
+        assert module.partition(".")[0] not in {"grpc", "socket", "http", "urllib"}, file
+
+
+def test_the_core_touches_nothing():
+    """The decider has no I/O, no clock and no threads: its imports are a short list."""
+    for file, module in imports(ROOT / "coordinator/src/xain_coordinator/core"):
+        known = module.startswith("xain_coordinator.core") or any(
+            module == name or module.startswith(f"{name}.") for name in CORE_MAY_KNOW
+        )
+        assert known, f"{file} imports {module}"
+
+
+def test_nothing_unpickles():
+    """No code in data: nothing here can run what it reads."""
+    for name in DISTRIBUTIONS:
+        for file, module in imports(ROOT / name / "src"):
+            assert module.partition(".")[0] not in {"pickle", "dill", "joblib", "shelve"}, file
+        for file in (ROOT / name / "src").rglob("*.py"):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                    assert isinstance(node.value, ast.Constant), file
+                    assert node.value.value is False, f"{file}:{node.value.lineno}"
+                if isinstance(node, ast.Name):
+                    assert node.id not in {"eval", "exec"}, f"{file}:{node.lineno}"
