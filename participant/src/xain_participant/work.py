@@ -69,9 +69,8 @@ class Work:
                     raise AssertionError(f"{call} is not work")
         except Refused as refused:
             return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
-        except (
-            BaseException
-        ) as error:  # also a SystemExit of the participant: the loop must hear it
+        except BaseException as error:
+            # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
             return p.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
 

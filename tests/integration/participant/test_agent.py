@@ -65,14 +65,33 @@ def adder() -> Iterator[Adder]:
     adder.may_finish.set()  # whatever went wrong, its thread comes to an end
 
 
+Launch = Callable[[Participant, str], "Running"]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Run agents in threads; all have come to an end when the test has."""
+    running: list[Running] = []
+
+    def start(participant: Participant, target: str) -> Running:
+        running.append(Running(participant, target))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.agent.stop()
+        one.code()
+
+
 class Running:
     """An agent in a thread of its own."""
 
-    def __init__(self, participant: Participant, target: str, **options: Any) -> None:
+    def __init__(self, participant: Participant, target: str) -> None:
         self.seen: list[Progress] = []
-        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append, **options)
+        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append)
         self._code: int | None = None
-        self._thread = threading.Thread(target=self._run)
+        # A daemon, so that a test that fails does not keep the others from ending.
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -88,9 +107,11 @@ class Running:
         return [(seen.what, seen.round) for seen in self.seen]
 
 
-def test_it_trains_every_round_and_ends_when_the_session_does(serve: Serve, adder: Adder) -> None:
+def test_it_trains_every_round_and_ends_when_the_session_does(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
     server = serve(Ledger(rounds=3, metadata={"workload": "adding"}))
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     assert running.code() == 0
     assert adder.trained == [0, 1, 2]
     assert server.ledger.model.tolist() == [3, 3, 3, 3]
@@ -130,21 +151,21 @@ def test_without_a_watch_heartbeats_suffice(serve: Serve, adder: Adder) -> None:
     assert adder.trained == [0, 1]
 
 
-def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder) -> None:
+def test_a_round_is_learnt_from_the_watch(serve: Serve, adder: Adder, launch: Launch) -> None:
     """The only heartbeat of this test comes before the round opens."""
     server = serve(Ledger(paused=True))
     server.heartbeat_interval_ms = 3_600_000
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     server.wait_until(lambda: server.calls["Heartbeat"] == 1 and server.calls["Watch"] == 1)
     server.change(paused=False)
     assert running.code() == 0
     assert server.calls["Heartbeat"] == 1
 
 
-def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder) -> None:
+def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder, launch: Launch) -> None:
     server = serve()
     adder.may_finish.clear()
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     server.wait_until(lambda: server.heartbeats.count((pb.TRAINING, 0)) >= 3)
     adder.may_finish.set()
     assert running.code() == 0
@@ -152,12 +173,12 @@ def test_heartbeats_go_on_while_it_trains(serve: Serve, adder: Adder) -> None:
 
 
 def test_a_coordinator_that_restarts_gets_the_result_that_was_trained_meanwhile(
-    serve: Serve, adder: Adder
+    serve: Serve, adder: Adder, launch: Launch
 ) -> None:
     """Another process on the same port, with the same journal: nobody trains again."""
     first = serve()
     adder.may_finish.clear()
-    running = Running(adder, first.target)
+    running = launch(adder, first.target)
     assert adder.entered.wait(PATIENCE_S)
     first.stop()
     adder.may_finish.set()
@@ -167,20 +188,22 @@ def test_a_coordinator_that_restarts_gets_the_result_that_was_trained_meanwhile(
     assert sorted(second.ledger.accepted) == [0, 1]
 
 
-def test_a_coordinator_that_is_not_there_yet_is_waited_for(serve: Serve, adder: Adder) -> None:
+def test_a_coordinator_that_is_not_there_yet_is_waited_for(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
     early = serve()
     early.stop()
-    running = Running(adder, early.target)
+    running = launch(adder, early.target)
     serve(port=early.port)
     assert running.code() == 0
 
 
 def test_who_is_expired_while_training_joins_again_with_its_result(
-    serve: Serve, adder: Adder
+    serve: Serve, adder: Adder, launch: Launch
 ) -> None:
     server = serve()
     adder.may_finish.clear()
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     assert adder.entered.wait(PATIENCE_S)
     server.change(members=set())
     server.wait_until(lambda: server.calls["Rendezvous"] == 2)
@@ -211,11 +234,11 @@ def test_an_acknowledgement_that_is_lost_is_asked_for_again(
 
 
 def test_an_acknowledgement_that_is_lost_is_made_up_by_an_advertisement(
-    serve: Serve, adder: Adder
+    serve: Serve, adder: Adder, launch: Launch
 ) -> None:
     server = serve()
     server.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     server.wait_until(lambda: 0 in server.ledger.accepted)
     heard = server.calls["Heartbeat"]
     server.wait_until(lambda: server.calls["Heartbeat"] > heard + 1)  # one was answered since
@@ -282,21 +305,25 @@ def test_a_participant_that_fails_leaves_the_session(
     assert entry["exc_info"] is error
 
 
-def test_a_result_of_the_wrong_type_fails_like_an_exception(serve: Serve, adder: Adder) -> None:
+def test_a_result_of_the_wrong_type_fails_like_an_exception(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
     adder.train_round = lambda *_: ([1.0], 5)  # type: ignore[method-assign]
-    running = Running(adder, serve().target)
+    running = launch(adder, serve().target)
     assert running.code() == 1
     assert "numpy array, not list" in running.seen[-1].message
 
 
-def test_a_profile_that_does_not_fit_ends_with_the_reason(serve: Serve, adder: Adder) -> None:
+def test_a_profile_that_does_not_fit_ends_with_the_reason(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
     server = serve()
     server.before["Rendezvous"].append(
         lambda context: refuse(
             context, "PROFILE_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT, "check its columns"
         )
     )
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     assert running.code() == 1
     assert running.seen[-1] == Progress("finished", "ward-7", -1, "check its columns")
 
@@ -313,11 +340,13 @@ def test_without_rows_nobody_joins(serve: Serve) -> None:
     assert server.calls == {}
 
 
-def test_stop_leaves_even_in_the_middle_of_training(serve: Serve, adder: Adder) -> None:
+def test_stop_leaves_even_in_the_middle_of_training(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
     """The training itself cannot be interrupted, and must not hold anybody up."""
     server = serve()
     adder.may_finish.clear()
-    running = Running(adder, server.target)
+    running = launch(adder, server.target)
     assert adder.entered.wait(PATIENCE_S)
     assert running.agent.stop(7)
     assert not running.agent.stop(), "only the first time counts"

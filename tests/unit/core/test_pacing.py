@@ -109,6 +109,7 @@ def test_after_the_start_timeout_n_are_enough() -> None:
     bench.tick(at=160.0)
     assert bench.phase is Phase.COLLECTING
     assert bench.selected == ("a", "b")
+    assert next_deadline(bench.session) == 174.0, "the start is no longer waited for"
 
 
 def test_fewer_than_n_wait_longer_than_the_start_timeout() -> None:

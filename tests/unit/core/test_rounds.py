@@ -377,6 +377,7 @@ def test_a_model_that_nobody_asked_for_is_refused() -> None:
     model = model_from(InitialiseModel("workload", ()))
     bench.refuses(c.InitialisationDone(model), errors.StaleModel)
     bench.refuses(c.AggregationDone(model), errors.StaleModel)
+    bench.refuses(c.AggregationDone(replace(model, round=1)), errors.StaleModel)
     bench.end_all()
     bench.refuses(c.InitialisationDone(model), errors.StaleModel)
     bench.refuses(c.AggregationDone(model), errors.StaleModel)
@@ -510,12 +511,34 @@ def test_effects_name_the_model_they_start_from() -> None:
 
 
 def test_those_who_watch_are_woken_when_they_are_told_something_new() -> None:
-    """The opening of a round and a new model; not heartbeats, not somebody else's update."""
-    bench = opened_round("a", "b", answers=False)
+    """The first round, a new model, a round that opens later, the end; not heartbeats, not
+    somebody else's update."""
+    bench = Bench(make_rules(min_participants=2), answers=False)
+    bench.join("a", "b")
+    assert not bench.notified
+    bench.answer()
+    assert bench.notified
     bench.heartbeat("a")
     assert not bench.notified
     bench.end("a")
     assert not bench.notified
     bench.end("b")
     bench.answer()
+    assert bench.notified
+    bench.end_all()
+    bench.answer()
+    assert bench.phase is Phase.FINISHED
+    assert bench.notified
+
+
+def test_those_who_waited_are_woken_when_a_round_opens_without_a_new_model() -> None:
+    """Between rounds too few were here; whoever makes N opens the next."""
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    bench.leave("b")
+    bench.answer()
+    assert bench.phase is Phase.STANDBY
+    assert bench.notified, "the round is over, and the selected must hear it"
+    bench.join("c")
+    assert bench.phase is Phase.COLLECTING
     assert bench.notified
