@@ -50,7 +50,7 @@ from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, R
 
 RULE_SETS = {
     "one": make_rules(rounds=2, initial="empty"),
-    "everybody": make_rules(rounds=3, min_participants=3, max_participants=4),
+    "everybody": make_rules(rounds=3, min_participants=3, max_participants=4, initial="empty"),
     "half": make_rules(
         rounds=2, min_participants=2, fraction="0.5", controller="random", start_participants=5
     ),
@@ -73,6 +73,20 @@ PROFILES = st.sampled_from(
     [None, DataProfile(10, 4), DataProfile(3, 4), DataProfile(0, 99), DataProfile(5, 7)]
 )
 UPLOAD_NAMES = st.sampled_from(["own", "uuid", "uuid", "somebody", "bound", "bad"])
+
+# Shape, dtype, index of the first element that is not finite; None where nothing is wrong.
+Wrong = tuple[tuple[int, ...] | None, str | None, int | None]
+WRONG: list[Wrong] = [
+    ((4,), None, None),
+    ((0,), None, None),
+    ((), None, None),
+    ((3, 1), None, None),
+    (None, "float64", None),
+    (None, "int64", None),
+    (None, "object", None),
+    (None, None, 0),
+    (None, None, 2),
+]
 
 # Which phase may follow which, event by event; written down anew, not taken from the core.
 MAY_FOLLOW = {
@@ -289,9 +303,11 @@ class SessionMachine(RuleBasedStateMachine):
     # --- updates ---
 
     def _recognised(self) -> set[int]:
-        """The rounds of which resends are still recognised."""
-        known = (self.session.open_round, self.session.last_round)
-        return {round_.number for round_ in known if round_ is not None}
+        """The rounds of which resends are recognised: the open one, and the last one before."""
+        opened = [event.round for event in self.journal if isinstance(event, e.RoundOpened)]
+        published = sum(isinstance(event, e.ModelPublished) for event in self.journal)
+        between = published == len(opened) or self.session.phase is Phase.FINISHED
+        return set(opened[-1:] if between else opened[-2:])
 
     def _word(self, name: str, number: int) -> Acknowledged | None:
         return self.book.get((number, name)) if number in self._recognised() else None
@@ -415,30 +431,30 @@ class SessionMachine(RuleBasedStateMachine):
         under = {
             "own": name,
             "uuid": f"uuid of {name}",
-            "somebody": NAMES[j],
+            # Mostly somebody who is not here yet, but may come.
+            "somebody": (*SPARE[:4], *NAMES[:4])[j],
             "bound": bound[j % len(bound)] if bound else "unbound",
             "bad": ("", "global", "a/b", "..", "../0/global")[j % 5],
         }[how]
         self.end(name, digest, 1, under=under)
 
+    @precondition(lambda self: len(self._outstanding()) > 1)
+    @rule(i=st.integers(0, 3))
+    def end_as_somebody_who_then_comes(self, i: int) -> None:
+        """The thief is first: it hands in under a name whose owner joins only afterwards."""
+        thief, *_, other = self._outstanding()
+        if SPARE[i] in self.session.members:
+            return
+        self.end(thief, "stolen", 1, under=SPARE[i])
+        self.maybe(c.Heartbeat(other, ParticipantState.FINISHED))
+        self.maybe(c.Rendezvous(SPARE[i]))
+
     @precondition(lambda self: self._outstanding())
-    @rule(
-        i=INDEX,
-        num_samples=st.sampled_from([1, 1, -1]),
-        shape=st.sampled_from([None, (4,), (0,), (), (3, 1)]),
-        dtype=st.sampled_from([None, "float64", "int64", "object"]),
-        first_bad=st.sampled_from([None, 0, 2]),
-    )
-    def end_bad(
-        self,
-        i: int,
-        num_samples: int,
-        shape: tuple[int, ...] | None,
-        dtype: str | None,
-        first_bad: int | None,
-    ) -> None:
-        """Somewhere wrong, mostly."""
+    @rule(i=INDEX, wrong=st.sampled_from(WRONG), num_samples=st.sampled_from([1, 1, 1, -1]))
+    def end_bad(self, i: int, wrong: Wrong, num_samples: int) -> None:
+        """Somewhere wrong, except perhaps for the first update of an initialisation."""
         name = self._outstanding()[i % len(self._outstanding())]
+        shape, dtype, first_bad = wrong
         self.end(name, "bad", num_samples, shape=shape, dtype=dtype, first_bad=first_bad)
 
     @rule(i=INDEX, digest=DIGESTS, num_samples=st.integers(0, 3), off=st.integers(-2, 1))
@@ -514,13 +530,15 @@ class SessionMachine(RuleBasedStateMachine):
         if not isinstance(self.owed, InitialiseModel):
             self.refused(c.InitialisationDone(model), errors.StaleModel)
 
-    @rule(chance=st.integers(0, 20))
+    @rule(chance=st.integers(0, 12))
     def fail(self, chance: int) -> None:
         """Sometimes the disk is gone."""
-        if chance < 20:
+        if chance < 12:
             return
         self.send(c.EffectFailed("the disk is gone"))
         assert self.session.phase is Phase.FINISHED
+        if self.owed is not None:
+            self.refused(answer_to(self.owed), errors.StaleModel)
         self.owed = None
 
     # --- time ---
@@ -605,6 +623,18 @@ class SessionMachine(RuleBasedStateMachine):
         assert len({update.weights.ref.key for update in round_.updates.values()}) == len(
             round_.updates
         )
+
+    @invariant()
+    def uploads_go_where_nothing_accepted_lies(self) -> None:
+        if self.session.phase is Phase.COLLECTING:
+            number = self.session.round
+            for name in self._outstanding():
+                outcome = self.attempt(c.BeginUpload(name, number, "new"))
+                if self._key_is_free(number, name):
+                    assert isinstance(outcome, Decision)
+                    assert outcome.reply == r.UploadTo(update_key(number, name))
+                else:
+                    assert type(outcome) is errors.UploadNameTaken
 
     @invariant()
     def models_follow_rounds(self) -> None:

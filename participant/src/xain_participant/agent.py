@@ -134,7 +134,7 @@ class Agent:
         self._jobs: SimpleQueue[tuple[p.Call, int] | None] = SimpleQueue()  # one, then the end
         self._watch_credit = threading.Semaphore(1)
         self._threads: list[threading.Thread] = []
-        self._last_refusal: tuple[p.Call, str, str] | None = None
+        self._refusals: dict[p.Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = threading.Event()
 
@@ -299,8 +299,8 @@ class Agent:
 
     def _note(self, event: p.Event) -> None:
         """Log and show what happens, before the protocol decides what follows."""
-        if not isinstance(event, p.RefusedBy | p.TimerFired):
-            self._last_refusal = None
+        if not isinstance(event, p.RefusedBy | p.TimerFired | p.ConnectionLost):
+            self._refusals.clear()
         match event:
             case p.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
@@ -322,11 +322,11 @@ class Agent:
                 self._info("connection_lost")
 
     def _note_refusal(self, refused: p.RefusedBy) -> None:
-        # A coordinator that is away is worth one line, not one for every attempt of a weekend.
+        # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
         # Not by its message: that names another address each time.
-        kind = (refused.call, refused.reason, refused.status)
-        again = kind == self._last_refusal
-        self._last_refusal = kind
+        kind = (refused.reason, refused.status)
+        again = self._refusals.get(refused.call) == kind
+        self._refusals[refused.call] = kind
         log = self._log.debug if again else self._log.warning
         log(
             "refused",

@@ -202,12 +202,12 @@ class CoordinatorClient:
             header=pb.PutWeightsRequest.Header(
                 round=round_, size_bytes=len(start) + len(data), digest=digest.digest()
             ),
-            data=start,
+            data=start + data[:CHUNK_BYTES],
         )
 
         def messages() -> Iterator[pb.PutWeightsRequest]:
             yield first
-            for offset in range(0, len(data), CHUNK_BYTES):
+            for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
                 # A message owns its bytes, so one chunk is copied, never the whole.
                 yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
 
@@ -256,11 +256,6 @@ class CoordinatorClient:
             if "closed channel" not in str(error):
                 raise
             raise Refused("", grpc.StatusCode.CANCELLED, "the client is closed") from None
-
-
-def digest_of(data: bytes) -> bytes:
-    """The digest of a stored object, as it travels: xxh3-128, 16 bytes, big-endian."""
-    return xxhash.xxh3_128(data).digest()
 
 
 def _stream_timeout_s(size_bytes: int) -> float:

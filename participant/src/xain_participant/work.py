@@ -83,7 +83,6 @@ class Work:
         weights = self._client.get_weights(assignment.model)
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
-            take_metrics(self._participant)  # of a round that was not finished
             if weights.size == 0:
                 vector, num_samples = call_init_weights(self._participant, weights.dtype)
             else:

@@ -283,6 +283,15 @@ def test_an_invalid_update_is_logged_as_an_error_and_sat_out(serve: Serve, adder
     assert len(adder.trained) == 3, "twice for round 0, once for round 1"
 
 
+def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Adder) -> None:
+    server = serve()
+    server.before["Rendezvous"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 3)
+    with capture_logs() as logs:
+        assert run(adder, server.target, "ward-7") == 0
+    levels = [entry["log_level"] for entry in logs if entry["event"] == "refused"]
+    assert levels == ["warning", "debug", "debug"]
+
+
 def test_every_event_names_participant_and_round(serve: Serve, adder: Adder) -> None:
     with capture_logs() as logs:
         assert run(adder, serve().target, "ward-7") == 0
