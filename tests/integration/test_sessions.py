@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from support.wire import npy
+from support.wire import digest, npy
 from xain_coordinator.core.values import Phase
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -203,6 +203,26 @@ async def test_the_initial_model_comes_from_the_profiles(start, join):
     vector = array(await a.download(work.model.key))
     assert vector.shape == (15,)
     assert not vector.any()
+
+
+async def test_small_weights_travel_inside_their_reference(start, join):
+    """Down with the assignment, up with the hand-in; in the store they are what a stream leaves."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    data = npy([1.0, 2.0])
+    ref = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+    await a.end(ref)
+    await a.end(ref)  # again: the first answer again
+    with coordinator.store.open("0/a") as reader:
+        assert reader.read(0, reader.size) == data
+    await b.hand_in([3.0, 4.0])
+    await a.until(pb.ROUND, 1)
+    model = (await a.start()).model
+    assert model.data == await a.download("1/global")
+    assert array(model.data).tolist() == [2.0, 3.0]
 
 
 async def test_large_weights_travel_in_chunks(start, join):

@@ -195,6 +195,30 @@ async def test_what_is_not_a_vector_is_refused_while_it_comes(
     assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
 
 
+async def test_what_travels_inside_is_checked_the_same(start, join):
+    """Weights inside a reference are measured like an upload, and leave nothing when refused."""
+    a, b = await in_round(start, join)
+    good = npy([1.0, 2.0])
+    for data, announced, message in (
+        (b"nothing like it", None, "not an .npy file"),
+        (good[:-1], None, "its header promises"),
+        (good, b"0" * 16, "digest"),
+        (npy([1.0, np.nan]), None, "not finite, first at index 1"),
+    ):
+        ref = pb.WeightsRef(data=data, digest=announced or digest(data))
+        code, why, details = await refused(a.end(ref))
+        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+        assert message in details
+    await a.end(pb.WeightsRef(data=good, digest=digest(good)))
+    other = npy([9.0, 9.0])
+    code, why, _ = await refused(a.end(pb.WeightsRef(data=other, digest=digest(other))))
+    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+    await b.hand_in([3.0, 4.0])
+    await a.until(pb.ROUND, 1)
+    code, why, _ = await refused(a.end(pb.WeightsRef(data=other, digest=digest(other))))
+    assert (code, why) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+
+
 @pytest.mark.parametrize("name", ["", "global", "x/y", "..", "a\\b", "\x07"])
 async def test_names_that_are_no_keys_are_refused(start, join, name):
     """An upload's name cannot lead out of its round, nor to the global model."""
@@ -231,6 +255,9 @@ async def test_too_large_is_resource_exhausted(start, join):
     code, why, message = await refused(a.upload(np.zeros(1000)))
     assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
     assert message == "an upload of 8128 bytes; at most 1000 are taken"
+    data = npy(np.zeros(1000))
+    code, why, _ = await refused(a.end(pb.WeightsRef(data=data, digest=digest(data))))
+    assert (code, why) == (Code.RESOURCE_EXHAUSTED, "TOO_LARGE")
 
 
 async def test_a_message_above_the_limit_is_resource_exhausted(start, join):

@@ -25,6 +25,7 @@ from tests.unit.core.bench import (
     answer_to,
     durable,
     make_rules,
+    model_from,
     replay,
     stored,
 )
@@ -87,6 +88,7 @@ WRONG: list[Wrong] = [
     (None, None, 0),
     (None, None, 2),
 ]
+TROUBLE = st.none() | st.sampled_from(WRONG)
 
 # Which phase may follow which, event by event; written down anew, not taken from the core.
 MAY_FOLLOW = {
@@ -124,13 +126,13 @@ class SessionMachine(RuleBasedStateMachine):
         # participant -> when it was last heard, or the coordinator came back.
         self.heard_at: dict[str, float] = {}
 
-    @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 12))
-    def open(self, name: str, steps: int) -> None:
+    @initialize(name=st.sampled_from(sorted(RULE_SETS)), steps=st.integers(0, 12), trouble=TROUBLE)
+    def open(self, name: str, steps: int, trouble: Wrong | None) -> None:
         """Begin anywhere in the first rounds: trouble is rarer at the beginning."""
         self.rules: Rules = RULE_SETS[name]
         self.session, opened = open_session("s", self.rules, self.now)
         self.journal.append(opened)
-        self.go_on(steps)
+        self.go_on(steps, trouble)
 
     # --- sending ---
 
@@ -261,12 +263,12 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             assert reply.phase is Phase.STANDBY
 
-    @rule()
     def heartbeats(self) -> None:
         """Everybody who is here is heard."""
         for name in self.session.members:
             self.send(c.Heartbeat(name))
 
+    @precondition(lambda self: self.session.members)
     @rule(i=INDEX)
     def leave(self, i: int) -> None:
         known = NAMES[i] in self.session.members or self.session.phase is Phase.FINISHED
@@ -438,11 +440,16 @@ class SessionMachine(RuleBasedStateMachine):
         }[how]
         self.end(name, digest, 1, under=under)
 
-    @precondition(lambda self: len(self._outstanding()) > 1)
+    def _nameless(self) -> list[str]:
+        """Those who owe an update and have not chosen a name for it yet."""
+        owners = set(self.session.upload_names.values())
+        return [name for name in self._outstanding() if name not in owners]
+
+    @precondition(lambda self: len(self._nameless()) > 1)
     @rule(i=st.integers(0, 3))
     def end_as_somebody_who_then_comes(self, i: int) -> None:
         """The thief is first: it hands in under a name whose owner joins only afterwards."""
-        thief, *_, other = self._outstanding()
+        thief, *_, other = self._nameless()
         if SPARE[i] in self.session.members:
             return
         self.end(thief, "stolen", 1, under=SPARE[i])
@@ -493,13 +500,6 @@ class SessionMachine(RuleBasedStateMachine):
             assert self._barred(name, number) is None
             assert self._key_is_free(number, name)
 
-    @rule()
-    def work(self) -> None:
-        """Everybody who owes an update brings it under its own name, if that is free."""
-        number = self.session.round
-        for name in self._outstanding():
-            self.end(name, f"{name}@{number}", 2)
-
     # --- effects ---
 
     @precondition(lambda self: self.owed is not None)
@@ -512,28 +512,23 @@ class SessionMachine(RuleBasedStateMachine):
         self.fixed = None
         self.send(answer_to(done))
 
-    @precondition(lambda self: self.done)
-    @rule(i=st.integers(0, 5))
-    def answer_again(self, i: int) -> None:
-        """Work that was done already comes back a second time: from a worker thought dead."""
-        self.refused(answer_to(self.done[i % len(self.done)]), errors.StaleModel)
-
-    @rule(off=st.integers(-2, 2))
-    def answer_for_another_round(self, off: int) -> None:
-        """A model of a round that is not being aggregated."""
+    @rule(i=st.integers(0, 5), off=st.integers(-2, 2))
+    def answer_again_or_wrongly(self, i: int, off: int) -> None:
+        """Work that was done comes back a second time, from a worker thought dead; and a model
+        comes for a round that is not being aggregated."""
+        if self.done:
+            self.refused(answer_to(self.done[i % len(self.done)]), errors.StaleModel)
         number = self.session.round + 1 + off
-        if isinstance(self.owed, Aggregate) and self.owed.round + 1 == number:
-            return
-        base = InitialiseModel("workload", ())
-        model = replace(answer_to(base).model, round=number)
-        self.refused(c.AggregationDone(model), errors.StaleModel)
+        model = replace(model_from(InitialiseModel("workload", ())), round=number)
+        if not isinstance(self.owed, Aggregate) or self.owed.round + 1 != number:
+            self.refused(c.AggregationDone(model), errors.StaleModel)
         if not isinstance(self.owed, InitialiseModel):
             self.refused(c.InitialisationDone(model), errors.StaleModel)
 
     @rule(chance=st.integers(0, 12))
     def fail(self, chance: int) -> None:
         """Sometimes the disk is gone."""
-        if chance < 12:
+        if chance < (3 if isinstance(self.owed, InitialiseModel) else 12):
             return
         self.send(c.EffectFailed("the disk is gone"))
         assert self.session.phase is Phase.FINISHED
@@ -543,15 +538,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     # --- time ---
 
-    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.9, 10.0, 15.0]))
-    def time_passes(self, seconds: float) -> None:
-        """And nobody ticks: the driver is busy."""
+    @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 4.9, 10.0, 14.9, 15.0]), ticks=st.booleans())
+    def time_passes(self, seconds: float, ticks: bool) -> None:
+        """Without a Tick the driver is busy, or late."""
         self.now += seconds
-
-    @rule(seconds=st.sampled_from([0.0, 0.0, 5.0, 14.9]))
-    def tick(self, seconds: float) -> None:
-        self.now += seconds
-        self._tick()
+        if ticks:
+            self._tick()
 
     @rule()
     def tick_when_due(self) -> None:
@@ -723,18 +715,18 @@ class SessionMachine(RuleBasedStateMachine):
         if self.session.cause == "completed":
             assert self.aggregated == list(range(self.rules.rounds))
 
-    @rule(steps=st.integers(1, 6))
-    def go_on(self, steps: int) -> None:
-        """For a while everything is well."""
+    @rule(steps=st.integers(1, 6), trouble=TROUBLE)
+    def go_on(self, steps: int, trouble: Wrong | None) -> None:
+        """For a while everything is well, or everybody errs once before its good update."""
         for _ in range(steps):
             if self._distance_to_end() > 1:
-                self._advance()
+                self._advance(trouble)
 
     def _distance_to_end(self) -> int:
         """Answers still to be given before the session is finished; runs should not end early."""
         return self.rules.rounds - len(self.aggregated) + (self.owed is not None)
 
-    def _advance(self) -> None:
+    def _advance(self, trouble: Wrong | None = None) -> None:
         """One step of those who behave well."""
         session = self.session
         if session.phase is Phase.FINISHED:
@@ -742,7 +734,7 @@ class SessionMachine(RuleBasedStateMachine):
         if self.owed is not None:
             self.answer()
         elif session.phase is Phase.COLLECTING:
-            self._bring_one()
+            self._bring_one(trouble)
         elif len(session.members) < self.rules.num_required or (
             not session.gathered and not self._is_full()
         ):
@@ -751,13 +743,18 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             self.jump(START_TIMEOUT_S, heard=True)
 
-    def _bring_one(self) -> None:
+    def _bring_one(self, trouble: Wrong | None) -> None:
         name = self._outstanding()[0]
         bound = [n for n, who in self.session.upload_names.items() if who == name]
         chosen = f"uuid of {name}"
         # Half of them choose their upload's name, as XAIN's clients do.
         for under in (*bound, *((chosen, name) if name in NAMES[::2] else (name, chosen))):
             if self._bad_name(name, under) is None:
+                if trouble is not None:
+                    shape, dtype, first_bad = trouble
+                    self.end(
+                        name, "bad", 1, under=under, shape=shape, dtype=dtype, first_bad=first_bad
+                    )
                 self.end(name, f"{name}@{self.session.round}", 2, under=under)
                 return
         self.send(c.Heartbeat(name, ParticipantState.FINISHED))
@@ -765,7 +762,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 TestSessionMachine = SessionMachine.TestCase
 TestSessionMachine.settings = settings(
-    max_examples=300,
+    max_examples=600,
     stateful_step_count=40,
     derandomize=True,
     deadline=None,

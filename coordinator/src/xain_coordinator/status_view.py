@@ -97,8 +97,13 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+# Weights never travel with a status, so the place where they could says nothing.
+_LEFT_OUT = "xain_proto.fl.WeightsRef.data"
+
+
 def _plain(message: Message) -> dict[str, Any]:
-    return {field.name: _field(field, message) for field in message.DESCRIPTOR.fields}
+    fields = message.DESCRIPTOR.fields
+    return {f.name: _field(f, message) for f in fields if f.full_name != _LEFT_OUT}
 
 
 def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's

@@ -237,7 +237,7 @@ class ScriptedCoordinator(CoordinatorServicer):
     ) -> pb.EndTrainingRoundResponse:
         name = self._enter("EndTrainingRound", context)
         assert request.participant_id == name, "the upload's name is the last part of its key"
-        data = self.uploads[f"{request.round}/{name}"]
+        data = request.update.data or self.uploads[f"{request.round}/{name}"]
         assert request.update.digest == digest(data)
         vector = np.asarray(proto_to_ndarray(NDArray(ndarray=data)))
         ledger = self.ledger

@@ -62,13 +62,35 @@ def test_the_empty_model_is_an_empty_vector(
     assert client.get_weights(client.start_round().model).shape == (0,)
 
 
+def test_a_small_update_travels_inside_its_reference(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    small = np.float32([1, 2, 3])
+    ref = client.put_weights(0, small)
+    assert (ref.key, ref.size_bytes, ref.data) == ("0/ward-7", len(npy(small)), npy(small))
+    assert ref.digest == digest(npy(small))
+    client.end_round(0, ref, 5, "")
+    assert server.calls["PutWeights"] == 0
+    assert server.ledger.accepted[0][1].tolist() == [1, 2, 3]
+
+
+def test_a_small_model_is_taken_out_of_its_reference(client: CoordinatorClient) -> None:
+    data = npy(np.float32([1, 2, 3]))
+    ref = pb.WeightsRef(key="0/global", size_bytes=len(data), digest=digest(data), data=data)
+    assert client.get_weights(ref).tolist() == [1, 2, 3]
+    ref.digest = digest(b"another")
+    assert _refused(lambda: client.get_weights(ref)).status is grpc.StatusCode.DATA_LOSS
+
+
 def test_an_upload_goes_in_chunks_and_arrives_whole(
     client: CoordinatorClient, server: ScriptedCoordinator
 ) -> None:
     ref = client.put_weights(0, BIG)
     assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
     assert server.uploads["0/ward-7"] == npy(BIG)
-    assert max(server.upload_chunks) == CHUNK_BYTES
+    # The file's own header travels with the first chunk.
+    assert server.upload_chunks[0] == CHUNK_BYTES + len(npy(BIG[:0]))
+    assert max(server.upload_chunks[1:]) == CHUNK_BYTES
     client.end_round(0, ref, 5, '[{"a": 1}]')
     num_samples, vector, metrics = server.ledger.accepted[0]
     assert (num_samples, metrics) == (5, '[{"a": 1}]')

@@ -84,11 +84,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.StartTrainingRoundResponse:
         reply = await self._driver.submit(c.StartTrainingRound(participant_of(context)))
         assert isinstance(reply, r.Assignment)
+        ref = reply.model.ref
         return pb.StartTrainingRoundResponse(
             epochs=reply.epochs,
             epoch_base=reply.epoch_base,
             round=reply.round,
-            model=ref_message(reply.model.ref),
+            model=ref_message(ref, await self._transfer.inline(ref)),
             layout=layout_message(reply.model.layout),
             metadata=dict(reply.model.metadata),
             update_accepted=reply.update_accepted,
@@ -103,6 +104,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         async with self._transfer.exclusive(participant_id):
             # A XAIN client does not say which round it means: the open one, read under the lock.
             number = self._driver.session.round if round_ is None else round_
+            if request.update.data:
+                await self._transfer.take(
+                    participant_id, number, request.update.data, request.update.digest.hex()
+                )
             weights = await self._transfer.stored(update_key(number, request.participant_id))
             if request.HasField("update") and not _is_meant(request.update, weights):
                 weights = None

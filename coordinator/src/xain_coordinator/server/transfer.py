@@ -20,6 +20,9 @@ from xain_coordinator.ports import KeyNotFound, Upload, WeightsStore
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 
 SMALL_MODEL_BYTES = CHUNK_BYTES
+# Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
+# stream that would carry them.
+INLINE_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -67,9 +70,7 @@ class Transfer:
         header = first.header
         begin = BeginUpload(participant_id, header.round, header.digest.hex())
         if header.size_bytes > self.max_update_bytes:
-            raise TooLarge(
-                f"an upload of {header.size_bytes} bytes; at most {self.max_update_bytes} are taken"
-            )
+            raise _too_large(header.size_bytes, self.max_update_bytes)
         begun = await self.driver.submit(begin)
         if isinstance(begun, AlreadyUploaded):
             return begun.ref
@@ -85,12 +86,27 @@ class Transfer:
                 begun = await self.driver.submit(begin)  # much may have happened meanwhile
                 if isinstance(begun, AlreadyUploaded):
                     return begun.ref
-                measured = await asyncio.to_thread(reception.finish)
+                measured = await asyncio.to_thread(reception.complete)
                 self._remember(header.round, measured)
             return measured.ref
         finally:
-            if not reception.committed:
+            if reception.is_open:
                 await asyncio.to_thread(reception.abort)
+
+    async def take(self, participant_id: str, round_: int, data: bytes, digest: str) -> None:
+        """Store an update that came inside its reference. The caller holds `exclusive`.
+
+        Raises as `receive` does.
+        """
+        if len(data) > self.max_update_bytes:
+            raise _too_large(len(data), self.max_update_bytes)
+        begun = await self.driver.submit(BeginUpload(participant_id, round_, digest))
+        if isinstance(begun, AlreadyUploaded):
+            return
+        assert isinstance(begun, UploadTo)
+        reception = _Reception(self.store, begun.key, len(data), digest)
+        reception.add(data)
+        self._remember(round_, await asyncio.to_thread(reception.complete))
 
     def _remember(self, round_: int, measured: StoredWeights) -> None:
         if round_ != self._measured_round:
@@ -132,6 +148,10 @@ class Transfer:
         finally:
             reader.close()
 
+    async def inline(self, ref: WeightsRef) -> bytes:
+        """The model's bytes if it is to travel inside its reference, else nothing."""
+        return await self._small(ref) if ref.size_bytes <= INLINE_BYTES else b""
+
     async def _small(self, ref: WeightsRef) -> bytes:
         """A small model is asked for by everybody at once: keep the latest one at hand."""
         key, data = self._small_model
@@ -159,7 +179,6 @@ class _Reception:
         self._waiting_bytes = 0
         self._inspector = Inspector()
         self._upload: Upload | None = None
-        self.committed = False
 
     def add(self, data: bytes) -> None:
         self._received += len(data)
@@ -183,8 +202,19 @@ class _Reception:
             self._inspector.feed(data)
             self._upload.write(data)
 
-    def finish(self) -> StoredWeights:
-        """Write the rest, check the whole, make it durable."""
+    @property
+    def is_open(self) -> bool:
+        """There may be something to abort."""
+        return self._upload is not None
+
+    def complete(self) -> StoredWeights:
+        """Write the rest, check the whole, make it durable. Leaves nothing behind if it fails."""
+        try:
+            return self._complete()
+        finally:
+            self.abort()
+
+    def _complete(self) -> StoredWeights:
         if self._received != self._size_bytes:
             raise InvalidUpdate(
                 f"the upload ended after {self._received} of {self._size_bytes} bytes"
@@ -196,9 +226,14 @@ class _Reception:
         measured = self._inspector.result(self._key)
         # Until EndTrainingRound has accepted it, a participant may replace its own upload.
         self._upload.commit(overwrite=True)
-        self.committed = True
         return measured
 
     def abort(self) -> None:
+        """Harmless after a commit."""
         if self._upload is not None:
             self._upload.abort()
+            self._upload = None
+
+
+def _too_large(size_bytes: int, limit: int) -> TooLarge:
+    return TooLarge(f"an upload of {size_bytes} bytes; at most {limit} are taken")

@@ -27,8 +27,11 @@ def reported_state(state: ParticipantState) -> pb.State.ValueType:
     return _REPORTED[state]
 
 
-def ref_message(ref: WeightsRef) -> pb.WeightsRef:
-    return pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest))
+def ref_message(ref: WeightsRef, data: bytes = b"") -> pb.WeightsRef:
+    """data: the object itself, if it is to travel inside."""
+    return pb.WeightsRef(
+        key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest), data=data
+    )
 
 
 def layout_message(layout: Layout) -> list[pb.Tensor]:

@@ -273,29 +273,33 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class WeightsRef(_message.Message):
-    """A stored vector of weights."""
+    """A stored vector of weights. Small ones travel inside their reference, which saves a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """"{round}/global" or "{round}/{participant_id}" """
     size_bytes: _builtins.int
     """of the stored object, header included"""
     digest: _builtins.bytes
     """xxh3-128 of the stored object, 16 bytes, big-endian"""
+    data: _builtins.bytes
+    """the whole object, or nothing"""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -400,7 +404,7 @@ class EndTrainingRoundRequest(_message.Message):
     """the round this update belongs to"""
     @_builtins.property
     def update(self) -> Global___WeightsRef:
-        """as PutWeights answered"""
+        """as PutWeights answered, or with the object inside"""
 
     def __init__(
         self,
