@@ -9,6 +9,7 @@ hold; at the end of each run well-behaved participants must be able to bring the
 from dataclasses import dataclass, replace
 from math import ceil
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -760,7 +761,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.send(c.Heartbeat(name, ParticipantState.FINISHED))
 
 
-TestSessionMachine = SessionMachine.TestCase
+# A run takes seconds; a failing one is first made small, which takes minutes and is worth them.
+TestSessionMachine = pytest.mark.timeout(600)(SessionMachine.TestCase)
 TestSessionMachine.settings = settings(
     max_examples=600,
     stateful_step_count=40,
