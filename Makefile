@@ -44,10 +44,12 @@ protos: setup-dev  ## regenerate the protobuf modules from the .proto files
 	PYTHON=$(abspath $(BIN))/python PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh
 
 protos-check: setup-dev
-	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
-	PYTHON=$(abspath $(BIN))/python PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh "$$fresh" 2>/dev/null && \
-	for file in $$(cd "$$fresh" && find . -type f); do \
-		diff -u "protos/src/$$file" "$$fresh/$$file" || { echo 'generated modules are stale: run make protos'; exit 1; }; \
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && mkdir "$$scratch/fresh" && \
+	{ PYTHON=$(abspath $(BIN))/python PATH="$(abspath $(BIN)):$$PATH" protos/generate.sh "$$scratch/fresh" 2>"$$scratch/log" || \
+		{ cat "$$scratch/log" >&2; exit 1; }; } && \
+	for file in $$( (cd "$$scratch/fresh" && find . -type f; cd "$(abspath protos/src)" && find . -name '*_pb2*.py' -o -name '*_pb2*.pyi') | sort -u); do \
+		diff -u "protos/src/$$file" "$$scratch/fresh/$$file" || \
+			{ echo 'generated modules are not those of the .proto files: run make protos, and delete those without one'; exit 1; }; \
 	done
 
 lock:  ## refresh the hash-only locks (needs uv)

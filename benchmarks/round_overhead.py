@@ -29,6 +29,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_messaging.process.logs import configure
 from xain_participant import Participant
 from xain_participant.agent import run
 from xain_proto.fl import inspection_pb2 as inspection
@@ -141,6 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     match arguments.role:
         case "agent":
+            configure("warning", console=False, third_party=False)
             sys.exit(run(Adder(), f"127.0.0.1:{arguments.port}", arguments.name))
         case "echo-server":
             asyncio.run(serve_echo(arguments.port))

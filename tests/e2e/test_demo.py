@@ -90,6 +90,17 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
     assert numbers == list(range(1, len(numbers) + 1))  # none is missing, none is done twice
 
 
+async def test_the_demo_survives_a_kill_at_its_very_end(tmp_path):
+    """kill -9 of the coordinator while it does its last round or has done it: the last answers come
+    from the one that is started in its place."""
+    async with demo(tmp_path, "--rounds", "2", "--participants", "2") as shown:
+        await shown.until(lambda _: shown.rounds() == 1)
+        os.kill(shown.pid("coordinator"), signal.SIGKILL)
+        assert await shown.end() == 0, shown.output
+    assert "The coordinator was killed" in shown.output
+    assert "Test accuracy" in shown.output
+
+
 async def end(process: asyncio.subprocess.Process) -> None:
     """Whatever its state, it is gone afterwards."""
     if process.returncode is None:

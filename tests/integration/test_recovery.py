@@ -1,17 +1,25 @@
 """The coordinator dies and is started again on the same journal."""
 
+import asyncio
 import io
+import json
+import shutil
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.core.values import Phase
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import Record
 from xain_proto.fl import coordinator_pb2 as pb
 
 
@@ -64,6 +72,60 @@ async def test_rules_stay_those_that_the_session_was_opened_with(start):
     await first.stop()
     second = await start(rounds={"rounds": 9})
     assert second.driver.session.rules.rounds == 7
+
+
+@pytest.mark.e2e
+async def test_a_new_session_that_cannot_start_leaves_the_old_one(start, tmp_path):
+    """With --new-session and a busy port nothing is written: the next plain start goes on."""
+    first = await start(rounds={"rounds": 7})
+    await first.stop()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        refused = CoordinatorProcess(tmp_path, {}, port=busy.getsockname()[1])
+        assert await refused.fails("--new-session") == 1
+    assert "cannot listen on" in refused.log()
+    second = await start()
+    assert second.driver.session == first.driver.session
+
+
+@pytest.mark.e2e
+async def test_without_its_weights_a_session_does_not_start(start, join, tmp_path):
+    """With the wrong storage, or one that is not mounted, what was acknowledged must not be taken
+    for lost: nothing happens until the objects of the model and of the updates are there."""
+    rounds = {"rounds": 2, "min_participants": 2}
+    first = await start(rounds=rounds)
+    a, b = join(first, "a"), join(first, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in([1.0])
+    await first.stop()
+    session = first.driver.session
+    weights, journal = tmp_path / "weights", tmp_path / "journal.sqlite"
+
+    async def refused_for(key: str) -> None:
+        before = journal.read_bytes()
+        refused = CoordinatorProcess(tmp_path, {})
+        assert await refused.fails() == 1
+        told = json.loads(refused.log().splitlines()[-1])
+        assert told["event"] == "cannot_start"
+        assert f"{session.session_id}/{key}, which is not in" in told["error"]
+        assert str(weights) in told["error"]
+        assert journal.read_bytes() == before
+
+    away = weights.rename(tmp_path / "away")
+    await refused_for("0/global")
+    shutil.rmtree(weights)  # a new store, empty
+    away.rename(weights)
+    key = session.open_round.updates["a"].weights.ref.key
+    with first.store.open(key) as reader:
+        data = reader.read(0, reader.size)
+    first.store.delete(key)
+    await refused_for(key)
+    upload = first.store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=False)
+    second = await start(rounds=rounds)
+    assert second.driver.session == session
 
 
 @pytest.fixture
@@ -139,38 +201,67 @@ async def test_a_second_coordinator_is_refused(process, tmp_path):
 
 
 @pytest.mark.e2e
-async def test_xain_speaks_to_it_by_bytes_alone(process):
-    """A client that knows nothing but XAIN 0.6.0's paths and field numbers is understood."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{process.port}") as channel:
+async def test_a_journal_that_makes_no_sense_is_one_line(tmp_path):
+    """No traceback, no start, exit status 1."""
+    rules = CoordinatorConfig().rules()
+    journal = SqliteJournal(tmp_path / "journal.sqlite")
+    events = (SessionOpened("s", rules, 0.0), ParticipantsSelected(0, ("a",)))
+    journal.append([Record(0.0, event) for event in events])
+    journal.close()
+    coordinator = CoordinatorProcess(tmp_path, {})
+    assert await coordinator.fails() == 1
+    (line,) = coordinator.log().splitlines()
+    told = json.loads(line)
+    assert told["event"] == "cannot_start"
+    assert told["error"].startswith("the journal cannot be replayed: record 1")
 
-        async def call(method: str, request: bytes) -> bytes:
-            return await channel.unary_unary(f"/xain_proto.fl.Coordinator/{method}")(request)
 
-        def fields(data: bytes) -> dict[int, int]:
-            """The varint fields of a message."""
-            found, i = {}, 0
-            while i < len(data):
-                key, i = data[i], i + 1
-                if key & 7 == 2:
-                    i += 1 + data[i]
-                    continue
-                value = shift = 0
-                while True:
-                    byte, i = data[i], i + 1
-                    value |= (byte & 127) << shift
-                    shift += 7
-                    if byte < 128:
-                        break
-                found[key >> 3] = value
-            return found
+# A coordinator with something wrong in it, which then is told to stop.
+SPOILT = """
+import asyncio, os, signal, sys, time
+from pathlib import Path
+from xain_coordinator import app, cli
 
-        assert fields(await call("Rendezvous", b"")).get(1, 0) == 0  # ACCEPT
-        # Heartbeat{state: READY, round: -1}
-        answer = fields(await call("Heartbeat", b"\x08\x03\x10" + b"\xff" * 9 + b"\x01"))
-        assert (answer.get(1, 0), answer.get(2, 0)) == (0, 0)  # STANDBY, round 0
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call("StartTrainingRound", b"")
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call("EndTrainingRound", b"\x0a\x04uuid\x10\x05")
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+started = app.Coordinator.start
+
+async def start(self):
+    await started(self)
+    {spoil}
+    os.kill(os.getpid(), signal.SIGTERM)
+
+app.Coordinator.start = start
+app.LAST_STEPS_S = 0.5
+cli.app(["--data-dir", sys.argv[1], "--port=0", "--set=server.drain_s=0"])
+"""
+
+
+async def spoilt(spoil: str, folder: Path) -> tuple[int, list[str]]:
+    """Its exit status and the events in its log."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SPOILT.format(spoil=spoil), str(folder)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, log = await process.communicate()
+    return process.returncode, [json.loads(line)["event"] for line in log.splitlines()]
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
+    """Stopped while a thread waits for a store that does not answer, it leaves soon all the same.
+    The thread would take longer than this test may."""
+    hang = "asyncio.get_running_loop().run_in_executor(None, time.sleep, 10_000)"
+    status, told = await spoilt(hang, tmp_path)
+    assert status == 0
+    assert told == ["serving", "stopping", "stopped", "threads_left_behind"]
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+async def test_an_error_while_stopping_is_called_one(tmp_path):
+    """Not "cannot_start"; and the steps after it happen all the same."""
+    fail = "self._worker.close = lambda: asyncio.to_thread(Path('/none/there').read_text)"
+    status, told = await spoilt(fail, tmp_path)
+    assert status == 1
+    assert told == ["serving", "stopping", "stop_failed"]
+    SqliteJournal(tmp_path / "journal.sqlite").close()

@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import threading
 from fractions import Fraction
 
 import grpc
@@ -10,9 +12,13 @@ import numpy as np
 import pytest
 
 from support.wire import digest, npy
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.commands import Rendezvous, Tick
+from xain_coordinator.core.values import DataProfile, GlobalModel, Phase, WeightsRef
+from xain_coordinator.history import RoundRecord
+from xain_coordinator.server.inspection_service import waiting_for
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
+from xain_workloads.model import TensorSpec
 
 
 def array(data: bytes) -> np.ndarray:
@@ -58,7 +64,8 @@ async def test_finished_is_served_to_everybody_for_ever(start, join):
     ended = coordinator.driver.session
     await a.heartbeat(pb.FINISHED)
     assert (await late.rendezvous()).reply == pb.ACCEPT
-    assert (await late.heartbeat()).state == pb.FINISHED
+    heard = await late.heartbeat()
+    assert (heard.state, heard.cause) == (pb.FINISHED, "completed")
     assert [seen.state async for seen in late.watch()] == [pb.FINISHED]
     assert coordinator.driver.session == ended
 
@@ -126,30 +133,43 @@ async def test_a_departure_completes_a_round(start, join):
 async def test_silence_is_a_departure_and_a_restart_joins_again(start, join):
     """A participant that died is noticed when its lease runs out; the round waits for the quorum
     (X4) and goes on with the same updates when the participant is back under its id."""
-    coordinator = await start(
-        rounds={"rounds": 1, "min_participants": 2},
-        server={"heartbeat_time_s": 0.2, "heartbeat_timeout_s": 0.1},
-    )
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
+    # Hours of leases pass here without anybody waiting: the test moves the clock.
+    clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous()
     await b.rendezvous()
     await a.until(pb.ROUND, 0)
-
-    async def alive() -> None:
-        while True:
-            await a.heartbeat()
-            await asyncio.sleep(0.05)
-
-    beating = asyncio.create_task(alive())
     await a.hand_in([1.0])
-    seen = await a.until(pb.STANDBY, 0)  # b has not been heard for 0.3 s
-    assert seen.update_accepted
+    clock.time_s += coordinator.driver.session.rules.lease_s - 1
+    await a.heartbeat()  # b says nothing
+    await coordinator.driver.submit(Tick())
+    assert (await a.heartbeat()).state == pb.ROUND  # not yet
+    clock.time_s += 2
+    await coordinator.driver.submit(Tick())
+    seen = await a.heartbeat()
+    assert (seen.state, seen.round, seen.update_accepted) == (pb.STANDBY, 0, True)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await b.heartbeat()
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     await b.rendezvous()
     await b.until(pb.ROUND, 0)
     await b.hand_in([3.0])
-    beating.cancel()
     await a.until(pb.FINISHED, 0)
     assert array(await a.download("1/global")).tolist() == [2.0]
+
+
+class HeldClock:
+    """Session time that stands still unless the test moves it."""
+
+    def __init__(self, time_s: float) -> None:
+        self.time_s = time_s
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall_ns(self) -> int:
+        return 0
 
 
 async def test_a_restarted_participant_is_told_that_its_update_is_in(start, join):
@@ -189,6 +209,79 @@ async def test_without_an_id_the_peer_address_is_the_identity(start, join):
     assert array(await a.download("1/global")).tolist() == [2.0]
 
 
+async def test_xain_speaks_to_it_by_bytes_alone(start):
+    """A client that knows nothing but XAIN 0.6.0's paths and field numbers trains a whole session:
+    rendezvous, heartbeats, start, end, and the last model in the store."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
+
+        async def call(method: str, request: bytes) -> dict[int, int]:
+            answer = await channel.unary_unary(f"/xain_proto.fl.Coordinator/{method}")(request)
+            return varints(answer)
+
+        async def state(reported: bytes) -> tuple[int, int]:
+            """Heartbeat{state, round: -1} -> (state, round)."""
+            answer = await call("Heartbeat", b"\x08" + reported + b"\x10" + b"\xff" * 9 + b"\x01")
+            return answer.get(1, 0), answer.get(2, 0)
+
+        async def refused(method: str, request: bytes) -> grpc.StatusCode:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(method, request)
+            return caught.value.code()
+
+        assert await refused("Heartbeat", b"\x08\x03") is grpc.StatusCode.PERMISSION_DENIED
+        assert (await call("Rendezvous", b"")).get(1, 0) == 0  # ACCEPT
+        for round_, value in enumerate((1.0, 3.0)):
+            # A poll, as XAIN's participants do it; it ends when the round is open.
+            while await state(b"\x03") != (1, round_):  # READY until ROUND
+                pass
+            started = await call("StartTrainingRound", b"")
+            assert started.get(1, 0) == min(round_, 1)  # epochs: round 0 only initialises
+            assert await state(b"\x04") == (1, round_)  # TRAINING
+            # XAIN's participants have S3 credentials and write there themselves.
+            upload = coordinator.store.upload(f"{round_}/uuid")
+            upload.write(npy([value]))
+            upload.commit(overwrite=False)
+            # EndTrainingRound{participant_id: "uuid", number_samples: 5}
+            assert await call("EndTrainingRound", b"\x0a\x04uuid\x10\x05") == {}
+        while await state(b"\x03") != (2, 1):  # FINISHED, in the last round
+            pass
+        assert await refused("EndTrainingRound", b"\x0a\x02no") is (
+            grpc.StatusCode.FAILED_PRECONDITION
+        )
+    with coordinator.store.open("2/global") as reader:
+        assert array(reader.read(0, reader.size)).tolist() == [3.0]
+
+
+def varints(data: bytes) -> dict[int, int]:
+    """The varint fields of a message, by number."""
+
+    def varint() -> int:
+        nonlocal i
+        value = shift = 0
+        while True:
+            byte, i = data[i], i + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    found, i = {}, 0
+    while i < len(data):
+        key = varint()
+        match key & 7:
+            case 0:
+                found[key >> 3] = varint()
+            case 2:
+                length = varint()
+                i += length
+            case 5:
+                i += 4
+            case kind:
+                raise AssertionError(f"wire type {kind}")
+    return found
+
+
 async def test_the_initial_model_comes_from_the_profiles(start, join):
     """With a workload the first round trains already, on the union of the classes."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 2}, workload={"name": "sgd"})
@@ -212,12 +305,11 @@ async def test_small_weights_travel_inside_their_reference(start, join):
     await a.rendezvous()
     await b.rendezvous()
     await a.until(pb.ROUND, 0)
-    data = npy([1.0, 2.0])
-    ref = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+    ref = inside([1.0, 2.0])
     await a.end(ref)
     await a.end(ref)  # again: the first answer again
     with coordinator.store.open("0/a") as reader:
-        assert reader.read(0, reader.size) == data
+        assert reader.read(0, reader.size) == ref.data
     await b.hand_in([3.0, 4.0])
     await a.until(pb.ROUND, 1)
     model = (await a.start()).model
@@ -240,6 +332,12 @@ async def test_large_weights_travel_in_chunks(start, join):
     assert await a.download("1/global", offset=len(data)) == b""
 
 
+def inside(vector: list[float]) -> pb.WeightsRef:
+    """An update that travels inside its reference."""
+    data = npy(vector)
+    return pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+
+
 async def test_an_accepted_update_is_never_overwritten(start, join):
     """An upload begun before the acceptance and ended after it leaves the accepted one alone."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
@@ -248,10 +346,10 @@ async def test_an_accepted_update_is_never_overwritten(start, join):
     await b.rendezvous()
     await a.until(pb.ROUND, 0)
     other = npy([100.0])
-    header = pb.PutWeightsRequest.Header(round=0, size_bytes=len(other), digest=b"?" * 16)
+    header = pb.PutWeightsRequest.Header(round=0, size_bytes=len(other), digest=digest(other))
     late = a.stub.PutWeights(metadata=a.metadata)
     await late.write(pb.PutWeightsRequest(header=header, data=other[:50]))
-    await a.hand_in([1.0])
+    await a.end(inside([1.0]))
     await late.write(pb.PutWeightsRequest(data=other[50:]))
     await late.done_writing()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -260,6 +358,74 @@ async def test_an_accepted_update_is_never_overwritten(start, join):
     await b.hand_in([3.0])
     await a.until(pb.FINISHED, 0)
     assert array(await a.download("1/global")).tolist() == [2.0]
+
+
+async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkeypatch):
+    """Its client has gone while its bytes were being synced: until they are, nobody else's turn
+    comes, so that what is accepted next is what is aggregated."""
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    reached, go_on = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def slow(fd: int) -> None:
+        reached.set()
+        assert go_on.wait(30)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    given_up = asyncio.ensure_future(a.end(inside([100.0])))
+    await asyncio.to_thread(reached.wait, 30)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    monkeypatch.undo()
+    second = asyncio.ensure_future(a.end(inside([1.0])))
+    done, _ = await asyncio.wait([second], timeout=0.2)
+    assert not done, "the second update overtook the first, whose bytes are still on their way"
+    go_on.set()
+    await second
+    await a.until(pb.FINISHED, 0)
+    assert array(await a.download("1/global")).tolist() == [1.0]
+
+
+async def test_a_new_upload_ends_the_one_before(start, join):
+    """A participant has one upload at a time, however many it begins."""
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    header = pb.PutWeightsRequest.Header(round=0, size_bytes=4 << 20, digest=b"?" * 16)
+    stalled = a.stub.PutWeights(metadata=a.metadata)
+    await stalled.write(pb.PutWeightsRequest(header=header, data=npy([1.0])))
+    receiving = coordinator._server.transfer.receiving
+    while "a" not in receiving:  # the calls of one channel may overtake each other
+        await a.heartbeat()
+    ref = await a.upload([1.0])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stalled
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await a.end(ref)
+    await a.until(pb.FINISHED, 0)
+    assert not receiving
+
+
+async def test_an_update_larger_than_the_model_is_refused_before_it_comes(start, join):
+    """A participant cannot fill the disk with what could never count."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in([1.0])
+    await a.until(pb.ROUND, 1)
+    header = pb.PutWeightsRequest.Header(round=1, size_bytes=1 << 20, digest=b"?" * 16)
+    call = a.stub.PutWeights(metadata=a.metadata)
+    await call.write(pb.PutWeightsRequest(header=header))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "1048576 bytes, but the global model has 136" in caught.value.details()
 
 
 async def test_inspection_tells_what_an_operator_asks(start, join):
@@ -298,6 +464,48 @@ async def test_inspection_tells_what_an_operator_asks(start, join):
     assert [(m.round, m.ref.key, m.dtype, list(m.shape)) for m in models] == [
         (1, "1/global", "float64", [1])
     ]
+
+
+async def test_the_lists_of_an_inspection_are_bounded(start, join):
+    """2,000 participants and any limit give answers that a client with gRPC's usual 4 MiB takes;
+    where names are left out, their number is told."""
+    coordinator = await start(rounds={"min_participants": 2001})  # so none is opened
+    history = coordinator.driver.history
+    everybody = tuple(f"{'x' * 120}{i:04}" for i in range(2000))
+    layout = tuple(TensorSpec(f"{'layer' * 20}.{i}", (10, 10), "float32") for i in range(100))
+    for number in range(1500):
+        names = everybody if number % 2 else everybody[:100]
+        history.rounds.append(RoundRecord(number, names, 0.0, names, 7, 1.0))
+        ref = WeightsRef(f"{number}/global", 128, "0" * 32)
+        history.models[ref.key] = GlobalModel(number, ref, "float32", (10_000,), layout)
+    a = join(coordinator, "a")
+    for name in everybody:
+        await coordinator.driver.submit(Rendezvous(name, DataProfile(7, 4, ("yes", "no"))))
+
+    listed = await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
+    assert len(listed.participants) == 2000
+    for limit, expected in ((-1, 100), (0, 100), (3, 3), (2**31 - 1, 1000)):
+        rounds = (await a.inspection.ListRounds(inspection.ListRoundsRequest(limit=limit))).rounds
+        assert [r.round for r in rounds] == list(range(1500 - expected, 1500))
+        models = (await a.inspection.ListModels(inspection.ListModelsRequest(limit=limit))).models
+        assert [m.round for m in models] == list(range(1500 - len(models), 1500))
+        assert 0 < len(models) <= expected
+    large, small = rounds[-1], rounds[-2]
+    assert (large.num_selected, large.num_contributors, len(large.selected)) == (2000, 2000, 0)
+    assert (small.num_selected, small.num_contributors) == (100, 100)
+    assert tuple(small.selected) == tuple(small.contributors) == everybody[:100]
+
+
+async def test_trouble_with_the_work_is_told(start, join, monkeypatch):
+    """An operator who asks what a round waits for hears that the store is away."""
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    a = join(coordinator, "a")
+    assert waiting_for(coordinator.driver.session, "The store is away.") == (
+        "1 more participant: 0 of 1 connected. The store is away."
+    )
+    monkeypatch.setattr(coordinator._worker, "trouble", "The store is away.")
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert status.waiting_for.endswith("The store is away.")
 
 
 async def test_metrics_reach_the_local_file(start, join, tmp_path):

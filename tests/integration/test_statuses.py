@@ -1,16 +1,20 @@
 """Every status of the protocol, through a real channel, read after the exception was caught."""
 
+import contextlib
 import inspect
 import json
+import traceback
 from collections.abc import Awaitable
 
 import grpc
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from support.wire import Member, digest, npy, reason
 from xain_coordinator.core import errors
 from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.server.serve import RPCS_PER_PARTICIPANT, SPARE_RPCS
 from xain_coordinator.server.statuses import STATUSES
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -269,6 +273,26 @@ async def test_a_message_above_the_limit_is_resource_exhausted(start, join):
     assert caught.value.code() is Code.RESOURCE_EXHAUSTED
 
 
+async def test_too_many_calls_at_once_are_resource_exhausted(start, join):
+    """One participant cannot take up the server by opening one watch after the other."""
+    coordinator = await start(rounds={"min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    calls = [a.watch() for _ in range(RPCS_PER_PARTICIPANT + SPARE_RPCS)]
+    for call in calls:
+        await call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.heartbeat()
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+    calls[0].cancel()
+    status: pb.HeartbeatResponse | None = None
+    while status is None:  # until the server has seen the cancellation
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            status = await a.heartbeat()
+    for call in calls:
+        call.cancel()
+
+
 async def test_a_model_that_is_not_there_is_not_found(start, join):
     """Only published global models can be read; nobody reads another's update."""
     a, _ = await in_round(start, join)
@@ -309,7 +333,7 @@ async def test_a_stopping_coordinator_is_unavailable(start, join):
     assert caught.value.code() is Code.UNAVAILABLE
 
 
-async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch, capsys):
+async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch):
     """An unforeseen error is INTERNAL without details on the wire; the log has the traceback."""
     a, _ = await in_round(start, join)
 
@@ -317,10 +341,17 @@ async def test_a_defect_is_internal_and_tells_nothing(start, join, monkeypatch, 
         raise RuntimeError("secret invariant")
 
     monkeypatch.setattr("xain_coordinator.server.coordinator_service.check_name", broken)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with capture_logs() as entries, pytest.raises(grpc.aio.AioRpcError) as caught:
         await a.end()
     assert caught.value.code() is Code.INTERNAL
     assert "secret" not in (caught.value.details() or "")
+    (entry,) = (entry for entry in entries if entry["event"] == "call_failed")
+    assert (entry["log_level"], entry["method"]) == (
+        "error",
+        "/xain_proto.fl.Coordinator/EndTrainingRound",
+    )
+    assert str(entry["exc_info"]) == "secret invariant"
+    assert traceback.extract_tb(entry["exc_info"].__traceback__)[-1].name == "broken"
 
 
 async def test_refusals_are_counted(start, join):

@@ -36,6 +36,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.session import (
     Decision,
@@ -46,7 +47,6 @@ from xain_coordinator.core.session import (
     next_deadline,
     open_session,
     resume,
-    update_key,
 )
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase, Rules
 
@@ -218,6 +218,12 @@ class SessionMachine(RuleBasedStateMachine):
         """Send something that must be refused."""
         assert type(self.attempt(command)) is why
 
+    def _profile(self, profile: DataProfile | None = None) -> DataProfile | None:
+        """A model that is made from profiles needs some that say something."""
+        if self.rules.initial == "workload" and (profile is None or not profile.num_samples):
+            return DataProfile(10, 4)
+        return profile
+
     # --- participants ---
 
     @rule(i=INDEX, profile=PROFILES)
@@ -225,7 +231,7 @@ class SessionMachine(RuleBasedStateMachine):
         name = NAMES[i]
         here, full = name in self.session.members, self._is_full()
         before = self.session
-        decision = self.maybe(c.Rendezvous(name, profile))
+        decision = self.maybe(c.Rendezvous(name, self._profile(profile)))
         if here or self.session.phase is Phase.FINISHED:
             assert decision is not None
             assert isinstance(decision.reply, r.Accepted)
@@ -282,7 +288,7 @@ class SessionMachine(RuleBasedStateMachine):
     def lose(self, i: int, num_new: int) -> None:
         """One who owes an update leaves, with or without others waiting for its place."""
         for name in [n for n in SPARE if n not in self.session.members][:num_new]:
-            self.maybe(c.Rendezvous(name))
+            self.maybe(c.Rendezvous(name, self._profile()))
         if outstanding := self._outstanding():
             self.maybe(c.Heartbeat(outstanding[i % len(outstanding)], ParticipantState.FINISHED))
 
@@ -455,7 +461,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self.end(thief, "stolen", 1, under=SPARE[i])
         self.maybe(c.Heartbeat(other, ParticipantState.FINISHED))
-        self.maybe(c.Rendezvous(SPARE[i]))
+        self.maybe(c.Rendezvous(SPARE[i], self._profile()))
 
     @precondition(lambda self: self._outstanding())
     @rule(i=INDEX, wrong=st.sampled_from(WRONG), num_samples=st.sampled_from([1, 1, 1, -1]))
@@ -740,7 +746,7 @@ class SessionMachine(RuleBasedStateMachine):
             not session.gathered and not self._is_full()
         ):
             absent = (name for name in (*NAMES, *SPARE) if name not in session.members)
-            self.send(c.Rendezvous(next(absent)))
+            self.send(c.Rendezvous(next(absent), self._profile()))
         else:
             self.jump(START_TIMEOUT_S, heard=True)
 

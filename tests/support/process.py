@@ -51,9 +51,9 @@ class CoordinatorProcess:
                 raise AssertionError(f"the coordinator did not start:\n{self.log()}")
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
 
-    async def fails(self) -> int:
+    async def fails(self, *extra: str) -> int:
         """Start it where it cannot; returns the exit status."""
-        process = await self._spawn()
+        process = await self._spawn(*extra)
         return await asyncio.wait_for(process.wait(), 30)
 
     async def kill(self) -> None:

@@ -1,6 +1,9 @@
 """The walls of the house: which distribution, and which room, may know which."""
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +33,19 @@ CORE_MAY_KNOW = {
     "math",
     "random",
     "typing",
+    "xain_messaging.names",
     "xain_workloads.model",
     "xain_workloads.profile",
+}
+# What is installed under another name than it is imported by.
+INSTALLED_AS = {
+    "google.protobuf": "protobuf",
+    "google.rpc": "googleapis-common-protos",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+    "sklearn": "scikit-learn",
 }
 
 
@@ -55,6 +69,19 @@ def test_arrows_point_one_way(name):
     for file, module in imports(ROOT / name / "src"):
         top = module.partition(".")[0]
         assert not top.startswith("xain_") or top in allowed, f"{file} imports {module}"
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_what_is_imported_is_declared(name):
+    """And nothing else: what comes along with somebody else's dependency may go with it."""
+    project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = {re.split("[<>=]", one)[0] for one in project["project"]["dependencies"]}
+    imported = set()
+    for _, module in imports(ROOT / name / "src"):
+        top = ".".join(module.split(".")[: 2 if module.startswith("google.") else 1])
+        if top not in sys.stdlib_module_names and top != DISTRIBUTIONS[name]:
+            imported.add(INSTALLED_AS.get(top, top.replace("_", "-")))
+    assert imported == declared
 
 
 def test_workloads_know_no_network():

@@ -53,6 +53,13 @@ class Inspector:
             raise InvalidUpdate(f"the upload cannot be read: it is {error}") from None
         if header is not None and header.dtype.kind != "f":
             raise InvalidUpdate(f"the weights must be floats, they are {header.dtype}")
+        # What is accepted is known by the name of its dtype, which says nothing of the order of
+        # bytes, so there must be one order. A file's "=" means that of this machine.
+        if header is not None and header.dtype != header.dtype.newbyteorder("<"):
+            raise InvalidUpdate(
+                f"the weights must be little-endian, they are {header.dtype.str!r}; "
+                f"save them as {header.dtype.newbyteorder('<').str!r}"
+            )
         return header
 
     def _scan(self, elements: np.ndarray[Any, np.dtype[Any]]) -> None:

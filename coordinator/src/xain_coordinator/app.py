@@ -5,6 +5,8 @@ import contextlib
 import gc
 import os
 import signal
+import sys
+import threading
 import uuid
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +16,7 @@ import structlog
 from xain_coordinator.aggregation.engine import Fenced
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal
@@ -25,6 +28,7 @@ from xain_coordinator.ports import (
     Clock,
     Journal,
     JournalError,
+    KeyNotFound,
     MetricsStore,
     StoreError,
     WeightsStore,
@@ -42,6 +46,9 @@ log = structlog.get_logger(__name__)
 EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_FENCED = 3  # another coordinator owns the store; starting this one again would not help
+
+# For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.
+LAST_STEPS_S = 8.0
 
 
 class Coordinator:
@@ -63,6 +70,7 @@ class Coordinator:
             )
             # Keys are per session, so that a new one never meets the models of the last.
             self.store = PrefixedStore(_store(config), self.driver.session.session_id)
+            _require_weights(self.driver.session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:
             self._journal.close()
@@ -84,8 +92,13 @@ class Coordinator:
         return self._server.port
 
     async def start(self) -> None:
-        """Listen, and go on with the session. Raises PortTaken; then nothing has begun."""
+        """Listen, and go on with the session, or open it.
+
+        Raises PortTaken and JournalError; then nothing has begun, and the journal is as it was.
+        """
         server = self._config.server
+        # This takes the port. Only then may the driver write the beginning of a new session, which
+        # hides the one before for good.
         self._server = GrpcServer(
             self.driver,
             self.store,
@@ -96,17 +109,20 @@ class Coordinator:
             max_update_bytes=server.max_update_bytes,
             options=server.grpc_options,
             counters=self.counters,
+            trouble=lambda: self._worker.trouble,
         )
         self.driver.start(self._worker)
         await self._server.start()
 
     async def stop(self) -> None:
-        """Not serving, drain, persist."""
-        if self._server is not None:
-            await self._server.stop(self._config.server.drain_s)
-        await self._worker.close()
-        await self.driver.close()
-        await asyncio.to_thread(self._metrics.close)
+        """Not serving, drain, persist. A step that fails does not keep the others from happening;
+        its error is raised at the end."""
+        async with contextlib.AsyncExitStack() as steps:  # the last one first
+            steps.push_async_callback(asyncio.to_thread, self._metrics.close)
+            steps.push_async_callback(self.driver.close)
+            steps.push_async_callback(self._worker.close)
+            if self._server is not None:
+                steps.push_async_callback(self._server.stop, self._config.server.drain_s)
 
     def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
         points, error = parse_points(text)
@@ -115,6 +131,25 @@ class Coordinator:
             log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
         # A participant reports about itself only, whatever its points say.
         return tuple(replace(point, tags={**point.tags, "id": participant_id}) for point in points)
+
+
+def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
+    """The session's own objects are where the configuration says. Raises StoreError.
+
+    Going on without them would end the session: what was acknowledged would count as lost.
+    """
+    refs = [session.model.ref] if session.model is not None else []
+    if session.open_round is not None:
+        refs += [update.weights.ref for update in session.open_round.updates.values()]
+    for ref in refs:
+        try:
+            store.open(ref.key).close()
+        except KeyNotFound as error:
+            raise StoreError(
+                f"the journal {config.journal.path} goes on from {session.session_id}/{ref.key}, "
+                f"which is not in [storage] path {config.storage.path}; is it the right folder, "
+                "and mounted?"
+            ) from error
 
 
 def _store(config: CoordinatorConfig) -> WeightsStore:
@@ -140,23 +175,18 @@ def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
     """Run a coordinator until it is told to stop. Returns the exit status of the process."""
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
-    try:
-        return asyncio.run(_run(config, new_session))
-    except (JournalError, StoreError, PortTaken, OSError) as error:
-        log.error("cannot_start", error=str(error))
-        return EXIT_ERROR
+    _raise_file_limit()
+    with contextlib.ExitStack() as at_end:
+        return asyncio.run(_run(config, new_session, at_end))
 
 
-async def _run(config: CoordinatorConfig, new_session: bool) -> int:
-    coordinator = Coordinator(config, new_session=new_session)
-    driver = coordinator.driver
+async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
-    try:
-        await coordinator.start()
-    except BaseException:
-        await coordinator.stop()
-        raise
+    coordinator = await _start(config, new_session)
+    if coordinator is None:
+        return EXIT_ERROR
+    driver = coordinator.driver
     # What has been imported stays until the end; looking through it again at every collection
     # would cost a small round a tenth of its time.
     gc.freeze()
@@ -166,11 +196,72 @@ async def _run(config: CoordinatorConfig, new_session: bool) -> int:
     for wait in waits:
         wait.cancel()
     log.info("stopping", round=driver.session.round, drain_s=config.server.drain_s)
-    await coordinator.stop()
-    if driver.failure is None:
+    status = EXIT_OK
+    if driver.failure is not None:
+        status = EXIT_FENCED if isinstance(driver.failure, Fenced) else EXIT_ERROR
+    at_end.callback(_exit_after(config.server.drain_s + LAST_STEPS_S, status).cancel)
+    if not await _stopped(coordinator):
+        return EXIT_ERROR
+    if status == EXIT_OK:
         log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)
-        return EXIT_OK
-    return EXIT_FENCED if isinstance(driver.failure, Fenced) else EXIT_ERROR
+    return status
+
+
+async def _start(config: CoordinatorConfig, new_session: bool) -> Coordinator | None:
+    """None, with one line in the log, if it cannot be started as things are."""
+    coordinator: Coordinator | None = None
+    try:
+        coordinator = Coordinator(config, new_session=new_session)
+        await coordinator.start()
+    except (JournalError, StoreError, PortTaken, OSError) as error:
+        if coordinator is not None:
+            await _stopped(coordinator)
+        log.error("cannot_start", error=str(error))
+        log.debug("cannot_start_because", exc_info=error)
+        return None
+    return coordinator
+
+
+async def _stopped(coordinator: Coordinator) -> bool:
+    """Stop it; False, with its error in the log, if something went wrong on the way."""
+    try:
+        await coordinator.stop()
+    except Exception:
+        log.exception("stop_failed", round=coordinator.driver.session.round)
+        return False
+    return True
+
+
+def _exit_after(delay_s: float, status: int) -> threading.Timer:
+    """End the process then, unless it is cancelled.
+
+    Threads cannot be stopped from outside, and Python waits for all of them: one that hangs in a
+    store would hold the process for as long as that. Everything acknowledged is in the journal by
+    then, and the next start does again what the thread was doing.
+    """
+
+    def leave() -> None:
+        log.warning("threads_left_behind", waited_s=delay_s)
+        os._exit(status)
+
+    timer = threading.Timer(delay_s, leave)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _raise_file_limit() -> None:
+    """A connection takes a file descriptor, and a process may usually open 1024 (on macOS 256)
+    unless it asks for more: a fleet of that size would be refused by the operating system."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says that there is no limit, and then refuses what is above its own.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _on_signals(stop: asyncio.Event) -> None:

@@ -6,9 +6,19 @@ What a command needs is imported within it, so that --help does not wait for num
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from xain_messaging.process.commands import (
+    EXIT_BAD_CONFIG,
+    Config,
+    fail,
+    make_app,
+    parse_assignments,
+    set_option,
+    version_option,
+)
 
 if TYPE_CHECKING:
     from xain_coordinator.config import CoordinatorConfig
@@ -16,15 +26,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "xain-coordinator"
 EXIT_NO_STATUS = 1
-EXIT_BAD_CONFIG = 2
+EXAMPLE = "rounds.epochs=3"
 
-app = typer.Typer(
-    add_completion=False,
-    # Typer's own tracebacks may show local variables, and with them any secret.
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = make_app()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,6 @@ class _Flags:
         return _Flags(self.config or other.config, {**other.values, **mine})
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="TOML file; without it, the defaults."),
-]
 Host = Annotated[str | None, typer.Option(metavar="HOST", help="Listen here. [server.host]")]
 # Numbers are text here: a wrong one is then refused in the same words as one in the file.
 Port = Annotated[
@@ -62,12 +62,7 @@ MinParticipants = Annotated[
     str | None,
     typer.Option(metavar="N", help="Updates that a round needs. [rounds.min_participants]"),
 ]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any key of the file, e.g. rounds.epochs=3. Repeatable."
-    ),
-]
+Assignments = Annotated[list[str] | None, set_option(EXAMPLE)]
 
 _HELP = """Coordinate the federated training of a fleet of participants.
 
@@ -93,14 +88,6 @@ _EXAMPLES = """**Examples**
 """
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"{PROGRAM} {version('xain-coordinator')}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True, help=_HELP, epilog=_EXAMPLES)
 def _run(
     context: typer.Context,
@@ -115,13 +102,13 @@ def _run(
     new_session: Annotated[
         bool, typer.Option("--new-session", help="Open a new session; the old one stays on disk.")
     ] = False,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit."),
-    ] = False,
+    version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
-    if context.invoked_subcommand is not None:
+    command = context.invoked_subcommand
+    if command is not None:
+        if command != "check-config":
+            _refuse_flags(command, flags, new_session)
         context.obj = flags
         return
     resolved = _resolve(flags)
@@ -129,6 +116,17 @@ def _run(
     from xain_coordinator.app import run
 
     raise typer.Exit(run(resolved.config, new_session=new_session))
+
+
+def _refuse_flags(command: str, flags: _Flags, new_session: bool) -> None:
+    """Those before a command that has no use for them; else a wrong one would look accepted."""
+    given = any(value is not None for value in (flags.config, *flags.values.values()))
+    if given or new_session:
+        fail(
+            PROGRAM,
+            f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
+            EXIT_BAD_CONFIG,
+        )
 
 
 @app.command("check-config")
@@ -174,17 +172,21 @@ _STYLES = {"default": "dim"}
 def _derived(config: "CoordinatorConfig") -> str:
     rounds = config.rounds
     start = rounds.effective_start_participants
-    first = f"The first round waits for {start} participants"
+    first = f"The first round waits for {_participants(start)}"
     if start > rounds.num_required:
         first += (
             f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
         )
     return (
         f"Listens on {config.server.address}.\n{first}.\n"
-        f"A round needs N = {rounds.num_required} connected participants, of whom"
-        f" k = {rounds.num_selected} are selected; at most"
-        f" {rounds.effective_max_participants} may be connected."
+        f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
+        f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
+        f" most {rounds.effective_max_participants} may be connected."
     )
+
+
+def _participants(count: int, which: str = "") -> str:
+    return f"{count} {which}participant{'' if count == 1 else 's'}"
 
 
 @app.command("status")
@@ -206,7 +208,7 @@ def _status(
     try:
         snapshot = status_view.fetch(address, everything=as_json)
     except status_view.NoStatus as error:
-        _fail(str(error), EXIT_NO_STATUS)
+        fail(PROGRAM, str(error), EXIT_NO_STATUS)
     if as_json:
         typer.echo(json.dumps(status_view.as_json(snapshot)))
     else:
@@ -247,13 +249,7 @@ def _flags(
         values["storage.path"] = str(data_dir / "weights")
         values["journal.path"] = str(data_dir / "journal.sqlite")
         values["metrics.path"] = str(data_dir / "metrics.jsonl")
-    for assignment in assignments or ():
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip():
-            # Without the text: it may be the value of a secret that lost its key.
-            _fail("command line: --set takes KEY=VALUE, such as rounds.epochs=3", EXIT_BAD_CONFIG)
-        values[key.strip()] = value
-    return _Flags(config, values)
+    return _Flags(config, values | parse_assignments(PROGRAM, assignments, EXAMPLE))
 
 
 def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
@@ -263,12 +259,7 @@ def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
     try:
         return resolve(CoordinatorConfig, flags.config, ENV_PREFIX, flags.values)
     except ConfigError as error:
-        _fail(str(error), EXIT_BAD_CONFIG)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    typer.echo(f"{PROGRAM}: {message}", err=True)
-    raise typer.Exit(status)
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
 
 
 def main() -> int:

@@ -103,9 +103,17 @@ class RoundsSettings(Section):
     @property
     def num_selected(self) -> int:
         """k: how many train a round when N are connected."""
+        return self._num_selected(self.num_required)
+
+    @property
+    def max_selected(self) -> int:
+        """How many train a round when as many are connected as may be."""
+        return self._num_selected(self.effective_max_participants)
+
+    def _num_selected(self, num_connected: int) -> int:
         if self.controller == "all":
-            return self.num_required
-        return pacing.num_selected(self.num_required, self.fraction_participants)
+            return num_connected
+        return pacing.num_selected(num_connected, self.fraction_participants)
 
     @property
     def effective_start_participants(self) -> int:
@@ -242,6 +250,21 @@ class CoordinatorConfig(Section):
         "metrics.password": _NO_INFLUX,
         "metrics.db_name": _NO_INFLUX,
     }
+
+    @model_validator(mode="after")
+    def _rule_fits(self) -> Self:
+        from xain_coordinator.aggregation.rules import RULES, RuleFailed
+
+        rule = RULES[self.aggregation.rule]()
+        for num_updates in (self.rounds.min_participants, self.rounds.max_selected):
+            try:
+                rule.check(num_updates)
+            except RuleFailed as error:
+                raise WrongSetting(
+                    "aggregation.rule",
+                    f"a round may have {num_updates} updates with these [rounds], and {error}",
+                ) from None
+        return self
 
     def rules(self) -> Rules:
         """What a new session is opened with."""

@@ -72,6 +72,7 @@ class Driver:
         self.failure: BaseException | None = None
         self._decided = session
         self._journal = journal
+        self._opening: Record | None = None
         self._worker: Worker | None = None
         self._waiting: list[_Decided] = []
         self._committing = False
@@ -92,7 +93,10 @@ class Driver:
         *,
         new_session: bool = False,
     ) -> "Driver":
-        """Take up the journal's latest session, or open a new one with these rules.
+        """Take up the journal's latest session, or prepare a new one with these rules.
+
+        Writes nothing: a new session is in the journal only from `start` on, so that whatever
+        prevents the start, such as a busy port, leaves the one before in its place.
 
         make_clock: a clock that begins at the given session time.
         Raises JournalError.
@@ -101,23 +105,22 @@ class Driver:
         if not records:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now())
-            journal.append([Record(opened.at, opened)])
-            return cls(session, History(), journal, clock)
-        first, *later = records
-        if not isinstance(first.event, e.SessionOpened):
-            raise JournalError(
-                f"the journal begins with {type(first.event).__name__}, not with a session"
-            )
+            driver = cls(session, History(), journal, clock)
+            driver._opening = Record(opened.at, opened)
+            return driver
+        session, history = _replay(records)
         clock = make_clock(records[-1].at)
-        session, history = begin(first.event), History()
-        for record in later:
-            session = evolve(session, record.event)
-            history.apply(record.event)
         return cls(evolve(session, e.Restarted(clock.now())), history, journal, clock)
 
     def start(self, worker: Worker) -> None:
-        """Begin to decide; what was owed when the last process died is done first."""
+        """Begin to decide; what was owed when the last process died is done first.
+
+        Raises JournalError if a new session cannot be written.
+        """
         self._worker = worker
+        if self._opening is not None:
+            self._journal.append([self._opening])  # blocks, but nobody is served yet
+            self._opening = None
         for effect in resume(self.session):
             worker.perform(effect)
         self._arm()
@@ -219,6 +222,11 @@ class Driver:
             await self.submit(Tick())
         except Unavailable:
             return
+        except Exception as error:
+            # Nobody waits for a tick: going on would be a session whose time stands still.
+            log.exception("tick_crashed", round=self.session.round)
+            self.fail(error)
+            return
         self._arm()
 
     # --- watching ---
@@ -268,13 +276,35 @@ class Driver:
             self._timer.cancel()
         while self._committing:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._disk, self._journal.close)
-        self._disk.shutdown()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, self._journal.close)
+        finally:
+            self._disk.shutdown()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _replay(records: Sequence[Record]) -> tuple[Session, History]:
+    """Raises JournalError."""
+    first, *later = records
+    if not isinstance(first.event, e.SessionOpened):
+        raise JournalError(
+            f"the journal begins with {type(first.event).__name__}, not with a session"
+        )
+    session, history = begin(first.event), History()
+    for number, record in enumerate(later, 1):
+        try:
+            session = evolve(session, record.event)
+            history.apply(record.event)
+        except Exception as error:  # whatever a record leads to that this version never writes
+            raise JournalError(
+                f"the journal cannot be replayed: record {number}, {type(record.event).__name__}: "
+                f"{type(error).__name__}: {error}; use the version of the program that wrote it"
+            ) from error
+    return session, history
 
 
 def _unwrap(outcome: Reply | Refusal) -> Reply:

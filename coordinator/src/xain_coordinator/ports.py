@@ -86,6 +86,10 @@ class WeightsStore(Protocol):
     def upload(self, key: str) -> Upload:
         """Begin to write an object. Raises StoreUnavailable."""
 
+    def settle(self, key: str) -> None:
+        """Make durable what is visible under the key, though another process may have committed it
+        and died before it was. Raises KeyNotFound or StoreUnavailable."""
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Keys that begin with `prefix`, in no particular order. Unfinished uploads have none."""
 

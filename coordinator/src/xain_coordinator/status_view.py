@@ -21,7 +21,7 @@ _MAX_ROUNDS = 8
 _MAX_MODELS = 3
 _MAX_NAMES = 6
 
-_ALL = 2**31 - 1  # of rounds and models
+_ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
 
 
 class NoStatus(Exception):
@@ -39,7 +39,9 @@ class Snapshot:
 
 
 def fetch(address: str, *, everything: bool = False) -> Snapshot:
-    """Ask the coordinator at "host:port". everything: all rounds and models, not the latest only.
+    """Ask the coordinator at "host:port".
+
+    everything: as many rounds and models as it gives, not the latest few.
 
     Raises NoStatus within DEADLINE_S or little more.
     """
@@ -219,12 +221,12 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
     for one in list(rounds)[-_MAX_ROUNDS:]:
         names = [_clean(name) for name in one.contributors]
         shown = ", ".join(names[:_MAX_NAMES])
-        if len(names) > _MAX_NAMES:
-            shown += f" and {len(names) - _MAX_NAMES} more"
+        if names and one.num_contributors > _MAX_NAMES:
+            shown += f" and {one.num_contributors - _MAX_NAMES} more"
         table.add_row(
             str(one.round),
             _text(one.phase),
-            f"{len(one.contributors)}/{len(one.selected)}",
+            f"{one.num_contributors}/{one.num_selected}",
             f"{one.num_samples:,}",
             _duration(one.seconds),
             Text(shown),

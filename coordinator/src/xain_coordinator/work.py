@@ -1,29 +1,34 @@
 """Doing what the session wants done: the initial model, aggregation, metrics.
 
 Heavy work runs in threads, off the event loop. A store that is away is waited for: the session
-stays where it is and goes on when the store is back.
+stays where it is and goes on when the store is back. What a person can put right, such as weights
+that are missing, ends the process and not the session: started again on what it needs, it does the
+work then. Only what would fail for ever ends the session.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Callable
 
 import numpy as np
 import structlog
 
-from xain_coordinator.aggregation.engine import Fenced, UpdateChanged, aggregate, publish
+from xain_coordinator.aggregation.engine import Stopped, aggregate, publish
+from xain_coordinator.aggregation.rules import RuleFailed
 from xain_coordinator.core.commands import (
     AggregationDone,
     Command,
     EffectFailed,
     InitialisationDone,
+    InitialisationFailed,
 )
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, RecordMetrics
 from xain_coordinator.core.errors import StaleModel, Unavailable
-from xain_coordinator.core.session import model_key
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import KeyNotFound, MetricsStore, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
 from xain_workloads.model import Model
 from xain_workloads.workload import Workload
@@ -33,11 +38,19 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0
 
+_NOTHING = np.empty((0,), np.float32)  # XAIN's empty model
+
+
+class WorkloadMissing(Exception):
+    """The session needs a workload and the configuration has none."""
+
 
 class StoreWorker:
     """Works on a weights store and a metrics store.
 
     workload: makes the initial model; None where the participants bring it.
+    first_retry_s: how long to wait for a store that is away; each time twice as long.
+    trouble: what the store last said, "" once work has succeeded again.
     """
 
     def __init__(
@@ -46,82 +59,110 @@ class StoreWorker:
         store: WeightsStore,
         metrics: MetricsStore,
         workload: Workload | None,
+        *,
+        first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
+        self.trouble = ""
         self._driver = driver
         self._store = store
         self._metrics = metrics
         self._workload = workload
+        self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stop = threading.Event()  # for the threads
+        self._closing = asyncio.Event()  # the same, for tasks that wait for a store
 
     def perform(self, effect: Effect) -> None:
         match effect:
             case RecordMetrics(points):
                 self._metrics.write(points)
             case InitialiseModel():
-                self._begin(self._run("initialise", lambda: self._initialise(effect)))
+                self._begin("initialise", lambda: self._initialise(effect))
             case Aggregate():
-                self._begin(self._run("aggregate", lambda: self._aggregate(effect)))
+                self._begin("aggregate", lambda: self._aggregate(effect))
             case _:
                 raise AssertionError(f"nobody does {effect}")
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _begin(self, name: str, work: Callable[[], Command]) -> None:
+        if self._closing.is_set():
+            return  # the next start does it
+        task = asyncio.get_running_loop().create_task(self._run(name, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, name: str, work: Callable[[], Command]) -> None:
-        """Do the work in a thread, until it is done or cannot be."""
-        delay = FIRST_RETRY_S
-        while True:
-            round_ = self._driver.session.round
-            try:
-                command = await asyncio.to_thread(work)
-                break
-            except StoreUnavailable as error:
-                log.warning("store_unavailable", work=name, round=round_, error=str(error))
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LAST_RETRY_S)
-            except Fenced as error:
-                self._driver.fail(error)
-                return
-            except (UpdateChanged, KeyNotFound, ValueError) as error:
-                log.error("work_failed", work=name, round=round_, error=str(error))
-                command = EffectFailed(f"{name} failed in round {round_}: {error}")
-                break
-            except Exception as error:
-                # A defect of ours must end the process loudly, not leave the round hanging.
-                log.exception("work_crashed", work=name, round=round_)
-                self._driver.fail(error)
-                return
+        round_ = self._driver.session.round
         try:
+            command = await self._work(name, round_, work)
             await self._driver.submit(command)
+        except Stopped:
+            log.info("work_stopped", work=name, round=round_)
         except (Unavailable, StaleModel) as refusal:
             log.info("work_not_needed", work=name, round=round_, reason=str(refusal))
+        except (StoreError, WorkloadMissing) as error:
+            self._driver.fail(error)
+        except Exception as error:
+            # A defect of ours must end the process loudly, not leave the round hanging.
+            log.exception("work_crashed", work=name, round=round_)
+            self._driver.fail(error)
+
+    async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:
+        """Do the work in a thread, until it is done or cannot be.
+
+        Raises Stopped, every StoreError but StoreUnavailable, and what nobody expects.
+        """
+        delay = self._first_retry_s
+        while not self._closing.is_set():
+            try:
+                command = await asyncio.to_thread(work)
+            except StoreUnavailable as error:
+                self.trouble = str(error)
+                log.warning("store_unavailable", work=name, round=round_, error=str(error))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._closing.wait()
+                delay = min(2 * delay, LAST_RETRY_S)
+            except StoreError as error:
+                self.trouble = str(error)
+                raise
+            except RuleFailed as error:
+                log.error("work_failed", work=name, round=round_, error=str(error))
+                return EffectFailed(f"{name} failed in round {round_}: {error}")
+            else:
+                self.trouble = ""
+                return command
+        raise Stopped
 
     async def close(self) -> None:
-        """Stop waiting for a store. A thread that is at work ends by itself; its result is not
-        used, and the next start does the work again."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Stop: no waiting for a store any more, and a thread ends after its tile. The next start
+        does the work again."""
+        self._stop.set()
+        self._closing.set()
+        await asyncio.gather(*self._tasks)
 
     def _initialise(self, effect: InitialiseModel) -> Command:
         if effect.initial == "empty":
-            model = Model(np.empty((0,), np.float32), ())
-        else:
-            if self._workload is None:
-                raise ValueError("the session needs [workload] name to make its initial model")
+            return InitialisationDone(store_model(self._store, 0, Model(_NOTHING, ())))
+        if self._workload is None:
+            raise WorkloadMissing(
+                "the session has no initial model yet and needs a workload to make it: "
+                "set [workload] name to the one that the session was opened with"
+            )
+        try:
             model = self._workload.initial_model(effect.profiles)
+        except ValueError as error:
+            # The data that have come so far do not suffice; the session knows what to do.
+            log.warning("initialisation_failed", round=0, error=str(error))
+            return InitialisationFailed(str(error))
         return InitialisationDone(store_model(self._store, 0, model))
 
     def _aggregate(self, effect: Aggregate) -> Command:
-        return AggregationDone(aggregate(self._store, effect))
+        return AggregationDone(aggregate(self._store, effect, self._stop))
 
 
 def store_model(store: WeightsStore, round_: int, model: Model) -> GlobalModel:
     """Publish a model that is at hand as the one that `round_` starts from."""
-    vector = model.vector
+    vector = model.vector.astype(model.vector.dtype.newbyteorder("<"), copy=False)
     header = npy_header(vector.dtype, vector.shape)
     ref = publish(store, model_key(round_), [header, vector.tobytes()])
     return GlobalModel(

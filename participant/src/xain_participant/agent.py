@@ -8,9 +8,11 @@ work at a time; a watch thread listens. Both only ever post events.
 """
 
 import os
+import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +27,8 @@ from typing import Literal
 import grpc
 import structlog
 
+from xain_messaging.names import why_not
+from xain_messaging.process import logs
 from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.participant import Participant
@@ -80,12 +84,17 @@ def run(
     """Take part until the session is finished. Returns the exit status for the process.
 
     0: finished, stopped by SIGTERM, or there is nothing to train on. 1: the participant's code
-    failed, or the coordinator refuses us for good. 130: stopped by SIGINT. A second signal ends the
-    process at once.
+    failed, the coordinator refuses us or our updates for good, or the session has ended without a
+    result. 130: stopped by SIGINT. A second signal ends the process at once.
     target: HOST:PORT. participant_id: by default the host's name and a random suffix.
     observer: called in this thread.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
+    Logs go where structlog is configured to; if it is not, to standard error.
+    Raises ValueError if participant_id cannot be a name.
     """
+    if not structlog.is_configured():
+        # Its defaults would print to standard output, which is the caller's.
+        logs.configure("info", console=sys.stderr.isatty(), third_party=False)
     agent = Agent(participant, target, participant_id, observer=observer)
     with _stopped_by_signals(agent):
         return agent.run()
@@ -93,7 +102,8 @@ def run(
 
 def default_participant_id() -> str:
     """The host's name and a random suffix, since many participants may share a host."""
-    return f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
+    host = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.)", "-", socket.gethostname()[:64])
+    return f"{host}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,10 @@ class _Posted:
 
 
 class Agent:
-    """One participant's run. Use it once."""
+    """One participant's run. Use it once.
+
+    Raises ValueError if participant_id cannot be a name.
+    """
 
     def __init__(
         self,
@@ -115,7 +128,11 @@ class Agent:
         *,
         observer: Observer | None = None,
     ) -> None:
-        self.participant_id = participant_id or default_participant_id()
+        if participant_id is None:
+            participant_id = default_participant_id()
+        if (why := why_not(participant_id)) is not None:
+            raise ValueError(f"participant_id is {participant_id!r}: {why}")
+        self.participant_id = participant_id
         self._participant = participant
         self._target = target
         self._observer = observer
@@ -267,20 +284,23 @@ class Agent:
         chance = Random()
         failures = 0
         while not self._closing.is_set():
-            heard = False
+            lost = False
             try:
                 for message in self._client.watch():
-                    heard = True
+                    # After the end of the session a stream ends, too, and nothing is lost with it.
+                    lost = message.state != pb.FINISHED
                     failures = 0
                     self._watch_credit.acquire()
                     event = _advertised(message)
                     self._mailbox.put(_Posted(event, self._watch_credit.release))
             except Refused as refused:
+                if self._closing.is_set():
+                    return  # we have hung up ourselves
                 if refused.status is grpc.StatusCode.UNIMPLEMENTED:
                     self._info("no_watch", reason="the coordinator has none; heartbeats must do")
                     return
                 self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
-            if heard:
+            if lost:
                 self._mailbox.put(_Posted(p.ConnectionLost()))
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
@@ -363,6 +383,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertise
         message.round,
         message.update_accepted,
         message.session_id,
+        message.cause,
     )
 
 

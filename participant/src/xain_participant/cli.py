@@ -4,9 +4,19 @@ What a run needs is imported within it, so that --help does not wait for it.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from xain_messaging.process.commands import (
+    EXIT_BAD_CONFIG,
+    Config,
+    fail,
+    make_app,
+    parse_assignments,
+    set_option,
+    version_option,
+)
 
 if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
@@ -14,15 +24,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "xain-participant"
 EXIT_BAD_DATA = 1
-EXIT_BAD_CONFIG = 2
 
-app = typer.Typer(
-    add_completion=False,
-    # Typer's own tracebacks may show local variables, and with them any secret.
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = make_app()
 
 _HELP = """Train on local data for a coordinator, until its training has ended.
 
@@ -32,8 +35,9 @@ away, the participant waits for it and goes on; a finished result is not trained
 Settings come from --config, over it from the environment (XAIN_PARTICIPANT_DATA__SOURCE=x.csv is
 data.source), over that from flags.
 
-Exit status: 0 at the end of the training, or on SIGTERM; 1 if data or training failed, or the
-coordinator refuses this participant; 2 if a setting is wrong.
+Exit status: 0 at the end of the training, or on SIGTERM; 1 if data or training failed, the
+coordinator refuses this participant or its updates, or the training has ended without a result; 2
+if a setting is wrong.
 """
 
 _EXAMPLES = """**Examples**
@@ -49,20 +53,9 @@ _EXAMPLES = """**Examples**
 """
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"{PROGRAM} {version('xain-participant')}")
-        raise typer.Exit
-
-
 @app.command(help=_HELP, epilog=_EXAMPLES)
 def _run(
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", metavar="FILE", help="TOML file; without it, the defaults."),
-    ] = None,
+    config: Config = None,
     coordinator: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="[coordinator.host, coordinator.port]"),
@@ -100,24 +93,15 @@ def _run(
             "[partition.kind]",
         ),
     ] = None,
+    # Numbers are text here: a wrong one is then refused in the same words as one in the file.
     num_parts: Annotated[
-        int | None, typer.Option(metavar="N", help="Into how many. [partition.num_parts]")
+        str | None, typer.Option(metavar="N", help="Into how many. [partition.num_parts]")
     ] = None,
     index: Annotated[
-        int | None, typer.Option(metavar="I", help="Our part, from 0. [partition.index]")
+        str | None, typer.Option(metavar="I", help="Our part, from 0. [partition.index]")
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key of the file, e.g. data.scale=0.0625. Repeatable.",
-        ),
-    ] = None,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="And exit."),
-    ] = False,
+    assignments: Annotated[list[str] | None, set_option("data.scale=0.0625")] = None,
+    version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     host, port = (None, None) if coordinator is None else _split_address(coordinator)
     values: dict[str, Any] = {
@@ -131,12 +115,7 @@ def _run(
         "partition.num_parts": num_parts,
         "partition.index": index,
     }
-    for assignment in assignments or ():
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip():
-            # Without the text, which may be the value of a secret that lost its key.
-            _fail("command line: --set takes KEY=VALUE, such as training.seed=3", EXIT_BAD_CONFIG)
-        values[key.strip()] = value
+    values |= parse_assignments(PROGRAM, assignments, "training.seed=3")
     settings = _load_settings(config, values)
 
     from xain_messaging.process.logs import configure
@@ -167,9 +146,10 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
     try:
         settings = load(ParticipantConfig, file, ENV_PREFIX, values)
     except ConfigError as error:
-        _fail(str(error), EXIT_BAD_CONFIG)
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     if not settings.data.source:
-        _fail(
+        fail(
+            PROGRAM,
             "data.source is not set; name a file with --data, or a data set that scikit-learn "
             "brings along, such as --data iris",
             EXIT_BAD_CONFIG,
@@ -194,15 +174,10 @@ def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
             zero_based=data.zero_based,
         )
     except DataError as error:
-        _fail(str(error), EXIT_BAD_DATA)
+        fail(PROGRAM, str(error), EXIT_BAD_DATA)
     ours = settings.partition.partition().apply(everything)
     train, test = split_train_test(ours, data.test_fraction, seed)
     return WorkloadParticipant(train, seed, test)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    typer.echo(f"{PROGRAM}: {message}", err=True)
-    raise typer.Exit(status)
 
 
 def main() -> int:

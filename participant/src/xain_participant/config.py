@@ -5,10 +5,12 @@ environment, then flags.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from xain_messaging.names import RULE, why_not
 from xain_messaging.process.fields import (
     Allowed,
     Host,
@@ -17,33 +19,29 @@ from xain_messaging.process.fields import (
     join_host_port,
 )
 from xain_messaging.process.logs import LoggingSettings
+from xain_workloads.data import BUNDLED, SUFFIXES
 from xain_workloads.partition import MAX_ALPHA, Partition
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 
-_MAX_NAME_BYTES = 128
-
 
 def _check_name(name: str) -> str:
-    # The coordinator refuses the same names, since they become part of a key in its store; here
-    # the refusal comes before the data are loaded.
-    if (
-        len(name.encode()) > _MAX_NAME_BYTES
-        or name in (".", "global")
-        or any(part in name for part in ("/", "\\", ".."))
-        or not name.isprintable()
-    ):
-        raise ValueError(f"{name!r} cannot be a name")
+    # The coordinator would refuse it too, but only after the data are loaded. "": make one.
+    if name and (why := why_not(name)) is not None:
+        raise ValueError(why)
     return name
 
 
-ParticipantName = Annotated[
-    str,
-    AfterValidator(_check_name),
-    Allowed(
-        f"""a name of at most {_MAX_NAME_BYTES} bytes without "/", "\\" and "..", not "global\""""
-    ),
-]
+ParticipantName = Annotated[str, AfterValidator(_check_name), Allowed(RULE)]
+
+
+def _check_scale(scale: float) -> float:
+    if scale == 0:
+        raise ValueError("nothing of the features would be left")
+    return scale
+
+
+Scale = Annotated[float, AfterValidator(_check_scale), Allowed("a number, not 0")]
 
 
 class CoordinatorSettings(Section):
@@ -70,10 +68,37 @@ class DataSettings(Section):
     source: str = ""
     target: str | None = None
     task: Literal["classification", "regression"] = "classification"
-    scale: float = 1.0
+    scale: Scale = 1.0
     num_features: int | None = Field(default=None, ge=1)
     zero_based: bool = False
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """What can be known without reading the file."""
+        if not self.source:
+            return self
+        suffix = "" if self.source in BUNDLED else Path(self.source).suffix.lower()
+        if self.source not in BUNDLED and suffix not in SUFFIXES:
+            raise WrongSetting(
+                "source",
+                f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
+                f"{', '.join(SUFFIXES)}",
+            )
+        if self.target is not None and suffix not in _WITH_COLUMN_NAMES:
+            raise WrongSetting(
+                "target",
+                f"only files that end in one of: {', '.join(_WITH_COLUMN_NAMES)}, have a column to "
+                "choose",
+            )
+        if self.source == "diabetes" and self.task == "classification":
+            raise WrongSetting(
+                "task", 'it must be "regression": the target of diabetes is a measurement'
+            )
+        return self
+
+
+_WITH_COLUMN_NAMES = (".csv", ".parquet")
 
 
 class PartitionSettings(Section):
@@ -87,12 +112,14 @@ class PartitionSettings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.index >= self.num_parts:
-            raise WrongSetting("index", f"it must be below num_parts, {self.num_parts}")
-        if self.kind == "none" and self.num_parts > 1:
+        try:
+            self.partition()
+        except ValueError as error:
+            # Such a message is "index is 3; it must be below num_parts, 3".
+            key, _, rest = str(error).partition(" is ")
             raise WrongSetting(
-                "num_parts", 'with kind = "none" every participant would train on all rows'
-            )
+                key, rest.removeprefix(f"{getattr(self, key)}").lstrip(",; ")
+            ) from None
         return self
 
     def partition(self) -> Partition:

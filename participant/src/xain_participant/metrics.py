@@ -10,6 +10,8 @@ import numpy as np
 
 # A training loop that reports every step must not outgrow a message; the newest points are kept.
 MAX_POINTS = 1000
+# The coordinator refuses the metrics of a round above 64 KiB, all at once.
+MAX_JSON_BYTES = 60 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,29 @@ def _flatten(name: str, value: object) -> Iterator[tuple[str, float]]:
     yield name, number
 
 
-def to_json(measured: Sequence[Measured], *, participant_id: str, round_: int) -> str:
-    """EndTrainingRoundRequest.metrics: a JSON list of points, "[]" if there are none."""
-    return json.dumps(
-        [
+def to_json(measured: Sequence[Measured], *, participant_id: str, round_: int) -> tuple[str, int]:
+    """EndTrainingRoundRequest.metrics: a JSON list of points, "[]" if there are none.
+
+    measured: oldest first. The oldest are left out where all would have more than MAX_JSON_BYTES.
+    Returns the list and how many were left out.
+    """
+    points: list[str] = []
+    size = len("[]")
+    for point in reversed(measured):
+        text = json.dumps(
             {
                 "measurement": "participant",
                 "time": point.time_ns,
                 "tags": {"id": participant_id, "round": str(round_)},
                 "fields": dict(point.values),
-            }
-            for point in measured
-        ],
-        allow_nan=False,
-    )
+            },
+            allow_nan=False,
+        )
+        size += len(text) + len(_COMMA)  # the text is ASCII, so characters are bytes
+        if size > MAX_JSON_BYTES:
+            break
+        points.append(text)
+    return f"[{_COMMA.join(reversed(points))}]", len(measured) - len(points)
+
+
+_COMMA = ", "

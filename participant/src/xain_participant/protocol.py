@@ -34,8 +34,12 @@ DEFAULT_HEARTBEAT_INTERVAL_S = 10.0
 NUM_DONE_KEPT = 256
 
 # Attempts at one round whose updates are refused as invalid. Bytes that were spoilt on the way are
-# worth a second one; what is wrong twice will be wrong again.
+# worth a second one; what is wrong twice will be wrong again. Then we leave: whoever stays without
+# handing in keeps the round open for everybody, whoever leaves is replaced.
 MAX_INVALID = 2
+
+# The cause of a session that has come to its regular end.
+COMPLETED = "completed"
 
 # How long to wait, when the session is finished, for the answer to an update that is being sent.
 FINISHING_S = 2.0
@@ -98,12 +102,14 @@ class AskedToWait:
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none."""
+    """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none.
+    cause: why the session is finished; empty if the coordinator does not say."""
 
     state: State
     round: int
     update_accepted: bool = False
     session_id: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +276,7 @@ class _Verdict(Enum):
     REJOIN = auto()  # rendezvous first
     OVER = auto()  # the round has all it needs
     INVALID = auto()  # this update will never be taken
+    UNFIT = auto()  # nor will any other that we could make
     FATAL = auto()  # whatever we send, the answer stays the same
 
 
@@ -283,7 +290,7 @@ _BY_REASON = {
     "STALE_ROUND": _Verdict.OVER,
     "DUPLICATE_UPDATE": _Verdict.OVER,
     "INVALID_UPDATE": _Verdict.INVALID,
-    "TOO_LARGE": _Verdict.INVALID,
+    "TOO_LARGE": _Verdict.UNFIT,
     "INVALID_NAME": _Verdict.FATAL,
     "UPLOAD_NAME_TAKEN": _Verdict.FATAL,
     "PROFILE_MISMATCH": _Verdict.FATAL,
@@ -298,13 +305,17 @@ _BY_STATUS = {
     "UNIMPLEMENTED": _Verdict.FATAL,
 }
 
+_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
 
 def _verdict(refused: RefusedBy) -> _Verdict:
     verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, _Verdict.RETRY)
     if refused.call is Call.RENDEZVOUS and verdict is _Verdict.REJOIN:
         return _Verdict.FATAL  # it is the rendezvous itself that is not permitted
-    if refused.call is not Call.HAND_IN and verdict is _Verdict.INVALID:
+    if refused.call is not Call.HAND_IN and verdict in (_Verdict.INVALID, _Verdict.UNFIT):
         return _Verdict.FATAL  # there is no update that could be at fault
+    if refused.call is Call.HAND_IN and not refused.reason and refused.status == _EXHAUSTED:
+        return _Verdict.UNFIT  # gRPC itself, or a proxy, finds the message too large
     return verdict
 
 
@@ -343,6 +354,7 @@ class Protocol:
         self._session_id = ""
         self._previous_session_id = ""
         self._finishing = False
+        self._cause = ""  # why the session is finished
 
         self._advertised: Advertised | None = None
         self._held: int | None = None
@@ -420,7 +432,7 @@ class Protocol:
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED:
-            self._on_finished()
+            self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:
             return  # to strangers all rounds look like STANDBY
@@ -438,14 +450,15 @@ class Protocol:
             self._backing_off = False
         self._work()
 
-    def _on_finished(self) -> None:
+    def _on_finished(self, cause: str) -> None:
+        self._cause = cause
         # Often it is our own update that finishes the session. Its acknowledgement is on its way.
         if self._busy is not None and self._busy.call is Call.HAND_IN:
             if not self._finishing:
                 self._finishing = True
                 self._out.append(SetTimer(Timer.WORK, FINISHING_S))
             return
-        self._exit(0, "the session is finished")
+        self._exit_finished()
 
     def _rejoin(self) -> None:
         """Rendezvous again. A result that is held stays, and so does work that is under way."""
@@ -585,18 +598,24 @@ class Protocol:
                 self._rejoin()
             case _Verdict.OVER:
                 self._over(busy.round, event.message or event.reason or event.status)
-            case _Verdict.INVALID:
-                self._on_invalid(busy.round, event)
+            case _Verdict.INVALID | _Verdict.UNFIT:
+                if self._on_invalid(busy.round, event, for_good=verdict is _Verdict.UNFIT):
+                    return
             case _Verdict.RETRY:
                 pass
         self._back_off()
 
-    def _on_invalid(self, round_: int, event: RefusedBy) -> None:
+    def _on_invalid(self, round_: int, event: RefusedBy, *, for_good: bool) -> bool:
+        """Whether that was the end."""
+        why = event.message or event.reason or event.status
         times = self._invalid[1] + 1 if self._invalid[0] == round_ else 1
         self._invalid = (round_, times)
-        self._drop(event.message or event.reason or event.status, invalid=True)
-        if times >= MAX_INVALID:
-            self._over(round_, "sitting it out")
+        self._drop(why, invalid=True)
+        if not for_good and times < MAX_INVALID:
+            return False
+        self._out.append(Leave())
+        self._exit(1, f"the update of round {round_} was refused: {why}")
+        return True
 
     def _back_off(self) -> None:
         """Try again after a while, if then there is still something to do."""
@@ -606,9 +625,15 @@ class Protocol:
 
     def _go_on(self) -> None:
         if self._finishing:
-            self._exit(0, "the session is finished")
+            self._exit_finished()
         else:
             self._work()
+
+    def _exit_finished(self) -> None:
+        if self._cause in ("", COMPLETED):
+            self._exit(0, "the session is finished")
+        else:
+            self._exit(1, f"the session has ended without a result: {self._cause}")
 
     def _give_up(self, event: RefusedBy) -> None:
         self._out.append(Leave())

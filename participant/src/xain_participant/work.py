@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient, Refused
-from xain_participant.metrics import to_json
+from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Participant,
     call_init_weights,
@@ -90,18 +90,28 @@ class Work:
                     self._participant, weights, assignment.epochs, assignment.epoch_base
                 )
             measured = take_metrics(self._participant)
+        metrics_json, num_dropped = to_json(
+            measured, participant_id=self._participant_id, round_=round_
+        )
+        if num_dropped:
+            self._log.warning(
+                "metrics_dropped", round=round_, num_points=num_dropped, limit_bytes=MAX_JSON_BYTES
+            )
         self.result = Result(
             round_,
             vector,
             num_samples,
             {name: value for point in measured for name, value in point.values.items()},
-            to_json(measured, participant_id=self._participant_id, round_=round_),
+            metrics_json,
         )
         return p.Trained(round_)
 
     def _hand_in(self, round_: int) -> p.Event:
         result = self.result
-        assert result is not None, f"no result of round {round_}"
+        if result is None:
+            # Dropped while this waited for its turn: an advertisement said that it has arrived, or
+            # that the session is another one. Either way there is nothing left to send.
+            return p.HandedIn(round_)
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
         # Each attempt uploads anew, since a coordinator that came back may have lost what was not
         # acknowledged. One that has accepted this very update answers at once, without the bytes.

@@ -63,6 +63,8 @@ class Inspection(inspection_pb2_grpc.InspectionServicer):
                 contributors=["north"],
                 num_samples=2**40,
                 seconds=1.5,
+                num_selected=2,
+                num_contributors=1,
             )
             for n in range(3)
         ]

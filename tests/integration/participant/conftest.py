@@ -1,12 +1,26 @@
-"""Scripted coordinators on free ports."""
+"""Scripted coordinators on free ports, and participants for a real one."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
+import structlog
 
 from integration.participant.scripted import Ledger, ScriptedCoordinator
+from xain_coordinator.app import Coordinator
+from xain_participant import Agent, Participant
 
 Serve = Callable[..., ScriptedCoordinator]
+TakePart = Callable[[Coordinator, dict[str, Participant]], Awaitable[dict[str, int]]]
+
+
+@pytest.fixture(autouse=True)
+def logs_are_configured() -> Iterator[None]:
+    """As an application does that has logs of its own; else run() would configure ours for the
+    whole process of the tests."""
+    structlog.configure()
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -21,3 +35,19 @@ def serve() -> Iterator[Serve]:
     yield start
     for coordinator in running:
         coordinator.stop()
+
+
+@pytest.fixture
+async def take_part() -> AsyncIterator[TakePart]:
+    """Run participants by name until all have ended; returns the exit status of each."""
+    agents: dict[str, Agent] = {}
+
+    async def run(coordinator: Coordinator, participants: dict[str, Participant]) -> dict[str, int]:
+        target = f"127.0.0.1:{coordinator.port}"
+        agents.update((name, Agent(one, target, name)) for name, one in participants.items())
+        ends = await asyncio.gather(*(asyncio.to_thread(a.run) for a in agents.values()))
+        return dict(zip(agents, ends, strict=True))
+
+    yield run
+    for agent in agents.values():
+        agent.stop()  # in a test that fails they would go on

@@ -74,6 +74,7 @@ class Ledger:
     metadata: dict[str, str] = field(default_factory=dict)
     round: int = 0
     paused: bool = False
+    cause: str = ""  # why the session is finished
     members: set[str] = field(default_factory=set)
     accepted: dict[int, tuple[int, np.ndarray, str]] = field(default_factory=dict)
 
@@ -272,6 +273,7 @@ class ScriptedCoordinator(CoordinatorServicer):
             round=min(ledger.round, ledger.rounds - 1),
             update_accepted=self.tells_accepted and ledger.round in ledger.accepted,
             session_id=ledger.session_id,
+            cause=ledger.cause,
         )
 
     def _require_member(self, name: str, context: Context) -> None:

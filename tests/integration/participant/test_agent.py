@@ -18,7 +18,9 @@ from integration.participant.scripted import (
     refusal,
     refuse,
 )
-from xain_participant import Agent, Participant, Progress, run
+from xain_participant import Agent, CoordinatorClient, Participant, Progress, run
+from xain_participant import protocol as p
+from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.model import Layout, TensorSpec
 from xain_workloads.profile import DataProfile
@@ -271,24 +273,86 @@ def test_a_result_that_cannot_be_delivered_now_is_sent_again(
     assert server.calls["PutWeights"] == (5 if ledger is large else 0)
 
 
-def test_an_invalid_update_is_logged_as_an_error_and_sat_out(serve: Serve, adder: Adder) -> None:
+def test_an_invalid_update_is_logged_as_an_error_and_twice_is_the_end(
+    serve: Serve, adder: Adder
+) -> None:
+    """It leaves, so that the round does not wait for it."""
     server = serve()
 
     def invalid(context: Any) -> None:
         refuse(context, "INVALID_UPDATE", grpc.StatusCode.INVALID_ARGUMENT, "not finite at 3")
 
-    def invalid_at_last(context: Any) -> None:
-        server.change(round=1)
-        invalid(context)
-
-    server.before["EndTrainingRound"].extend([invalid, invalid_at_last])
+    server.before["EndTrainingRound"].extend([invalid, invalid])
     with capture_logs() as logs:
-        assert run(adder, server.target, "ward-7") == 0
+        assert run(adder, server.target, "ward-7") == 1
+    assert server.heartbeats[-1] == (pb.FINISHED, 0)
     errors = [entry for entry in logs if entry["event"] == "update_invalid"]
     assert [(e["log_level"], e["round"], e["reason"]) for e in errors] == [
         ("error", 0, "not finite at 3")
     ] * 2
-    assert len(adder.trained) == 3, "twice for round 0, once for round 1"
+    assert len(adder.trained) == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refusal("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        failure(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+    ids=["the coordinator's", "gRPC's own"],
+)
+def test_what_is_too_large_is_the_end_at_once(
+    serve: Serve, adder: Adder, launch: Launch, fault: Callable[[Any], None]
+) -> None:
+    server = serve()
+    server.before["EndTrainingRound"].append(fault)
+    running = launch(adder, server.target)
+    assert running.code() == 1
+    assert running.seen[-1].message.startswith("the update of round 0 was refused: ")
+    assert adder.trained == [0]
+
+
+def test_a_result_that_is_dropped_before_its_turn_is_not_sent(serve: Serve, adder: Adder) -> None:
+    """An advertisement says that it has arrived while the worker is on its way to send it."""
+    server = serve()
+    with CoordinatorClient(server.target, "ward-7") as client:
+        work = Work(adder, client, "ward-7")
+        assert work.result is None
+        assert work.do(p.Call.HAND_IN, 3) == p.HandedIn(3)
+    assert server.calls == {}
+
+
+def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Adder) -> None:
+    """The newest are kept, and how many are missing is told."""
+    trains = adder.train_round
+
+    def verbose(*arguments: Any) -> Any:
+        for _ in range(900):
+            adder.update_metrics(**{f"loss_{i}": 0.5 for i in range(10)})
+        return trains(*arguments)
+
+    adder.train_round = verbose  # type: ignore[method-assign]
+    server = serve(Ledger(rounds=1))
+    with capture_logs() as logs:
+        assert run(adder, server.target, "ward-7") == 0
+    text = server.ledger.accepted[0][2]
+    assert len(text.encode()) <= 64 * 1024
+    points = json.loads(text)
+    assert points[-1]["fields"] == {"loss": 0.0}
+    (entry,) = [entry for entry in logs if entry["event"] == "metrics_dropped"]
+    assert (entry["log_level"], entry["round"]) == ("warning", 0)
+    assert entry["num_points"] == 901 - len(points)
+
+
+def test_a_session_that_ends_without_a_result_is_a_failure(
+    serve: Serve, adder: Adder, launch: Launch
+) -> None:
+    server = serve(Ledger(paused=True))
+    running = launch(adder, server.target)
+    server.wait_until(lambda: server.calls["Heartbeat"] > 0)
+    server.change(round=2, cause="no model can be made")
+    assert running.code() == 1
+    assert running.seen[-1].message.endswith("no model can be made")
 
 
 def test_a_coordinator_that_is_away_is_worth_one_warning(serve: Serve, adder: Adder) -> None:
@@ -369,6 +433,13 @@ def test_stop_leaves_even_in_the_middle_of_training(
     assert not running.agent.stop(), "only the first time counts"
     assert running.code() == 7
     assert server.heartbeats[-1] == (pb.FINISHED, 0)
+
+
+@pytest.mark.parametrize("name", ["", "global", "a/b", "Köln", "ward 7 "])
+def test_a_name_that_cannot_travel_is_refused_at_once(adder: Adder, name: str) -> None:
+    """gRPC cannot send some of them at all, and would be asked for ever."""
+    with pytest.raises(ValueError, match="participant_id is"):
+        run(adder, "localhost:1", name)
 
 
 def test_without_an_id_it_makes_one(serve: Serve, adder: Adder) -> None:

@@ -15,6 +15,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
 from xain_coordinator.core.errors import Refusal
+from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
 from xain_coordinator.core.session import (
     Decision,
@@ -22,10 +23,8 @@ from xain_coordinator.core.session import (
     begin,
     decide,
     fold,
-    model_key,
     open_session,
     resume,
-    update_key,
 )
 from xain_coordinator.core.values import (
     DataProfile,
@@ -46,6 +45,9 @@ SHAPE = (3,)
 
 Owed = InitialiseModel | Aggregate
 EventT = TypeVar("EventT")
+
+# What everybody tells about its data, unless a test is about that.
+PROFILE = DataProfile(num_samples=10, num_features=4, classes=("no", "yes"))
 
 
 def make_rules(
@@ -191,7 +193,7 @@ class Bench:
             self.send(answer_to(self.owed.pop(0)))
 
     def join(
-        self, *names: str, profile: DataProfile | None = None, at: float | None = None
+        self, *names: str, profile: DataProfile | None = PROFILE, at: float | None = None
     ) -> r.Reply:
         """Rendezvous of each, in this order; the reply to the last."""
         assert names

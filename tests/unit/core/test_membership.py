@@ -1,7 +1,15 @@
 """Who is here: rendezvous, heartbeats, leases."""
 
 import pytest
-from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, SHAPE, Bench, make_rules, opened_round
+from tests.unit.core.bench import (
+    HEARTBEAT_TIME_S,
+    LEASE_S,
+    PROFILE,
+    SHAPE,
+    Bench,
+    make_rules,
+    opened_round,
+)
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
@@ -80,8 +88,9 @@ def test_data_of_another_width_is_refused() -> None:
 
 
 def test_an_empty_partition_says_nothing_about_the_width() -> None:
-    """0 samples are passed over: neither refused, nor binding for those who come after."""
-    bench = waiting("nobody")
+    """Where no model is made from profiles, 0 samples are passed over: neither refused, nor binding
+    for those who come after."""
+    bench = Bench(make_rules(min_participants=9, initial="empty"))
     bench.join("empty", profile=DataProfile(0, 99))
     bench.join("a", profile=DataProfile(100, 4))
     bench.join("empty too", profile=DataProfile(0, 7))
@@ -272,3 +281,53 @@ def test_the_shape_of_the_bench_is_that_of_its_models() -> None:
     model = opened_round("a").session.model
     assert model is not None
     assert model.shape == SHAPE
+
+
+# --- the initial model ---
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        None,
+        DataProfile(0, 4, ("no", "yes")),
+        DataProfile(10, 2_000_000),
+        DataProfile(10, 4, tuple(str(i) for i in range(20_000))),
+        DataProfile(10, 500_000, tuple(str(i) for i in range(1_000))),
+        DataProfile(10, 4, ("x" * 1000, "y")),
+    ],
+    ids=["none", "no rows", "wide", "classes", "weights", "name"],
+)
+def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfile | None) -> None:
+    """It harms only its sender: nothing is asked for, and others start the session."""
+    bench = Bench(make_rules(min_participants=1), answers=False)
+    bench.refuses(c.Rendezvous("odd", profile), errors.ProfileMismatch)
+    assert bench.owed == []
+    bench.join("a")
+    assert bench.owed == [InitialiseModel("workload", (PROFILE,))]
+
+
+def test_profiles_that_do_not_suffice_wait_for_others() -> None:
+    """One class only: no model. The session does not end; it asks again when somebody comes."""
+    bench = Bench(make_rules(min_participants=1), answers=False)
+    bench.join("a", profile=DataProfile(10, 4, ("yes",)))
+    assert len(bench.owed) == 1
+    bench.owed.clear()
+    bench.send(c.InitialisationFailed("only one class"))
+    assert bench.session.trouble == "only one class"
+    assert (bench.phase, bench.owed) == (Phase.STANDBY, [])
+    bench.tick(at=1.0)
+    bench.restart()
+    assert bench.owed == []  # the same profiles would be refused again
+    bench.join("b", profile=DataProfile(10, 4, ("no",)))
+    assert [len(work.profiles) for work in bench.owed] == [2]
+    bench.answer()
+    assert bench.session.trouble == ""
+    assert bench.phase is Phase.COLLECTING
+
+
+def test_a_refusal_of_profiles_that_nobody_asked_for_is_stale() -> None:
+    """A late answer does not undo a model that is there."""
+    bench = Bench(make_rules(min_participants=1))
+    bench.join("a")
+    bench.refuses(c.InitialisationFailed("late"), errors.StaleModel)

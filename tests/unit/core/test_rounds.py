@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.core.bench import (
+    PROFILE,
     SHAPE,
     Bench,
     answer_to,
@@ -104,7 +105,7 @@ def test_an_empty_model_makes_round_0_an_initialisation() -> None:
 def test_the_initial_model_asked_for_is_the_one_of_the_rules() -> None:
     bench = Bench(make_rules(initial="empty"), answers=False)
     bench.join("a")
-    assert bench.owed == [InitialiseModel("empty", ())]
+    assert bench.owed == [InitialiseModel("empty", (PROFILE,))]
 
 
 def test_no_round_opens_before_the_initial_model_is_there() -> None:
@@ -296,9 +297,9 @@ def test_the_last_model_ends_the_session() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        c.Rendezvous("a"),
-        c.Rendezvous("new"),
-        c.Rendezvous("../new"),
+        c.Rendezvous("a", PROFILE),
+        c.Rendezvous("new", PROFILE),
+        c.Rendezvous("../new", PROFILE),
         c.Heartbeat("a"),
         c.Heartbeat("a", ParticipantState.FINISHED),
         c.Heartbeat("stranger"),

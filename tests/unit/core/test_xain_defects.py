@@ -7,6 +7,7 @@ died on a changed dictionary (there is no thread in the core), and X14, signals 
 from itertools import permutations
 
 from tests.unit.core.bench import (
+    PROFILE,
     Bench,
     answer_to,
     make_rules,
@@ -251,7 +252,7 @@ def test_x15_a_restart_loses_nothing() -> None:
     to the session that was, with the same work owed, and ends in the same final model."""
 
     def script(bench: Bench) -> list[c.Command]:
-        return [c.Rendezvous(name) for name in ("a", "b", "c")]
+        return [c.Rendezvous(name, PROFILE) for name in ("a", "b", "c")]
 
     def run(*, restarts: bool) -> Bench:
         bench = Bench(make_rules(rounds=3, min_participants=3, controller="random"), answers=False)

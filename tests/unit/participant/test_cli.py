@@ -28,6 +28,11 @@ def test_help_teaches_with_examples(run) -> None:  # type: ignore[no-untyped-def
     [
         ([], 2, "data.source is not set; name a file with --data"),
         (["--data", "iris", "--index", "1"], 2, "partition.index is 1; it must be below num_parts"),
+        (["--data", "iris", "--index", "x"], 2, 'partition.index is "x"; it must be a whole'),
+        (["--data", "iris", "--num-parts", "1.5"], 2, 'partition.num_parts is "1.5"; it must be'),
+        (["--data", "rows.xlsx"], 2, 'data.source is "rows.xlsx"; it must be one of'),
+        (["--data", "diabetes"], 2, "data.task"),
+        (["--data", "iris", "--id", "Köln"], 2, "participant.id"),
         (["--data", "iris", "--coordinator", "host:0"], 2, "coordinator.port is 0"),
         (["--data", "iris", "--id", "a/b"], 2, "participant.id"),
         (["--data", "iris", "--set", "nonsense"], 2, "--set takes KEY=VALUE"),

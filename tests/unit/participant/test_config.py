@@ -46,7 +46,7 @@ def test_wrong_settings() -> None:
     """One line that names the key."""
     assert error_of(partition__index=1) == "partition.index is 1; it must be below num_parts, 1"
     assert error_of(partition__num_parts=2) == (
-        'partition.num_parts is 2; with kind = "none" every participant would train on all rows'
+        "partition.num_parts is 2; but kind is 'none'; choose a kind"
     )
     assert error_of(partition__alpha=0).startswith("partition.alpha is 0; it must be a number, abo")
     assert error_of(data__task="clustering") == (
@@ -56,11 +56,42 @@ def test_wrong_settings() -> None:
         "data.test_fraction is 1; it must be a number, at least 0 and below 1"
     )
     assert error_of(data__scale="nan") == "data.scale is nan; it must be finite"
+    assert error_of(data__scale=0) == "data.scale is 0; it must be a number, not 0"
     assert error_of(coordinator__port=0).startswith("coordinator.port is 0; it must be a whole")
     assert error_of(storage__bucket="b").startswith("storage.bucket is gone: weights travel")
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".", "global", "a\\b", "a\nb", "x" * 129])
+@pytest.mark.parametrize("source", ["rows.xlsx", "digit", "patients"])
+def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
+    """It is known before any file is opened."""
+    told = error_of(data__source=source)
+    assert told.startswith(f'data.source is "{source}"; it must be one of: breast_cancer, ')
+    assert told.endswith(".svmlight")
+
+
+@pytest.mark.parametrize("source", ["iris", "part.npz", "part.libsvm"])
+def test_a_target_where_no_column_has_a_name_is_a_wrong_setting(source: str) -> None:
+    told = error_of(data__source=source, data__target="label")
+    assert told.startswith('data.target is "label"; only files that end in one of: .csv, .parquet')
+
+
+def test_diabetes_has_no_classes() -> None:
+    told = error_of(data__source="diabetes")
+    assert told == (
+        'command line: data.task: it must be "regression": the target of diabetes is a measurement'
+    ).removeprefix("command line: ")
+    overrides = {"data.source": "diabetes", "data.task": "regression"}
+    assert load(ParticipantConfig, overrides=overrides).data.task == "regression"
+
+
+def test_files_of_all_kinds_are_sources() -> None:
+    for name in ("a.csv", "a.PARQUET", "a.npz", "a.libsvm", "iris"):
+        assert load(ParticipantConfig, overrides={"data.source": name}).data.source == name
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "..", ".", "global", "a\\b", "a\nb", "x" * 129, "Köln", " a", "a "]
+)
 def test_names_that_the_coordinator_refuses(name: str) -> None:
     """They are refused before the data are loaded."""
     told = error_of(participant__id=name)

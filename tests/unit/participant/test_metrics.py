@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xain_participant.metrics import Measured, flatten_values, to_json
+from xain_participant.metrics import MAX_JSON_BYTES, Measured, flatten_values, to_json
 
 
 def test_nested_sequences_are_numbered() -> None:
@@ -38,7 +38,29 @@ def test_metrics_are_finite(value: Any) -> None:
 
 
 def test_no_metrics_are_an_empty_list() -> None:
-    assert to_json([], participant_id="p", round_=0) == "[]"
+    assert to_json([], participant_id="p", round_=0) == ("[]", 0)
+
+
+def test_what_does_not_fit_is_left_out_oldest_first() -> None:
+    """The coordinator takes 64 KiB, and of more nothing at all."""
+    measured = [Measured(i, {f"loss_{j}": 0.123456789 for j in range(100)}) for i in range(200)]
+    text, num_dropped = to_json(measured, participant_id="p", round_=0)
+    assert MAX_JSON_BYTES - 4096 < len(text.encode()) <= MAX_JSON_BYTES
+    kept = [point["time"] for point in json.loads(text)]
+    assert kept == list(range(num_dropped, 200))
+
+
+def test_a_point_that_is_too_large_alone_is_left_out() -> None:
+    point = Measured(0, {f"weight_{i}": 0.1 for i in range(10_000)})
+    assert to_json([point], participant_id="p", round_=0) == ("[]", 1)
+
+
+@given(st.lists(st.integers(1, 5000), max_size=40))
+def test_the_limit_holds_for_points_of_any_size(sizes: list[int]) -> None:
+    measured = [Measured(i, {"x" * size: 1.0}) for i, size in enumerate(sizes)]
+    text, num_dropped = to_json(measured, participant_id="p", round_=0)
+    assert len(text.encode()) <= MAX_JSON_BYTES
+    assert len(json.loads(text)) + num_dropped == len(sizes)
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -47,7 +69,9 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 @given(st.lists(st.dictionaries(st.text(), finite), max_size=5), st.text(), st.integers(0))
 def test_json_round_trip(points: list[dict[str, float]], name: str, round_: int) -> None:
     measured = [Measured(i, values) for i, values in enumerate(points)]
-    assert json.loads(to_json(measured, participant_id=name, round_=round_)) == [
+    text, num_dropped = to_json(measured, participant_id=name, round_=round_)
+    assert num_dropped == 0
+    assert json.loads(text) == [
         {
             "measurement": "participant",
             "time": i,

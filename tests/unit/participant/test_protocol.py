@@ -222,6 +222,8 @@ def test_a_participant_that_fails_leaves_and_exits_with_its_message(joined: Talk
 
 # --- handing in ---
 
+REFUSED_FOR_GOOD = [p.Leave(), p.Exit(1, "the update of round 3 was refused: because")]
+
 NOT_NOW = [
     ("NOT_IN_ROUND", "FAILED_PRECONDITION"),
     ("NOT_SELECTED", "FAILED_PRECONDITION"),
@@ -229,7 +231,6 @@ NOT_NOW = [
     ("UNAVAILABLE", "UNAVAILABLE"),
     ("", "UNAVAILABLE"),
     ("", "DEADLINE_EXCEEDED"),
-    ("", "RESOURCE_EXHAUSTED"),
     ("", "INTERNAL"),
     ("", "UNKNOWN"),
     ("", "CANCELLED"),
@@ -281,21 +282,42 @@ def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, statu
     ("reason", "status"),
     [
         ("INVALID_UPDATE", "INVALID_ARGUMENT"),
-        ("TOO_LARGE", "RESOURCE_EXHAUSTED"),
         ("", "INVALID_ARGUMENT"),
     ],
 )
-def test_an_invalid_update_is_trained_once_more_and_then_sat_out(
+def test_an_invalid_update_is_trained_once_more_and_then_its_maker_leaves(
     holding: Talk, reason: str, status: str
 ) -> None:
+    """Somebody who is selected and never hands in would keep the round open for everybody."""
     dropped = [p.Drop(3, "because", invalid=True)]
     assert holding.refuse(Call.HAND_IN, reason, status) == dropped
     assert holding.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(3)]
     assert holding.hear(p.Assigned(3)) == [p.Train(3)]
     assert holding.hear(p.Trained(3)) == [p.HandIn(3)]
-    assert holding.refuse(Call.HAND_IN, reason, status) == dropped
-    assert holding.hear(p.TimerFired(Timer.WORK)) == []
-    assert holding.advertise(3) == []
+    assert holding.refuse(Call.HAND_IN, reason, status) == [*dropped, *REFUSED_FOR_GOOD]
+
+
+@pytest.mark.parametrize("reason", ["TOO_LARGE", ""])
+def test_what_is_too_large_is_not_trained_again(holding: Talk, reason: str) -> None:
+    """It would be as large. Without a reason it is gRPC's own limit, or a proxy's."""
+    assert holding.refuse(Call.HAND_IN, reason, "RESOURCE_EXHAUSTED") == [
+        p.Drop(3, "because", invalid=True),
+        *REFUSED_FOR_GOOD,
+    ]
+
+
+def test_two_invalid_updates_of_different_rounds_are_two_accidents(holding: Talk) -> None:
+    holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
+    assert holding.advertise(4) == [p.BeginRound(4)]
+    holding.hear(p.Assigned(4), p.Trained(4))
+    refused = holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
+    assert refused == [p.Drop(4, "because", invalid=True)]
+
+
+def test_an_update_that_arrived_while_its_sending_was_queued_is_not_missed(holding: Talk) -> None:
+    """The worker then finds nothing to send, and says that it is handed in."""
+    assert holding.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
+    assert holding.hear(p.HandedIn(3)) == []
     assert holding.advertise(4) == [p.BeginRound(4)]
 
 
@@ -435,6 +457,24 @@ FINISHED = [p.Exit(0, "the session is finished")]
 def test_finished_is_the_end(joined: Talk) -> None:
     assert joined.advertise(9, State.FINISHED) == FINISHED
     assert joined.advertise(9) == [], "nothing follows"
+
+
+def test_an_end_without_a_result_is_a_failure_with_its_cause(joined: Talk) -> None:
+    """A script that waits for the exit status must not take a failed training for a done one."""
+    ended = p.Advertised(State.FINISHED, 2, False, "s1", "no model can be made")
+    assert joined.hear(ended) == [
+        p.Exit(1, "the session has ended without a result: no model can be made")
+    ]
+
+
+def test_a_completed_session_is_a_success(joined: Talk) -> None:
+    assert joined.hear(p.Advertised(State.FINISHED, 2, False, "s1", "completed")) == FINISHED
+
+
+def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:
+    holding.hear(p.Advertised(State.FINISHED, 3, False, "s1", "disk full"))
+    (end,) = holding.hear(p.TimerFired(Timer.WORK))
+    assert end == p.Exit(1, "the session has ended without a result: disk full")
 
 
 def test_finished_is_for_strangers_too() -> None:

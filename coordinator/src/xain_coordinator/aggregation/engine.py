@@ -2,10 +2,12 @@
 
 Memory is one tile, however many participants there are and however large the model is. The result
 depends on the updates and their order alone, so making it again after a crash gives the same bytes.
+Weights are little-endian, whatever the machine.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_coordinator.admission import chunks
-from xain_coordinator.aggregation.rules import RULES
+from xain_coordinator.aggregation.rules import RULES, RuleFailed
 from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.session import model_key
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
 from xain_coordinator.ports import KeyExists, Reader, StoreError, WeightsStore
 from xain_proto.np import npy_header
 
 TILE_BYTES = 32 << 20  # the same slice of all updates together
+
+# A process may have 1024 files open by default, and the others are for connections. With more
+# updates than this, each is opened again for every tile.
+MAX_READERS = 64
 
 
 class UpdateChanged(StoreError):
@@ -32,46 +38,85 @@ class Fenced(StoreError):
     on this store."""
 
 
+class Stopped(Exception):
+    """The process is to end; nothing was written."""
+
+
 class _Source:
-    """One accepted update, read front to back and checked against what was accepted."""
+    """One accepted update, read front to back and checked against what was accepted.
 
-    def __init__(self, update: Update, reader: Reader) -> None:
+    keep_open: one reader serves for all; otherwise each read opens the object anew. The digest goes
+    on over all that is read, whichever reader it came from.
+    """
+
+    def __init__(self, store: WeightsStore, update: Update, *, keep_open: bool) -> None:
+        self._store = store
         self._ref = update.weights.ref
-        self._reader = reader
+        self._keep_open = keep_open
+        self._reader: Reader | None = None
         self._digest = xxhash.xxh3_128()
-        self._dtype = np.dtype(update.weights.dtype)
-        self._offset = self._ref.size_bytes - update.weights.shape[0] * self._dtype.itemsize
-        self._digest.update(self._read(0, self._offset))
-
-    def _read(self, offset: int, length: int) -> bytes:
-        data = self._reader.read(offset, length)
-        if len(data) != length:
-            raise UpdateChanged(f"the accepted update {self._ref.key!r} has become shorter")
-        return data
+        self._dtype = _dtype_of(update)
+        self._header_bytes = self._ref.size_bytes - update.weights.shape[0] * self._dtype.itemsize
+        self._offset = 0
 
     def read_into(self, row: NDArray[Any]) -> None:
-        """The next len(row) elements."""
-        data = self._read(self._offset, row.nbytes)
-        self._offset += row.nbytes
+        """The next len(row) elements. Raises UpdateChanged and the store's errors."""
+        if self._reader is None:
+            self._reader = self._open()
+        if self._offset == 0:
+            self._next(self._reader, self._header_bytes)
+        row[:] = np.frombuffer(self._next(self._reader, row.nbytes), self._dtype)
+        if not self._keep_open:
+            self.close()
+
+    def _open(self) -> Reader:
+        reader = self._store.open(self._ref.key)
+        if reader.size != self._ref.size_bytes:
+            reader.close()
+            raise UpdateChanged(
+                f"the accepted update {self._ref.key!r} has {reader.size} bytes in the store, "
+                f"it had {self._ref.size_bytes}"
+            )
+        return reader
+
+    def _next(self, reader: Reader, length: int) -> bytes:
+        data = reader.read(self._offset, length)
+        if len(data) != length:
+            raise UpdateChanged(f"the accepted update {self._ref.key!r} has become shorter")
+        self._offset += length
         self._digest.update(data)
-        row[:] = np.frombuffer(data, self._dtype)
+        return data
 
     def check(self) -> None:
         """After the last element. Raises UpdateChanged."""
         if self._digest.hexdigest() != self._ref.digest:
             raise UpdateChanged(f"the accepted update {self._ref.key!r} has changed in the store")
 
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
-def aggregate(store: WeightsStore, work: Aggregate, tile_bytes: int = TILE_BYTES) -> GlobalModel:
+
+def aggregate(
+    store: WeightsStore,
+    work: Aggregate,
+    stop: threading.Event | None = None,
+    *,
+    tile_bytes: int = TILE_BYTES,
+    max_readers: int = MAX_READERS,
+) -> GlobalModel:
     """Make and store the model of the round after `work.round`.
 
     Blocks; runs in a thread. Doing it again gives the same model.
-    Raises UpdateChanged, Fenced, ValueError where the rule does not allow so many updates, and the
-    store's errors.
+    stop: once set, the work ends after the tile at hand.
+    Raises UpdateChanged, Fenced, RuleFailed, Stopped, and the store's errors.
     """
     first = work.updates[0].weights
-    header = npy_header(np.dtype(first.dtype), first.shape)
-    ref = publish(store, model_key(work.round + 1), _combined(store, work, header, tile_bytes))
+    stop = stop or threading.Event()
+    # Closed at once when the store fails, so that no reader stays open as long as the error does.
+    with closing(_combined(store, work, stop, tile_bytes, max_readers)) as pieces:
+        ref = publish(store, model_key(work.round + 1), pieces)
     return GlobalModel(
         round=work.round + 1,
         ref=ref,
@@ -83,32 +128,41 @@ def aggregate(store: WeightsStore, work: Aggregate, tile_bytes: int = TILE_BYTES
 
 
 def _combined(
-    store: WeightsStore, work: Aggregate, header: bytes, tile_bytes: int
-) -> Iterator[bytes]:
-    """The new model's bytes, tile by tile."""
-    yield header
+    store: WeightsStore, work: Aggregate, stop: threading.Event, tile_bytes: int, max_readers: int
+) -> Generator[bytes, None, None]:
+    """The new model's bytes: the header, then tile by tile."""
     rule = RULES[work.rule]()
     rule.check(len(work.updates))
     num_samples = np.array([update.num_samples for update in work.updates], np.int64)
-    first = work.updates[0].weights
-    dtype, length = np.dtype(first.dtype), first.shape[0]
-    width = max(1, min(length, tile_bytes // (len(work.updates) * dtype.itemsize)))
+    dtype, shape = _dtype_of(work.updates[0]), work.updates[0].weights.shape
+    yield npy_header(dtype, shape)
+    width = max(1, min(shape[0], tile_bytes // (len(work.updates) * dtype.itemsize)))
     tile = np.empty((len(work.updates), width), dtype)
+    keep_open = len(work.updates) <= max_readers
+    sources = [_Source(store, update, keep_open=keep_open) for update in work.updates]
     with ExitStack() as stack:
-        sources = [
-            _Source(update, stack.enter_context(store.open(update.weights.ref.key)))
-            for update in work.updates
-        ]
-        for start in range(0, length, width):
-            stop = min(start + width, length)
+        for source in sources:
+            stack.callback(source.close)
+        for start in range(0, shape[0], width):
+            if stop.is_set():
+                raise Stopped
+            num_columns = min(width, shape[0] - start)
             for row, source in zip(tile, sources, strict=True):
-                source.read_into(row[: stop - start])
-            combined = rule.combine(tile[:, : stop - start], num_samples)
-            if not (np.abs(combined) <= np.finfo(dtype).max).all():
-                raise ValueError(f"rule {work.rule!r} leaves the range of {dtype} in this round")
-            yield combined.astype(dtype).tobytes()
+                source.read_into(row[:num_columns])
+            combined = rule.combine(tile[:, :num_columns], num_samples)
+            with np.errstate(over="ignore"):
+                rounded = combined.astype(dtype)
+            if not np.isfinite(rounded).all():
+                raise RuleFailed(
+                    f"rule {work.rule!r} leaves the range of {dtype.name} in round {work.round}"
+                )
+            yield rounded.tobytes()
         for source in sources:
             source.check()
+
+
+def _dtype_of(update: Update) -> np.dtype[Any]:
+    return np.dtype(update.weights.dtype).newbyteorder("<")
 
 
 def publish(store: WeightsStore, key: str, pieces: Iterator[bytes] | Sequence[bytes]) -> WeightsRef:

@@ -14,6 +14,10 @@ Tile = NDArray[np.floating[Any]]
 Float64 = NDArray[np.float64]
 
 
+class RuleFailed(ValueError):
+    """A rule cannot make a model of these updates, however often it is tried."""
+
+
 class Aggregator(Protocol):
     """A rule."""
 
@@ -26,7 +30,7 @@ class Aggregator(Protocol):
         """
 
     def check(self, num_updates: int) -> None:
-        """Raises ValueError if the rule cannot work with so many updates."""
+        """Raises RuleFailed if the rule cannot work with so many updates."""
 
 
 class WeightedAverage:
@@ -37,10 +41,10 @@ class WeightedAverage:
     """
 
     def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
-        total = int(num_samples.sum())
+        total = num_samples.sum(dtype=np.float64)  # exact below 2^53, and never too large
         k = len(tile)
         weights = num_samples / total if total else np.full(k, 1 / k)
-        return _weighted_sum(tile, weights)
+        return _average(tile, weights)
 
     def check(self, num_updates: int) -> None:
         pass
@@ -50,7 +54,7 @@ class Mean:
     """Every participant counts the same."""
 
     def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
-        return _weighted_sum(tile, np.full(len(tile), 1 / len(tile)))
+        return _average(tile, np.full(len(tile), 1 / len(tile)))
 
     def check(self, num_updates: int) -> None:
         pass
@@ -74,9 +78,16 @@ class Identity:
 
     def check(self, num_updates: int) -> None:
         if num_updates != 1:
-            raise ValueError(
-                f"rule 'identity' takes exactly one update, the round has {num_updates}"
-            )
+            raise RuleFailed(f"rule 'identity' takes exactly one update, not {num_updates}")
+
+
+def _average(tile: Tile, weights: Float64) -> Float64:
+    """weights: (k,), non-negative, of sum 1."""
+    total = _weighted_sum(tile, weights)
+    # An average lies between the values it is made of. Where they are the largest there are, the
+    # rounding of weights and sums can lead out of the dtype all the same.
+    largest = np.finfo(tile.dtype).max
+    return np.clip(total, -largest, largest, out=total, dtype=np.float64)
 
 
 def _weighted_sum(tile: Tile, weights: Float64) -> Float64:
@@ -84,9 +95,10 @@ def _weighted_sum(tile: Tile, weights: Float64) -> Float64:
     # the result must be the same to the bit wherever tiles begin.
     total = np.zeros(tile.shape[1], np.float64)
     scaled = np.empty_like(total)
-    for row, weight in zip(tile, weights, strict=True):
-        np.multiply(row, weight, out=scaled, dtype=np.float64)
-        total += scaled
+    with np.errstate(over="ignore", invalid="ignore"):  # the engine looks at what comes out
+        for row, weight in zip(tile, weights, strict=True):
+            np.multiply(row, weight, out=scaled, dtype=np.float64)
+            total += scaled
     return total
 
 

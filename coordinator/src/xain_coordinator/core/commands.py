@@ -37,11 +37,12 @@ class StartTrainingRound:
 
 @dataclass(frozen=True, slots=True)
 class BeginUpload:
-    """A participant is about to write an update of this digest for this round."""
+    """A participant is about to write an update of this digest and size for this round."""
 
     participant_id: str
     round: int
     digest: str
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ class InitialisationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialisationFailed:
+    """No model can be made from these profiles. Others may do."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AggregationDone:
     """The model made from a closed round is in the store. model.round is that round + 1."""
 
@@ -95,6 +103,7 @@ Command = (
     | EndTrainingRound
     | Tick
     | InitialisationDone
+    | InitialisationFailed
     | AggregationDone
     | EffectFailed
 )

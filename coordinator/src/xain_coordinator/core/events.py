@@ -50,6 +50,13 @@ class ModelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialisationRefused:
+    """No model can be made from the profiles that were asked for; the session waits for others."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInitialised:
     model: GlobalModel
 
@@ -126,6 +133,7 @@ DurableEvent = (
     | ParticipantLeft
     | ParticipantsGathered
     | ModelRequested
+    | InitialisationRefused
     | ModelInitialised
     | RoundOpened
     | ParticipantsSelected

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from xain_coordinator.core.errors import InvalidName
 from xain_coordinator.core.values import DataProfile, ParticipantState
-
-MAX_NAME_BYTES = 128
-GLOBAL = "global"
+from xain_messaging.names import MAX_BYTES, why_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,5 @@ def check_name(name: str) -> None:
 
     Raises InvalidName.
     """
-    if not name:
-        raise InvalidName(name, "it is empty")
-    if name == GLOBAL:
-        raise InvalidName(name, "it is reserved for the global model")
-    if "/" in name or "\\" in name or ".." in name or name == ".":
-        raise InvalidName(name, "it must not contain '/', '\\' or '..', or be '.'")
-    if not name.isprintable():
-        raise InvalidName(name, "it contains characters that cannot be printed")
-    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise InvalidName(name[:16] + "...", f"it is longer than {MAX_NAME_BYTES} bytes")
+    if (why := why_not(name)) is not None:
+        raise InvalidName(name if len(name) <= MAX_BYTES else f"{name[:16]}...", why)

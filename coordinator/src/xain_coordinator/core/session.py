@@ -37,8 +37,16 @@ from xain_coordinator.core.effects import (
     Notify,
     RecordMetrics,
 )
-from xain_coordinator.core.membership import GLOBAL, Heard, Member, check_name, expiries
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.membership import (
+    Heard,
+    Member,
+    check_name,
+    expiries,
+)
 from xain_coordinator.core.pacing import is_complete, num_selected
+from xain_coordinator.core.points import coordinator_point, departure_point, participant_point
+from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.selection import select
 from xain_coordinator.core.values import (
     DataProfile,
@@ -67,6 +75,7 @@ class Session:
     round: the open one, or the next to open; after the end, the last one.
     epoch_base: epochs trained before this round.
     requested: the profiles that the initial model is being made from.
+    refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
     num_draws: selections made in the open round.
     heard, lease_floor: soft state, not part of the session's identity.
@@ -79,6 +88,8 @@ class Session:
     epoch_base: int = 0
     gathered: bool = False
     requested: tuple[DataProfile, ...] | None = None
+    refused: tuple[DataProfile, ...] | None = None
+    trouble: str = ""
     model: GlobalModel | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
     upload_names: Mapping[str, str] = field(default_factory=dict)
@@ -129,6 +140,9 @@ def begin(opened: e.SessionOpened) -> Session:
     return Session(opened.session_id, opened.rules, lease_floor=opened.at)
 
 
+# Headers of the same array may differ in their padding, but not by more.
+MAX_HEADER_SLACK_BYTES = 4096
+
 # --- decide ---------------------------------------------------------------------------------------
 
 
@@ -138,7 +152,7 @@ def decide(session: Session, command: c.Command, now: float) -> Decision:
     Raises a Refusal if it is not carried out; then nothing has changed.
     """
     events, reply, points = _answer(session, command, now)
-    before = _shown(session)
+    before = _point(session)
     session = fold(session, events)
     happened = list(events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
@@ -149,13 +163,19 @@ def decide(session: Session, command: c.Command, now: float) -> Decision:
     effects: list[Effect] = []
     if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
         effects += resume(session)
-    if _shown(session) != before:
-        points = (*points, _coordinator_point(session))
+    after = _point(session)
+    if after != before:
+        points = (*points, after)
     if points:
         effects.append(RecordMetrics(points))
     if any(isinstance(event, _NOTIFYING) for event in happened):
         effects.append(Notify())
     return Decision(tuple(happened), reply, tuple(effects))
+
+
+def _point(session: Session) -> Point:
+    selected = session.open_round.selected if session.open_round is not None else ()
+    return coordinator_point(session.phase, session.round, len(session.members), len(selected))
 
 
 _Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
@@ -175,19 +195,26 @@ def _answer(session: Session, command: c.Command, now: float) -> _Answer:
             return _end_training_round(session, command)
         case c.Tick():
             expired = tuple(_expired(session, now))
-            points = tuple(_departure_point(left.participant_id) for left in expired)
+            points = tuple(departure_point(left.participant_id) for left in expired)
             return expired, r.Done(), points
         case c.InitialisationDone(model):
-            waits = session.phase is Phase.STANDBY and session.requested is not None
-            if not waits or session.model is not None:
-                raise errors.StaleModel("the initial model is not asked for, or is there already")
+            _require_waiting_for_model(session)
             return (e.ModelInitialised(model),), r.Done(), ()
+        case c.InitialisationFailed(reason):
+            _require_waiting_for_model(session)
+            return (e.InitialisationRefused(reason),), r.Done(), ()
         case c.AggregationDone(model):
             return _aggregation_done(session, model, now), r.Done(), ()
         case c.EffectFailed(cause):
             if session.phase is Phase.FINISHED:
                 return (), r.Done(), ()
             return (e.SessionFinished(cause, now),), r.Done(), ()
+
+
+def _require_waiting_for_model(session: Session) -> None:
+    waits = session.phase is Phase.STANDBY and session.requested is not None
+    if not waits or session.model is not None:
+        raise errors.StaleModel("the initial model is not asked for, or is there already")
 
 
 def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> _Answer:
@@ -203,24 +230,24 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> _Answer:
     if len(session.members) >= rules.max_participants:
         # A place is free again when a lease runs out, so that is the natural time to ask again.
         return (), r.Later(rules.lease_s), ()
-    _check_profile(session, command)
+    _check_profile(session, command.profile)
     joined = e.ParticipantJoined(participant_id, command.profile, now)
     return (joined,), accepted, ()
 
 
-def _check_profile(session: Session, command: c.Rendezvous) -> None:
-    profile = command.profile
+def _check_profile(session: Session, profile: DataProfile | None) -> None:
+    """Raises ProfileMismatch."""
+    needed = session.rules.initial == "workload"
     if profile is None:
+        if needed:
+            raise errors.ProfileMismatch(
+                "the model of this session is made for the participants' data, "
+                "so a rendezvous must carry a data profile"
+            )
         return
-    if profile.num_samples < 0 or profile.num_features < 0:
-        raise errors.ProfileMismatch("the numbers of samples and features must not be negative")
     known = (*(session.requested or ()), *_profiles(session))
     width = next((other.num_features for other in known if other.num_samples), None)
-    if profile.num_samples and width is not None and profile.num_features != width:
-        raise errors.ProfileMismatch(
-            f"the data of {command.participant_id} has {profile.num_features} features, "
-            f"that of the session {width}; check its columns"
-        )
+    check_profile(profile, width, needs_rows=needed)
 
 
 def _profiles(session: Session) -> tuple[DataProfile, ...]:
@@ -235,9 +262,9 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> _Answer:
     if command.state is ParticipantState.FINISHED:
         left = e.ParticipantLeft(participant_id, "left")
         reply = r.Advertisement(Phase.STANDBY, session.round, False)
-        return (left,), reply, (_participant_point(participant_id, command),)
+        return (left,), reply, (participant_point(participant_id, command.state, command.round),)
     heard = e.ParticipantHeard(participant_id, command.state, command.round, now)
-    point = _participant_point(participant_id, command)
+    point = participant_point(participant_id, command.state, command.round)
     return (heard,), advertise(session, participant_id), (point,)
 
 
@@ -273,7 +300,18 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, round_.number)
     _require_free_key(round_, command.participant_id)
+    _check_size(session, command.size_bytes)
     return r.UploadTo(update_key(round_.number, command.participant_id))
+
+
+def _check_size(session: Session, size_bytes: int) -> None:
+    """Refuse what cannot be an update before its bytes come. Raises InvalidUpdate."""
+    model = session.model
+    assert model is not None, "a round is open without a model"
+    if not model.is_empty and size_bytes > model.ref.size_bytes + MAX_HEADER_SLACK_BYTES:
+        raise errors.InvalidUpdate(
+            f"an upload of {size_bytes} bytes, but the global model has {model.ref.size_bytes}"
+        )
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answer:
@@ -331,7 +369,7 @@ def _require_free_key(round_: Round, name: str) -> None:
     Raises UploadNameTaken.
     """
     key = update_key(round_.number, name)
-    if any(update.weights.ref.key == key for update in round_.updates.values()):
+    if key in round_.keys:
         raise errors.UploadNameTaken(
             f"an accepted update of another participant lies under {key!r}; wait for the next round"
         )
@@ -460,8 +498,7 @@ def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
     if not session.gathered:
         return e.ParticipantsGathered() if _have_gathered(session, now) else None
     if session.model is None:
-        # Asked for once. While it is being made, nothing else can happen.
-        return None if session.requested is not None else e.ModelRequested(_profiles(session))
+        return _ask_for_model(session)
     if len(session.members) < rules.num_required:
         return None
     k = num_selected(len(session.members), rules.fraction_participants)
@@ -469,6 +506,17 @@ def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
     epochs = 0 if session.model.is_empty else rules.epochs
     selected = _draw(session, tuple(session.members), k)
     return e.RoundOpened(session.round, selected, epochs, now)
+
+
+def _ask_for_model(session: Session) -> e.Event | None:
+    """Once. While it is being made nothing else can happen, and profiles that were refused would
+    be refused again: then others must come."""
+    profiles = _profiles(session)
+    if session.requested is not None or profiles == session.refused:
+        return None
+    if len(session.members) < session.rules.num_required:
+        return None
+    return e.ModelRequested(profiles)
 
 
 def _have_gathered(session: Session, now: float) -> bool:
@@ -517,8 +565,10 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, gathered=True)
         case e.ModelRequested(profiles):
             return replace(session, requested=profiles)
+        case e.InitialisationRefused(reason):
+            return replace(session, requested=None, refused=session.requested, trouble=reason)
         case e.ModelInitialised(model):
-            return replace(session, model=model)
+            return replace(session, model=model, refused=None, trouble="")
         case e.RoundOpened(number, selected, epochs, at):
             opened = Round(number, selected, target=len(selected), epochs=epochs, opened_at=at)
             return replace(_to(session, Phase.COLLECTING), open_round=opened, num_draws=1)
@@ -537,7 +587,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             assert update.participant_id in open_.selected, "an update from outside the selection"
             assert update.participant_id not in open_.updates, "an update counted twice"
             updates = {**open_.updates, update.participant_id: update}
-            return replace(session, open_round=replace(open_, updates=updates))
+            keys = open_.keys | {update.weights.ref.key}
+            return replace(session, open_round=replace(open_, updates=updates, keys=keys))
         case e.RoundClosed():
             return _to(session, Phase.AGGREGATING)
         case e.ModelPublished(_, model):
@@ -637,51 +688,3 @@ def next_deadline(session: Session) -> float | None:
     if not session.gathered and len(session.members) >= session.rules.num_required:
         earliest = min(earliest, _start_deadline(session))
     return earliest
-
-
-# --- keys and metrics -----------------------------------------------------------------------------
-
-
-def model_key(round_: int) -> str:
-    """Where the model that `round_` starts from lies."""
-    return f"{round_}/{GLOBAL}"
-
-
-def update_key(round_: int, upload_name: str) -> str:
-    """Where a local update of `round_` lies."""
-    return f"{round_}/{upload_name}"
-
-
-_WIRE_STATE = {
-    Phase.STANDBY: 0,
-    Phase.COLLECTING: 1,
-    Phase.AGGREGATING: 1,
-    Phase.FINISHED: 2,
-    ParticipantState.READY: 3,
-    ParticipantState.TRAINING: 4,
-    ParticipantState.FINISHED: 2,
-}
-
-
-def _shown(session: Session) -> tuple[int, int, int, int]:
-    """The coordinator's series: state as on the wire, round, connected, selected."""
-    selected = len(session.open_round.selected) if session.open_round is not None else 0
-    return _WIRE_STATE[session.phase], session.round, len(session.members), selected
-
-
-def _coordinator_point(session: Session) -> Point:
-    state, round_, connected, selected = _shown(session)
-    return Point(
-        "coordinator",
-        {"state": state, "round": round_, "connected": connected, "selected": selected},
-    )
-
-
-def _participant_point(participant_id: str, command: c.Heartbeat) -> Point:
-    fields = {"state": _WIRE_STATE[command.state], "round": command.round}
-    return Point("participant", fields, {"id": participant_id})
-
-
-def _departure_point(participant_id: str) -> Point:
-    fields = {"state": _WIRE_STATE[ParticipantState.FINISHED]}
-    return Point("participant", fields, {"id": participant_id})

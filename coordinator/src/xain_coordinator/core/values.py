@@ -97,7 +97,8 @@ class Round:
 
     selected: in the order of selection, which is the order of aggregation.
     target: how many ought to be selected; below it, participants who come are added.
-    updates: accepted ones by participant; every key is in `selected`.
+    updates: accepted ones by participant, each of them in `selected`.
+    keys: where the accepted updates lie in the store.
     """
 
     number: int
@@ -106,6 +107,7 @@ class Round:
     epochs: int
     opened_at: float
     updates: Mapping[str, Update] = field(default_factory=dict)
+    keys: frozenset[str] = frozenset()
 
     @property
     def outstanding(self) -> tuple[str, ...]:

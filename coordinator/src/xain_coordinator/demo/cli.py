@@ -2,10 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import grpc
 import typer
@@ -22,11 +22,14 @@ from xain_coordinator.demo.training import (
 )
 
 POLL_S = 0.1
+ANSWER_TIMEOUT_S = 60.0
 ETA0 = 0.1
 EPOCHS = 5  # local passes between two aggregations
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+
+Answer = TypeVar("Answer")
 
 app = typer.Typer(
     add_completion=False,
@@ -129,8 +132,7 @@ def _run(
         observer = Observer(fleet.port, data.test)
         try:
             _watch(console, fleet, observer, rounds)
-            accuracies = observer.accuracies()
-            status = observer.status()
+            accuracies, status = _ask(fleet, lambda: (observer.accuracies(), observer.status()))
         finally:
             observer.close()
         fleet.wait_for_participants()
@@ -149,24 +151,46 @@ def _run(
         fleet.stop()
 
 
+def _ask(
+    fleet: Fleet, question: Callable[[], Answer], on_restart: Callable[[], None] = lambda: None
+) -> Answer:
+    """What the coordinator answers, also if it is killed meanwhile: then it is started again, and
+    asked again. Raises FleetError if it gives no answer for ANSWER_TIMEOUT_S."""
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return question()
+        except grpc.RpcError as error:
+            if fleet.revive():
+                on_restart()
+                deadline = time.monotonic() + ANSWER_TIMEOUT_S
+            elif time.monotonic() > deadline:
+                raise FleetError(f"the coordinator does not answer: {_reason(error)}") from error
+        time.sleep(POLL_S)
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return error.code().name if isinstance(error, grpc.Call) else str(error)
+
+
 def _watch(console: Console, fleet: Fleet, observer: Observer, num_rounds: int) -> None:
     """Show the session until it has ended: live on a terminal, else a line per round."""
     progress = view.Progress(num_rounds)
+
+    def look() -> None:
+        progress.update(observer.status(), observer.rounds(), observer.accuracies(), fleet)
+
+    def on_restart() -> None:
+        progress.note("The coordinator was killed; it goes on with the same round.")
+
     with _display(console, progress) as refresh:
-        while True:
-            try:
-                status = observer.status()
-                progress.update(status, observer.rounds(), observer.accuracies(), fleet)
-            except grpc.RpcError:
-                if fleet.revive():
-                    progress.note("The coordinator was killed; it goes on with the same round.")
+        while not progress.finished:
+            # Before looking: those that leave after the end must not be taken for lost.
+            gone = all(process.status is not None for process in fleet.participants.values())
+            _ask(fleet, look, on_restart)
             refresh()
-            if progress.finished:
-                return
-            if all(process.status is not None for process in fleet.participants.values()):
-                progress.settle(observer.status())
-                if not progress.finished:
-                    raise FleetError("all participants are gone, and the training is not done")
+            if gone and not progress.finished:
+                raise FleetError("all participants are gone, and the training is not done")
             time.sleep(POLL_S)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+MAX_STARTS = 5  # in a row, of a coordinator that is killed while it starts
 
 
 class FleetError(Exception):
@@ -83,8 +84,16 @@ class Fleet:
         # On the same port and journal each time: that is all a restart takes.
         flags = [f"--data-dir={self._folder}", f"--port={self.port}"]
         flags += [f"--set={key}={value}" for key, value in self._settings.items()]
-        self.coordinator = self._spawn("coordinator", ["-m", "xain_coordinator", *flags])
-        self.port = self._wait_until_serving(self.coordinator)
+        for attempt in range(1, MAX_STARTS + 1):
+            self.coordinator = self._spawn("coordinator", ["-m", "xain_coordinator", *flags])
+            try:
+                self.port = self._wait_until_serving(self.coordinator)
+                return
+            except FleetError:
+                status = self.coordinator.status
+                if status is None or status >= 0 or attempt == MAX_STARTS:
+                    raise
+                self.restarts += 1  # killed before it served
 
     def _spawn(self, name: str, arguments: list[str]) -> Process:
         log_path = self._folder / f"{name}.log"

@@ -53,7 +53,7 @@ class Progress:
         self._waiting_for = "The coordinator is starting."
         self._fates: dict[str, str] = {}
         self._notes: list[str] = []
-        self._num_told = 0
+        self._next_told = 0
         self._num_notes_told = 0
 
     def update(
@@ -65,17 +65,13 @@ class Progress:
     ) -> None:
         """Take in what the coordinator says."""
         self._rounds, self._accuracies = rounds, accuracies
-        self.settle(status)
+        self._waiting_for = status.waiting_for
+        self.finished = status.state == pb.FINISHED
         for site, process in fleet.participants.items():
             fate = process.fate
             if fate not in ("running", "done") and self._fates.get(site) != fate:
                 self.note(f"{site} was {fate}; the others go on.")
             self._fates[site] = fate
-
-    def settle(self, status: inspection.GetStatusResponse) -> None:
-        """Take in the state alone."""
-        self._waiting_for = status.waiting_for
-        self.finished = status.state == pb.FINISHED
 
     def note(self, text: str) -> None:
         """Something that is not a round, to be told once."""
@@ -101,7 +97,7 @@ class Progress:
             accuracy = self._accuracies[round_.round + 1]
             table.add_row(
                 f"{round_.round + 1} / {self._num_rounds}",
-                f"{len(round_.contributors)} of {len(round_.selected)}",
+                f"{round_.num_contributors} of {round_.num_selected}",
                 str(round_.num_samples),
                 f"{round_.seconds:.2f}",
                 f"{accuracy:.1%}",
@@ -114,14 +110,15 @@ class Progress:
 
     def new_lines(self) -> Iterator[str]:
         """For where a table cannot grow: a line for whatever is new."""
-        rounds = self._published()
-        for round_ in rounds[self._num_told :]:
+        for round_ in self._published():
+            if round_.round < self._next_told:
+                continue
+            self._next_told = round_.round + 1
             accuracy = self._accuracies[round_.round + 1]
             yield (
                 f"round {round_.round + 1} of {self._num_rounds}: "
-                f"{len(round_.contributors)} updates, test accuracy {accuracy:.1%}"
+                f"{round_.num_contributors} updates, test accuracy {accuracy:.1%}"
             )
-        self._num_told = len(rounds)
         yield from self._notes[self._num_notes_told :]
         self._num_notes_told = len(self._notes)
 

@@ -8,7 +8,6 @@ import grpc
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.membership import check_name
-from xain_coordinator.core.session import update_key
 from xain_coordinator.core.values import (
     DataProfile,
     ParticipantState,
@@ -77,6 +76,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             round=reply.round,
             update_accepted=reply.update_accepted,
             session_id=self._driver.session.session_id,
+            cause=self._driver.session.cause,
         )
 
     async def StartTrainingRound(
@@ -108,7 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 await self._transfer.take(
                     participant_id, number, request.update.data, request.update.digest.hex()
                 )
-            weights = await self._transfer.stored(update_key(number, request.participant_id))
+            weights = await self._transfer.stored(participant_id, number, request.participant_id)
             if request.HasField("update") and not _is_meant(request.update, weights):
                 weights = None
             await self._driver.submit(
@@ -127,13 +127,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
         session_id = self._driver.session.session_id
+        last: pb.WatchResponse | None = None
         async for seen in self._driver.watch(participant_of(context)):
-            yield pb.WatchResponse(
+            message = pb.WatchResponse(
                 state=wire_state(seen.phase),
                 round=seen.round,
                 update_accepted=seen.update_accepted,
                 session_id=session_id,
+                cause=self._driver.session.cause,
             )
+            if message != last:  # the core tells phases apart that are one state on the wire
+                yield message
+            last = message
 
     async def GetWeights(
         self, request: pb.GetWeightsRequest, context: Context

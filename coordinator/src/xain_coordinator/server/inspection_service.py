@@ -1,6 +1,7 @@
 """The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
 
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -13,7 +14,7 @@ from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import RoundRecord
 from xain_coordinator.ports import MetricsStore
-from xain_coordinator.server.translate import model_message, reported_state, wire_state
+from xain_coordinator.server.translate import model_message, wire_state
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
@@ -21,15 +22,32 @@ from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+
+# Together they keep an answer below 4 MiB, which is what a gRPC client takes unless told otherwise.
+# Names are up to 128 bytes long.
+MAX_NAMES_OF_A_ROUND = 200
+MAX_NAMES = 20_000
+MAX_MODELS_BYTES = 3 << 20
 
 
 class InspectionService(inspection_grpc.InspectionServicer):
-    """counters: kept by the interceptor and others, shown as they are."""
+    """counters: kept by the interceptor and others, shown as they are.
 
-    def __init__(self, driver: Driver, metrics: MetricsStore, counters: Counter[str]) -> None:
+    trouble: what holds up the work under way; empty if nothing does.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        metrics: MetricsStore,
+        counters: Counter[str],
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
         self._driver = driver
         self._metrics = metrics
         self._counters = counters
+        self._trouble = trouble
 
     async def GetStatus(
         self, request: inspection.GetStatusRequest, context: Context
@@ -47,7 +65,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_selected=len(round_.selected) if round_ else 0,
             num_updates=len(round_.updates) if round_ else 0,
             cause=session.cause,
-            waiting_for=waiting_for(session),
+            waiting_for=waiting_for(session, self._trouble()),
             session_seconds=self._driver.clock.now(),
             version=version("xain-coordinator"),
             counters={**self._counters, "lost_metrics": self._metrics.num_lost},
@@ -70,9 +88,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                     selected=participant_id in selected,
                     update_accepted=round_ is not None and participant_id in round_.updates,
                     lease_seconds=leases[participant_id] - now,
-                    reported_state=reported_state(
-                        session.heard.get(participant_id, Heard(now)).state
-                    ),
+                    reported_state=wire_state(session.heard.get(participant_id, Heard(now)).state),
                     profile=pb.DataProfile(
                         num_samples=member.profile.num_samples,
                         num_features=member.profile.num_features,
@@ -89,10 +105,18 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListRounds(
         self, request: inspection.ListRoundsRequest, context: Context
     ) -> inspection.ListRoundsResponse:
-        rounds = self._driver.history.rounds
-        limit = request.limit or DEFAULT_LIMIT
-        latest = islice(rounds, max(0, len(rounds) - limit), None)
-        return inspection.ListRoundsResponse(rounds=[self._round(record) for record in latest])
+        latest = islice(reversed(self._driver.history.rounds), _limit(request.limit))
+        answer: list[inspection.RoundStatus] = []
+        room = MAX_NAMES
+        for record in latest:
+            status = self._round(record)
+            num_names = status.num_selected + status.num_contributors
+            if num_names <= min(room, MAX_NAMES_OF_A_ROUND):
+                status.selected.extend(record.selected)
+                status.contributors.extend(record.contributors)
+                room -= num_names
+            answer.append(status)
+        return inspection.ListRoundsResponse(rounds=reversed(answer))
 
     def _round(self, record: RoundRecord) -> inspection.RoundStatus:
         seconds = record.seconds
@@ -104,22 +128,36 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return inspection.RoundStatus(
             round=record.round,
             phase=phase,
-            selected=record.selected,
-            contributors=record.contributors,
             num_samples=record.num_samples,
             seconds=seconds,
+            num_selected=len(record.selected),
+            num_contributors=len(record.contributors),
         )
 
     async def ListModels(
         self, request: inspection.ListModelsRequest, context: Context
     ) -> inspection.ListModelsResponse:
-        models = list(self._driver.history.models.values())
-        latest = models[-(request.limit or DEFAULT_LIMIT) :]
-        return inspection.ListModelsResponse(models=[model_message(model) for model in latest])
+        models = self._driver.history.models.values()
+        answer: list[inspection.ModelStatus] = []
+        room = MAX_MODELS_BYTES  # a layout names every tensor, so that models differ in size
+        for model in islice(reversed(models), _limit(request.limit)):
+            status = model_message(model)
+            room -= status.ByteSize()
+            if room < 0 and answer:
+                break
+            answer.append(status)
+        return inspection.ListModelsResponse(models=reversed(answer))
 
 
-def waiting_for(session: Session) -> str:
-    """One sentence: what must happen before the session goes on."""
+def _limit(asked: int) -> int:
+    return min(asked, MAX_LIMIT) if asked > 0 else DEFAULT_LIMIT
+
+
+def waiting_for(session: Session, trouble: str = "") -> str:
+    """One sentence: what must happen before the session goes on; another one if the work that it
+    waits for meets with trouble."""
+    if trouble and session.phase is not Phase.FINISHED:
+        return f"{waiting_for(session)} {trouble}"
     rules = session.rules
     connected = len(session.members)
     match session.phase:

@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from xain_coordinator.core.errors import Refusal, Unavailable
-from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.ports import StoreError
 from xain_coordinator.server.statuses import STATUSES, status_details
 
 log = structlog.get_logger(__name__)
@@ -69,8 +69,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
     async def _abort(self, method: str, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
             raise error
-        if isinstance(error, StoreUnavailable):
-            # Where the store lies is the operator's business, not the participant's.
+        if isinstance(error, StoreError):
+            # A published model that is not there is a store that is not, or not the right one.
+            # Where it lies is the operator's business, not the participant's.
             log.warning("store_unavailable", method=method, error=str(error))
             error = Unavailable("the weights store is away; try again in a moment")
         if isinstance(error, Refusal):

@@ -20,6 +20,9 @@ COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_na
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
 SERVICES = (COORDINATOR, INSPECTION)
 
+RPCS_PER_PARTICIPANT = 6
+SPARE_RPCS = 64
+
 
 class PortTaken(Exception):
     """The address cannot be listened on."""
@@ -30,6 +33,7 @@ class GrpcServer:
 
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
+    trouble: what holds up the work under way, for the operator; empty if nothing does.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class GrpcServer:
         max_update_bytes: int,
         options: Mapping[str, int | str] | None = None,
         counters: Counter[str] | None = None,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._driver = driver
         counters = counters if counters is not None else Counter()
@@ -61,14 +66,20 @@ class GrpcServer:
             **(options or {}),
         }
         self._server = grpc.aio.server(
-            interceptors=[RefusalInterceptor(counters)], options=list(settings.items())
+            interceptors=[RefusalInterceptor(counters)],
+            options=list(settings.items()),
+            # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, and
+            # some for strangers and operators. Above it gRPC answers RESOURCE_EXHAUSTED.
+            maximum_concurrent_rpcs=(
+                RPCS_PER_PARTICIPANT * driver.session.rules.max_participants + SPARE_RPCS
+            ),
         )
-        transfer = Transfer(driver, store, max_update_bytes)
+        self.transfer = Transfer(driver, store, max_update_bytes)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
-            CoordinatorService(driver, transfer, parse_points), self._server
+            CoordinatorService(driver, self.transfer, parse_points), self._server
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(
-            InspectionService(driver, metrics, counters), self._server
+            InspectionService(driver, metrics, counters, trouble), self._server
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

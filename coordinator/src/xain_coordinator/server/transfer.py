@@ -9,14 +9,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
 from xain_coordinator.core.commands import BeginUpload
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge, UnknownModel
+from xain_coordinator.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownModel
+from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import KeyNotFound, Upload, WeightsStore
+from xain_coordinator.ports import KeyNotFound, StoreUnavailable, Upload, WeightsStore
+from xain_coordinator.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 
 SMALL_MODEL_BYTES = CHUNK_BYTES
@@ -30,11 +33,13 @@ class Transfer:
     """Uploads and downloads of one session.
 
     max_update_bytes: larger uploads are refused before a byte is written.
+    receiving: who is uploading at the moment.
     """
 
     driver: Driver
     store: WeightsStore
     max_update_bytes: int
+    receiving: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
     _measured_round: int = -1
@@ -62,67 +67,110 @@ class Transfer:
     ) -> WeightsRef:
         """Take one upload. Returns when it is durable.
 
-        Raises TooLarge, InvalidUpdate, and whatever BeginUpload refuses.
+        A participant has one upload at a time: a new one ends the one before, whose sender has
+        lost its connection or its patience.
+        Raises TooLarge, InvalidUpdate, Unavailable, and whatever BeginUpload refuses.
         """
+        task = asyncio.ensure_future(self._receive(participant_id, requests))
+        earlier = self.receiving.get(participant_id)
+        self.receiving[participant_id] = task
+        if earlier is not None:
+            earlier.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise  # it was our own caller who went away
+            raise Unavailable("a newer upload of the same participant has replaced it") from None
+        finally:
+            if self.receiving.get(participant_id) is task:
+                del self.receiving[participant_id]
+
+    async def _receive(
+        self, participant_id: str, requests: AsyncIterator[PutWeightsRequest]
+    ) -> WeightsRef:
         first = await anext(requests, None)
         if first is None or not first.HasField("header"):
             raise InvalidUpdate("the first message of an upload must carry its header")
         header = first.header
-        begin = BeginUpload(participant_id, header.round, header.digest.hex())
-        if header.size_bytes > self.max_update_bytes:
-            raise _too_large(header.size_bytes, self.max_update_bytes)
-        begun = await self.driver.submit(begin)
-        if isinstance(begun, AlreadyUploaded):
-            return begun.ref
-        assert isinstance(begun, UploadTo)
-        reception = _Reception(self.store, begun.key, header.size_bytes, header.digest.hex())
+        digest = header.digest.hex()
+        key = await self._begin(participant_id, header.round, digest, header.size_bytes)
+        if isinstance(key, WeightsRef):
+            return key
+        reception = _Reception(self.store, key, header.size_bytes, digest)
         try:
             reception.add(first.data)
             async for request in requests:
                 reception.add(request.data)
                 if reception.has_a_chunk:
-                    await asyncio.to_thread(reception.flush)
+                    await run_to_end(reception.flush)
             async with self.exclusive(participant_id):
-                begun = await self.driver.submit(begin)  # much may have happened meanwhile
-                if isinstance(begun, AlreadyUploaded):
-                    return begun.ref
-                measured = await asyncio.to_thread(reception.complete)
-                self._remember(header.round, measured)
-            return measured.ref
+                # Much may have happened meanwhile; this is the last look before the commit.
+                key = await self._begin(participant_id, header.round, digest, header.size_bytes)
+                if isinstance(key, WeightsRef):
+                    return key
+                return await self._complete(header.round, reception)
         finally:
             if reception.is_open:
-                await asyncio.to_thread(reception.abort)
+                await run_to_end(reception.abort)
 
     async def take(self, participant_id: str, round_: int, data: bytes, digest: str) -> None:
         """Store an update that came inside its reference. The caller holds `exclusive`.
 
         Raises as `receive` does.
         """
-        if len(data) > self.max_update_bytes:
-            raise _too_large(len(data), self.max_update_bytes)
-        begun = await self.driver.submit(BeginUpload(participant_id, round_, digest))
+        key = await self._begin(participant_id, round_, digest, len(data))
+        if not isinstance(key, WeightsRef):
+            reception = _Reception(self.store, key, len(data), digest)
+            reception.add(data)
+            await self._complete(round_, reception)
+
+    async def _begin(
+        self, participant_id: str, round_: int, digest: str, size_bytes: int
+    ) -> str | WeightsRef:
+        """The key to write under, or the reference if this very update has been accepted."""
+        if size_bytes > self.max_update_bytes:
+            raise TooLarge(
+                f"an upload of {size_bytes} bytes; at most {self.max_update_bytes} are taken"
+            )
+        begun = await self.driver.submit(BeginUpload(participant_id, round_, digest, size_bytes))
         if isinstance(begun, AlreadyUploaded):
-            return
+            return begun.ref
         assert isinstance(begun, UploadTo)
-        reception = _Reception(self.store, begun.key, len(data), digest)
-        reception.add(data)
-        self._remember(round_, await asyncio.to_thread(reception.complete))
+        return begun.key
 
-    def _remember(self, round_: int, measured: StoredWeights) -> None:
+    async def _complete(self, round_: int, reception: "_Reception") -> WeightsRef:
+        # If this fails half-way, nobody knows what lies there: then it is to be measured again.
+        self._measured.pop(reception.key, None)
+        measured = await run_to_end(reception.complete)
         if round_ != self._measured_round:
-            self._measured.clear()  # those of older rounds are not asked for any more
+            self._measured.clear()  # those of other rounds are not asked for any more
             self._measured_round = round_
-        self._measured[measured.ref.key] = measured
+        self._measured[reception.key] = measured
+        return measured.ref
 
-    async def stored(self, key: str) -> StoredWeights | None:
-        """What lies under the key of an update; None if nothing does. Raises InvalidUpdate."""
+    async def stored(self, participant_id: str, round_: int, name: str) -> StoredWeights | None:
+        """What lies where this participant's update of this round ought to; None if nothing does.
+
+        Raises InvalidUpdate, and what BeginUpload refuses: no stranger makes us read a file.
+        """
+        key = update_key(round_, name)
         known = self._measured.get(key)
         if known is not None:
             return known
+        if self.driver.session.accepted(participant_id, round_) is None:
+            await self.driver.submit(BeginUpload(participant_id, round_, digest=""))
         try:
-            return await asyncio.to_thread(measure, self.store, key)
+            return await run_to_end(self._measure, key)
         except KeyNotFound:
             return None
+
+    def _measure(self, key: str) -> StoredWeights:
+        measured = measure(self.store, key)
+        # Whoever wrote it may have died before it was durable, and it is about to count.
+        self.store.settle(key)
+        return measured
 
     # --- down ---
 
@@ -139,14 +187,13 @@ class Transfer:
             data = await self._small(ref)
             yield ref, data[offset:]
             return
-        reader = await asyncio.to_thread(self.store.open, key)
-        try:
-            while offset < ref.size_bytes:
-                data = await asyncio.to_thread(reader.read, offset, CHUNK_BYTES)
-                offset += len(data)
-                yield ref, data
-        finally:
-            reader.close()
+        while offset < ref.size_bytes:
+            # Opened for each chunk: a client that reads slowly, or not at all, holds no file.
+            data = await run_to_end(_read, self.store, key, offset)
+            if not data:
+                raise StoreUnavailable(f"{key!r} is shorter in the store than in the journal")
+            offset += len(data)
+            yield ref, data
 
     async def inline(self, ref: WeightsRef) -> bytes:
         """The model's bytes if it is to travel inside its reference, else nothing."""
@@ -156,22 +203,22 @@ class Transfer:
         """A small model is asked for by everybody at once: keep the latest one at hand."""
         key, data = self._small_model
         if key != ref.key:
-            data = await asyncio.to_thread(_read_all, self.store, ref)
+            data = await run_to_end(_read, self.store, ref.key, 0)
             self._small_model = (ref.key, data)
         return data
 
 
-def _read_all(store: WeightsStore, ref: WeightsRef) -> bytes:
-    with store.open(ref.key) as reader:
-        return reader.read(0, ref.size_bytes)
+def _read(store: WeightsStore, key: str, offset: int) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(offset, CHUNK_BYTES)
 
 
 class _Reception:
     """One upload on its way to the store. Touched by one thread at a time."""
 
     def __init__(self, store: WeightsStore, key: str, size_bytes: int, digest: str) -> None:
+        self.key = key
         self._store = store
-        self._key = key
         self._size_bytes = size_bytes
         self._digest = digest
         self._received = 0
@@ -196,7 +243,7 @@ class _Reception:
     def flush(self) -> None:
         """Measure and write what is waiting."""
         if self._upload is None:
-            self._upload = self._store.upload(self._key)
+            self._upload = self._store.upload(self.key)
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         for data in waiting:
             self._inspector.feed(data)
@@ -223,7 +270,7 @@ class _Reception:
         assert self._upload is not None
         if self._inspector.digest != self._digest:
             raise InvalidUpdate("the upload's digest is not the one announced; send it again")
-        measured = self._inspector.result(self._key)
+        measured = self._inspector.result(self.key)
         # Until EndTrainingRound has accepted it, a participant may replace its own upload.
         self._upload.commit(overwrite=True)
         return measured
@@ -233,7 +280,3 @@ class _Reception:
         if self._upload is not None:
             self._upload.abort()
             self._upload = None
-
-
-def _too_large(size_bytes: int, limit: int) -> TooLarge:
-    return TooLarge(f"an upload of {size_bytes} bytes; at most {limit} are taken")

@@ -1,30 +1,16 @@
 """The core's values as messages."""
 
+from typing import cast
+
+from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.values import GlobalModel, Layout, ParticipantState, Phase, WeightsRef
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 
-_STATES = {
-    Phase.STANDBY: pb.STANDBY,
-    Phase.COLLECTING: pb.ROUND,
-    Phase.AGGREGATING: pb.ROUND,
-    Phase.FINISHED: pb.FINISHED,
-}
 
-_REPORTED = {
-    ParticipantState.READY: pb.READY,
-    ParticipantState.TRAINING: pb.TRAINING,
-    ParticipantState.FINISHED: pb.FINISHED,
-}
-
-
-def wire_state(phase: Phase) -> pb.State.ValueType:
+def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
     """Participants see collecting and aggregating both as ROUND."""
-    return _STATES[phase]
-
-
-def reported_state(state: ParticipantState) -> pb.State.ValueType:
-    return _REPORTED[state]
+    return cast(pb.State.ValueType, STATE_NUMBERS[state])
 
 
 def ref_message(ref: WeightsRef, data: bytes = b"") -> pb.WeightsRef:

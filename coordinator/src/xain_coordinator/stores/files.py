@@ -77,6 +77,15 @@ class FileStore:
             fd, temp = self._open_temp()
         return FileUpload(self, key, path, temp, fd)
 
+    def settle(self, key: str) -> None:
+        # The bytes were synced before they got their name; the name is what may be missing.
+        path = self._path(key)
+        if not path.exists():
+            raise KeyNotFound(key)
+        with _unavailable("sync", path):
+            self._settle(path.parent)
+            sync_directory(path.parent)
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Raises StoreUnavailable, while iterating."""
         # Only the folder that the prefix names is looked through.

@@ -28,6 +28,12 @@ class MemoryStore:
         check_key(key)
         return MemoryUpload(self, key)
 
+    def settle(self, key: str) -> None:
+        check_key(key)
+        with self._lock:
+            if key not in self._objects:
+                raise KeyNotFound(key)
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         with self._lock:
             keys = list(self._objects)

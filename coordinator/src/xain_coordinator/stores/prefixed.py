@@ -26,6 +26,12 @@ class PrefixedStore:
     def upload(self, key: str) -> Upload:
         return PrefixedUpload(self._store.upload(self._whole(key)), key)
 
+    def settle(self, key: str) -> None:
+        try:
+            self._store.settle(self._whole(key))
+        except KeyNotFound as error:
+            raise KeyNotFound(key) from error
+
     def keys(self, prefix: str = "") -> Iterator[str]:
         start = len(self._prefix)
         return (key[start:] for key in self._store.keys(self._prefix + prefix))

@@ -178,12 +178,15 @@ class HeartbeatResponse(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
     update_accepted: _builtins.bool
     """the caller's update for this round is in: nothing left to train"""
     session_id: _builtins.str
+    cause: _builtins.str
+    """why the session ended; empty while it runs"""
     def __init__(
         self,
         *,
@@ -191,10 +194,11 @@ class HeartbeatResponse(_message.Message):
         round: _builtins.int = ...,
         update_accepted: _builtins.bool = ...,
         session_id: _builtins.str = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -223,10 +227,13 @@ class WatchResponse(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
     session_id: _builtins.str
+    cause: _builtins.str
+    """why the session ended; empty while it runs"""
     def __init__(
         self,
         *,
@@ -234,10 +241,11 @@ class WatchResponse(_message.Message):
         round: _builtins.int = ...,
         update_accepted: _builtins.bool = ...,
         session_id: _builtins.str = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -202,7 +202,7 @@ class ListRoundsRequest(_message.Message):
 
     LIMIT_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """the latest so many; 0 for 100"""
+    """the latest so many, at most 1000; 0 for 100"""
     def __init__(
         self,
         *,
@@ -248,14 +248,20 @@ class RoundStatus(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_SELECTED_FIELD_NUMBER: _builtins.int
+    NUM_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
     num_samples: _builtins.int
     seconds: _builtins.float
     """from opening to publication, or so far"""
+    num_selected: _builtins.int
+    num_contributors: _builtins.int
     @_builtins.property
-    def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Both are empty where together they are more than 200 names, or the answer would be too large."""
+
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -267,10 +273,12 @@ class RoundStatus(_message.Message):
         contributors: _abc.Iterable[_builtins.str] | None = ...,
         num_samples: _builtins.int = ...,
         seconds: _builtins.float = ...,
+        num_selected: _builtins.int = ...,
+        num_contributors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "num_samples", b"num_samples", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,7 +290,7 @@ class ListModelsRequest(_message.Message):
 
     LIMIT_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """the latest so many; 0 for 100"""
+    """the latest so many, at most 1000 and 3 MiB of them; 0 for 100"""
     def __init__(
         self,
         *,

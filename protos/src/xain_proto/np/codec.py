@@ -30,7 +30,11 @@ def proto_to_ndarray(message: NDArray) -> Array[Any]:
     than a plain .npy file."""
     if not message.ndarray:
         return np.empty((0,))
-    array: Array[Any] = np.load(io.BytesIO(message.ndarray), allow_pickle=False)
+    # Not np.load: that opens zip archives too, and gives something that is no array.
+    try:
+        array: Array[Any] = npy.read_array(io.BytesIO(message.ndarray), allow_pickle=False)
+    except Exception as error:  # numpy raises whatever the literal in a header leads to
+        raise ValueError(f"not a plain .npy file: {error}") from error
     return array
 
 

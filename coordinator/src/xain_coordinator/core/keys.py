@@ -1,0 +1,13 @@
+"""Where weights lie in a store."""
+
+GLOBAL = "global"
+
+
+def model_key(round_: int) -> str:
+    """The model that `round_` starts from."""
+    return f"{round_}/{GLOBAL}"
+
+
+def update_key(round_: int, upload_name: str) -> str:
+    """A local update of `round_`."""
+    return f"{round_}/{upload_name}"

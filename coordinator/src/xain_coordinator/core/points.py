@@ -1,0 +1,35 @@
+"""The metric points of a session: XAIN's two series, with its numbers for states."""
+
+from collections.abc import Mapping
+
+from xain_coordinator.core.values import ParticipantState, Phase, Point
+
+# The values of the wire's enum State, which are fixed for ever.
+STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
+    Phase.STANDBY: 0,
+    Phase.COLLECTING: 1,
+    Phase.AGGREGATING: 1,
+    Phase.FINISHED: 2,
+    ParticipantState.READY: 3,
+    ParticipantState.TRAINING: 4,
+    ParticipantState.FINISHED: 2,
+}
+
+
+def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) -> Point:
+    """Where the session is."""
+    state = STATE_NUMBERS[phase]
+    fields = {"state": state, "round": round_, "connected": connected, "selected": selected}
+    return Point("coordinator", fields)
+
+
+def participant_point(participant_id: str, state: ParticipantState, round_: int) -> Point:
+    """What a participant says of itself."""
+    fields = {"state": STATE_NUMBERS[state], "round": round_}
+    return Point("participant", fields, {"id": participant_id})
+
+
+def departure_point(participant_id: str) -> Point:
+    """The last one of a participant that has fallen silent."""
+    fields = {"state": STATE_NUMBERS[ParticipantState.FINISHED]}
+    return Point("participant", fields, {"id": participant_id})

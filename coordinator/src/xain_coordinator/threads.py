@@ -1,0 +1,33 @@
+"""Blocking work off the event loop, never abandoned half-way."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run_to_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """asyncio.to_thread for work that others must not meet half-done.
+
+    A thread cannot be cancelled. When the caller is (its client has gone away), to_thread would
+    return at once and leave the work going on without the locks that the caller held. Here the
+    caller hears of its cancellation only when the work has ended.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except BaseException:
+            break  # the work's own; raised below
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # nobody is left to hear it
+        raise cancelled
+    return task.result()

@@ -1,0 +1,31 @@
+"""What a participant, or its upload, may be called.
+
+A name is the last part of a key in every store, and travels as gRPC metadata, which takes printable
+ASCII only and strips blanks at the ends.
+"""
+
+MAX_BYTES = 128
+GLOBAL = "global"
+
+# How "it must be ..." goes on.
+RULE = (
+    f'a name of at most {MAX_BYTES} bytes of printable ASCII, without "/", "\\" and "..", without '
+    f'blanks at its ends, and neither "." nor "{GLOBAL}"'
+)
+
+
+def why_not(name: str) -> str | None:
+    """Why this cannot be a name; None if it can."""
+    if not name:
+        return "it is empty"
+    if name == GLOBAL:
+        return "it is reserved for the global model"
+    if "/" in name or "\\" in name or ".." in name or name == ".":
+        return "it must not contain '/', '\\' or '..', or be '.'"
+    if not (name.isascii() and name.isprintable()):
+        return "it must be printable ASCII, which is all that travels in gRPC's metadata"
+    if name != name.strip():
+        return "it must not begin or end with a blank"
+    if len(name) > MAX_BYTES:
+        return f"it is longer than {MAX_BYTES} bytes"
+    return None

@@ -1,0 +1,35 @@
+"""A part without rows, from the file to the end of everybody's training."""
+
+from pathlib import Path
+from typing import Any
+
+from xain_coordinator.core.values import Phase
+from xain_participant import Participant, WorkloadParticipant
+from xain_workloads.data import load
+from xain_workloads.profile import DataProfile
+
+
+async def test_an_empty_part_does_not_keep_the_others_from_training(
+    start: Any, take_part: Any, tmp_path: Path
+) -> None:
+    """It goes home without joining; the first round opens when the patience for it is over."""
+    parts = {"a": ["1,2,x", "2,1,y"], "b": ["1,1,y", "3,2,x"], "empty": []}
+    participants: dict[str, Participant] = {}
+    for name, rows in parts.items():
+        file = tmp_path / f"{name}.csv"
+        file.write_text("\n".join(["height,width,kind", *rows]) + "\n")
+        participants[name] = WorkloadParticipant(load(file))
+    assert participants["empty"].profile() == DataProfile(0, 2)
+    coordinator = await start(
+        rounds={
+            "rounds": 2,
+            "min_participants": 2,
+            "start_participants": 3,
+            "start_timeout_s": 0.2,
+        },
+        workload={"name": "sgd"},
+    )
+    assert await take_part(coordinator, participants) == {"a": 0, "b": 0, "empty": 0}
+    session = coordinator.driver.session
+    assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
+    assert set(session.members) <= {"a", "b"}

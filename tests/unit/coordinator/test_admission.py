@@ -1,0 +1,170 @@
+"""Measuring an upload gives the same answer however its bytes are cut into pieces."""
+
+import io
+import struct
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.values import StoredWeights, WeightsRef
+from xain_coordinator.stores.memory import MemoryStore
+
+KEY = "3/a"
+
+
+def npy(array: NDArray[Any], version: tuple[int, int] = (1, 0)) -> bytes:
+    buffer = io.BytesIO()
+    npy_format.write_array(buffer, array, version=version, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def with_header(text: str, data: bytes = b"") -> bytes:
+    """An .npy file of version 1.0 with any header."""
+    header = text.encode("latin-1").ljust(117) + b"\n"
+    return npy_format.MAGIC_PREFIX + b"\x01\x00" + struct.pack("<H", len(header)) + header + data
+
+
+def inspect(pieces: Iterable[bytes]) -> StoredWeights:
+    inspector = Inspector()
+    for piece in pieces:
+        inspector.feed(piece)
+    return inspector.result(KEY)
+
+
+def refusal(data: bytes) -> str:
+    """Why it is refused: the same whether it comes at once or byte by byte."""
+    with pytest.raises(InvalidUpdate) as whole:
+        inspect([data])
+    with pytest.raises(InvalidUpdate) as cut:
+        inspect(data[i : i + 1] for i in range(len(data)))
+    assert str(cut.value) == str(whole.value)
+    return str(whole.value)
+
+
+def expected(array: NDArray[Any], data: bytes) -> StoredWeights:
+    finite = np.isfinite(array)
+    ref = WeightsRef(KEY, len(data), xxhash.xxh3_128(data).hexdigest())
+    first_bad = None if finite.all() else int(np.flatnonzero(~finite)[0])
+    return StoredWeights(ref, array.dtype.name, array.shape, first_bad)
+
+
+vectors = st.sampled_from(["<f2", "<f4", "<f8"]).flatmap(
+    lambda dtype: arrays(np.dtype(dtype), st.integers(0, 40))
+)
+
+
+@given(vectors, st.lists(st.integers(0, 600)))
+def test_pieces_do_not_matter(vector: NDArray[Any], cuts: list[int]) -> None:
+    """Header, elements and digest come out the same wherever the stream was cut."""
+    data = npy(vector)
+    at = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [data[start:stop] for start, stop in pairwise(at)]
+    assert inspect(pieces) == expected(vector, data)
+
+
+@given(vectors)
+def test_one_byte_at_a_time(vector: NDArray[Any]) -> None:
+    """The smallest pieces there are."""
+    data = npy(vector)
+    assert inspect(data[i : i + 1] for i in range(len(data))) == expected(vector, data)
+
+
+def test_the_index_of_a_nan_counts_over_chunks() -> None:
+    """The first one is named, by its place in the vector and not in its chunk."""
+    vector = np.zeros(CHUNK_BYTES // 2, np.float32)  # two chunks and a header
+    vector[[CHUNK_BYTES // 4 + 7, -1]] = np.nan, np.inf
+    store = MemoryStore()
+    upload = store.upload(KEY)
+    upload.write(npy(vector))
+    upload.commit(overwrite=False)
+    assert measure(store, KEY).first_bad == CHUNK_BYTES // 4 + 7
+
+
+def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:
+    """Neither half is an element."""
+    data = npy(np.array([1, np.nan, 2, np.nan], np.float64))
+    assert inspect([data[:-21], data[-21:]]).first_bad == 1
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
+def test_big_endian_is_refused(dtype: str) -> None:
+    """Its name is that of the little-endian one, as which it would be aggregated."""
+    message = refusal(npy(np.arange(3, dtype=dtype)))
+    assert message == (
+        f"the weights must be little-endian, they are {dtype!r}; save them as {'<' + dtype[1:]!r}"
+    )
+
+
+def test_native_is_little_endian_here() -> None:
+    """A header may say "=": the order of the machine that reads it."""
+    data = with_header(
+        "{'descr': '=f4', 'fortran_order': False, 'shape': (2,)}", np.zeros(2, "=f4").tobytes()
+    )
+    if np.little_endian:
+        assert inspect([data]).dtype == "float32"
+    else:
+        assert "little-endian" in refusal(data)
+
+
+@pytest.mark.parametrize("dtype", ["<i4", "<c8", "|b1", "|u1"])
+def test_only_floats_are_weights(dtype: str) -> None:
+    """Numbers of other kinds cannot be averaged into themselves."""
+    assert "must be floats" in refusal(npy(np.zeros(3, dtype)))
+
+
+def test_fortran_order_is_refused() -> None:
+    """Its elements lie in another order than the layout's."""
+    assert "Fortran order" in refusal(npy(np.asfortranarray(np.ones((2, 3), np.float32))))
+
+
+def test_version_2_is_refused() -> None:
+    """Its header may be of 4 GiB."""
+    assert "version 2.0" in refusal(npy(np.ones(3, np.float32), (2, 0)))
+
+
+def test_what_is_no_npy_file_is_refused_at_once() -> None:
+    """From its first byte, before a header's worth has come."""
+    with pytest.raises(InvalidUpdate, match=r"not an \.npy file"):
+        Inspector().feed(b"P")
+
+
+@pytest.mark.parametrize("length", [0, 5, 9, 60, 127])
+def test_a_header_that_ends_too_early(length: int) -> None:
+    """No array has been seen."""
+    message = refusal(npy(np.ones(3, np.float32))[:length])
+    assert message == f"the upload of {length} bytes is not a whole .npy file"
+
+
+@pytest.mark.parametrize("change", [-12, -5, -1, 1, 4])
+def test_data_that_end_too_early_or_too_late(change: int) -> None:
+    """What the header promises is what there must be."""
+    data = npy(np.ones(3, np.float32))
+    changed = data[:change] if change < 0 else data + b"\0" * change
+    assert refusal(changed) == f"the upload has {140 + change} bytes, its header promises 140"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["(9223372036854775807,)", "(4294967296, 4294967296)", f"({'9' * 60},)"],
+)
+def test_huge_shapes_promise_and_allocate_nothing(shape: str) -> None:
+    """A header of a few bytes costs a few bytes, and its product does not wrap around to 0."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}"
+    assert "its header promises" in refusal(with_header(header, b"\0" * 8))
+
+
+def test_negative_shapes_are_refused() -> None:
+    """Two of them would make a positive size."""
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -2)}"
+    assert "cannot be read" in refusal(with_header(header, b"\0" * 8))

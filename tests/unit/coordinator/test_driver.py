@@ -1,0 +1,345 @@
+"""The driver on a journal that the test holds up, lets go and breaks. Nothing here takes time."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Sequence
+
+import pytest
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Effect, InitialiseModel
+from xain_coordinator.core.errors import NotAMember, Unavailable, UploadMissing
+from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import JournalError, Record
+
+RULES = CoordinatorConfig.model_validate(
+    {"rounds": {"min_participants": 2, "max_participants": 4}}
+).rules()
+MODEL = GlobalModel(0, WeightsRef("0/global", 128, "0" * 32), "float32", (0,))
+
+
+class HeldJournal:
+    """A Journal whose appends, once held, wait until they are let go or told to fail."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.groups: list[list[str]] = []  # the kinds of the events of each append
+        self.num_closed = 0
+        self._records = list(records)
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
+        self._held = False
+        self._go = threading.Semaphore(0)
+        self._error: Exception | None = None
+
+    def load(self) -> Sequence[Record]:
+        return self._records
+
+    def append(self, records: Sequence[Record]) -> None:
+        if self._held:
+            self._loop.call_soon_threadsafe(self._begun.set)
+            assert self._go.acquire(timeout=60), "the test never let it go"
+        if self._error is not None:
+            raise self._error
+        self.groups.append([type(record.event).__name__ for record in records])
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def hold(self) -> None:
+        self._held = True
+
+    async def writing(self) -> None:
+        """An append is under way."""
+        await self._begun.wait()
+        self._begun.clear()
+
+    def let_go(self) -> None:
+        """One append succeeds."""
+        self._go.release()
+
+    def fail(self) -> None:
+        self._error = JournalError("no room left")
+        self._go.release()
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall_ns(self) -> int:
+        return 0
+
+
+class Recorder:
+    """A worker that only notes what it is to do."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+
+    def perform(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    @property
+    def num_initialisations(self) -> int:
+        return sum(isinstance(effect, InitialiseModel) for effect in self.effects)
+
+
+class Bench:
+    """A started driver, what it stands on, and the calls to it."""
+
+    def __init__(self) -> None:
+        self.journal = HeldJournal()
+        self.clock = ManualClock()
+        self.worker = Recorder()
+        self.driver = Driver.open(self.journal, lambda _: self.clock, RULES, lambda: "s")
+        self.driver.start(self.worker)
+
+    async def submit(self, command: c.Command) -> asyncio.Task[r.Reply]:
+        """A caller, on its way: the command is decided."""
+        task = asyncio.create_task(self.driver.submit(command))
+        await settled()
+        return task
+
+
+async def settled() -> None:
+    """Whatever can go on by itself has done so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    for _ in range(100):  # nothing may hang on a test that has failed
+        bench.journal.let_go()
+    await bench.driver.close()
+
+
+async def fails(call: Coroutine[object, object, object] | asyncio.Task[r.Reply]) -> None:
+    with pytest.raises(Unavailable):
+        await call
+
+
+async def test_a_reply_waits_for_the_commit(bench):
+    """Durable before acknowledged: while the disk is at work nobody hears anything, and the session
+    that others see does not know of it."""
+    bench.journal.hold()
+    joining = await bench.submit(c.Rendezvous("a"))
+    await bench.journal.writing()
+    await settled()
+    assert not joining.done()
+    assert not bench.driver.session.members
+    bench.journal.let_go()
+    assert await joining == r.Accepted(RULES.heartbeat_time_s)
+    assert list(bench.driver.session.members) == ["a"]
+    assert bench.journal.groups[-1] == ["ParticipantJoined"]
+
+
+async def test_what_follows_from_the_uncommitted_waits_too(bench):
+    """A refusal, and a reply without events of its own, that were decided on a state which is not
+    durable yet must not tell of it."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    bench.journal.hold()
+    leaving = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
+    await bench.journal.writing()
+    refused = await bench.submit(c.Heartbeat("a"))
+    stranger = await bench.submit(c.StartTrainingRound("b"))
+    await settled()
+    assert not any(task.done() for task in (leaving, refused, stranger))
+    bench.journal.let_go()
+    await leaving
+    for task in (refused, stranger):
+        with pytest.raises(NotAMember):
+            await task
+
+
+async def test_without_anything_on_its_way_nothing_waits(bench):
+    """A heartbeat is not journalled, and is answered at once."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    bench.journal.hold()
+    assert await bench.driver.submit(c.Heartbeat("a")) == r.Advertisement(Phase.STANDBY, 0, False)
+    with pytest.raises(NotAMember):
+        await bench.driver.submit(c.Heartbeat("b"))
+
+
+async def test_commands_share_an_append(bench):
+    """Group commit: what comes while the disk is at work is written together, in order."""
+    bench.journal.hold()
+    first = await bench.submit(c.Rendezvous("a"))
+    await bench.journal.writing()
+    others = [await bench.submit(c.Rendezvous(name)) for name in ("b", "c", "d")]
+    later = await bench.submit(c.Rendezvous("e"))
+    bench.journal.let_go()
+    await first
+    await bench.journal.writing()
+    assert not any(task.done() for task in (*others, later))
+    bench.journal.let_go()
+    for task in others:
+        assert isinstance(await task, r.Accepted)
+    assert isinstance(await later, r.Later)  # decided on the four before it
+    assert bench.journal.groups[1:] == [
+        ["ParticipantJoined"],
+        ["ParticipantJoined", "ParticipantsGathered", "ModelRequested"] + ["ParticipantJoined"] * 2,
+    ]
+    assert list(bench.driver.session.members) == ["a", "b", "c", "d"]
+
+
+async def test_a_failing_append_fails_everybody_who_waits(bench):
+    """Nothing of what was lost is told to anybody, then or later; the process is to end."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    before, effects = bench.driver.session, list(bench.worker.effects)
+    bench.journal.hold()
+    waiting = [await bench.submit(c.Rendezvous("b"))]
+    await bench.journal.writing()
+    waiting += [await bench.submit(c.Rendezvous("c")), await bench.submit(c.Heartbeat("a"))]
+    bench.journal.fail()
+    for task in waiting:
+        await fails(task)
+    assert bench.driver.failed.is_set()
+    assert isinstance(bench.driver.failure, JournalError)
+    assert bench.driver.session == before
+    assert bench.worker.effects == effects
+    await fails(bench.driver.submit(c.Heartbeat("a")))
+    await fails(anext(bench.driver.watch("a")))
+    assert bench.journal.groups == [["SessionOpened"], ["ParticipantJoined"]]
+
+
+async def test_effects_run_after_the_commit(bench):
+    """What is not durable has no consequences."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    bench.journal.hold()
+    joining = await bench.submit(c.Rendezvous("b"))
+    await bench.journal.writing()
+    await settled()
+    assert bench.worker.num_initialisations == 0
+    bench.journal.let_go()
+    await joining
+    assert bench.worker.num_initialisations == 1
+
+
+async def test_watchers_see_what_is_durable(bench):
+    """A round is announced when it is on the disk, not when it is decided."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.driver.submit(c.Rendezvous("b"))
+    watch = bench.driver.watch("a")
+    assert (await anext(watch)).phase is Phase.STANDBY
+    next_seen = asyncio.create_task(anext(watch))
+    bench.journal.hold()
+    initialised = await bench.submit(c.InitialisationDone(MODEL))
+    await bench.journal.writing()
+    joining_late = asyncio.create_task(anext(bench.driver.watch("b")))
+    await settled()
+    assert not next_seen.done()
+    assert (await joining_late).phase is Phase.STANDBY
+    bench.journal.let_go()
+    await initialised
+    assert (await next_seen).phase is Phase.COLLECTING
+
+
+async def test_a_caller_that_goes_away_disturbs_nobody(bench):
+    """What it asked for happens all the same, and those who wait beside it are answered."""
+    bench.journal.hold()
+    gone = await bench.submit(c.Rendezvous("a"))
+    await bench.journal.writing()
+    also_gone, stays = await bench.submit(c.Rendezvous("b")), await bench.submit(c.Rendezvous("c"))
+    gone.cancel()
+    also_gone.cancel()
+    await settled()
+    bench.journal.let_go()
+    await bench.journal.writing()
+    bench.journal.let_go()
+    assert isinstance(await stays, r.Accepted)
+    assert gone.cancelled()
+    assert list(bench.driver.session.members) == ["a", "b", "c"]
+    assert not bench.driver.failed.is_set()
+
+
+async def test_close_waits_for_what_is_being_written(bench):
+    """Callers whose command was decided get their answer; those who come later are refused; the
+    journal is closed once, whoever asks how often."""
+    bench.journal.hold()
+    first = await bench.submit(c.Rendezvous("a"))
+    await bench.journal.writing()
+    second = await bench.submit(c.Rendezvous("b"))
+    closing = asyncio.create_task(bench.driver.close())
+    await settled()
+    assert not closing.done()
+    assert bench.journal.num_closed == 0
+    await fails(bench.driver.submit(c.Rendezvous("c")))
+    bench.journal.let_go()
+    await bench.journal.writing()
+    bench.journal.let_go()
+    await closing
+    assert isinstance(await first, r.Accepted)
+    assert isinstance(await second, r.Accepted)
+    await bench.driver.close()
+    assert bench.journal.num_closed == 1
+    assert not bench.driver.failed.is_set()
+
+
+async def test_a_tick_that_meets_a_defect_ends_the_process(bench, monkeypatch):
+    """Nobody waits for a tick, so its error must not vanish with it: leases would never end."""
+    bench.journal.hold()
+    joining = await bench.submit(c.Rendezvous("a"))
+    await bench.journal.writing()
+    bench.clock.time_s += RULES.lease_s  # so that the tick is due as soon as this is written
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken invariant")
+
+    monkeypatch.setattr("xain_coordinator.driver.decide", broken)
+    bench.journal.let_go()
+    await joining
+    await asyncio.wait_for(bench.driver.failed.wait(), 30)
+    assert isinstance(bench.driver.failure, RuntimeError)
+    await fails(bench.driver.submit(c.Heartbeat("a")))
+
+
+async def test_a_refused_command_changes_nothing(bench):
+    """Nothing is written for it."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.driver.submit(c.Rendezvous("b"))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    before, groups = bench.driver.session, list(bench.journal.groups)
+    with pytest.raises(UploadMissing):
+        await bench.driver.submit(c.EndTrainingRound("a", "a", 0, 1, None))
+    assert (bench.driver.session, bench.journal.groups) == (before, groups)
+
+
+async def test_a_new_session_is_written_when_it_starts():
+    """Not when it is prepared: until then the one before is the latest."""
+    journal = HeldJournal()
+    driver = Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s", new_session=True)
+    assert driver.session.session_id == "s"
+    assert journal.groups == []
+    driver.start(Recorder())
+    assert journal.groups == [["SessionOpened"]]
+    await driver.close()
+
+
+async def test_a_new_session_that_cannot_be_written_does_not_start():
+    """start() says so, and the driver can still be closed."""
+    journal = HeldJournal()
+    journal.fail()
+    driver = Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s")
+    with pytest.raises(JournalError, match="no room"):
+        driver.start(Recorder())
+    await driver.close()
+    assert journal.num_closed == 1
+
+
+async def test_a_journal_that_makes_no_sense_is_a_journal_error():
+    """One line that names the record, whatever it breaks in the session."""
+    opened = Record(0.0, e.SessionOpened("s", RULES, 0.0))
+    journal = HeldJournal([opened, Record(1.0, e.ParticipantsSelected(0, ("a",)))])
+    message = "cannot be replayed: record 1, ParticipantsSelected: AssertionError: no round is open"
+    with pytest.raises(JournalError, match=message):
+        Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s")

@@ -1,0 +1,337 @@
+"""The tile engine: the same bytes however it goes about them, and nothing left behind if it
+cannot."""
+
+import io
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from numpy.typing import NDArray
+
+from xain_coordinator.admission import measure
+from xain_coordinator.aggregation import engine
+from xain_coordinator.aggregation.engine import Fenced, Stopped, UpdateChanged, aggregate, publish
+from xain_coordinator.aggregation.rules import RULES, RuleFailed
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
+from xain_coordinator.ports import KeyNotFound, Reader, StoreUnavailable, WeightsStore
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+
+Array = NDArray[Any]
+
+NUM_UPDATES = 5
+LENGTH = 23  # a prime: no width but 1 divides it
+BASE = GlobalModel(3, WeightsRef("3/global", 0, ""), "float32", (LENGTH,), (), {"workload": "sgd"})
+
+
+@pytest.fixture(params=["memory", "files"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightsStore:
+    return MemoryStore() if request.param == "memory" else FileStore(tmp_path)
+
+
+def npy(vector: Array) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, vector)
+    return buffer.getvalue()
+
+
+def put(store: WeightsStore, key: str, data: bytes) -> None:
+    upload = store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=True)
+
+
+def read(store: WeightsStore, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+def hand_in(store: WeightsStore, vectors: Sequence[Array]) -> tuple[Update, ...]:
+    """Updates of round 3, with 1, 2, … samples."""
+    updates = []
+    for i, vector in enumerate(vectors):
+        put(store, f"3/p{i}", npy(vector))
+        updates.append(Update(f"p{i}", measure(store, f"3/p{i}"), i + 1))
+    return tuple(updates)
+
+
+def random_vectors(dtype: str = "float32") -> list[Array]:
+    chance = np.random.default_rng(5)
+    return [chance.normal(size=LENGTH).astype(dtype) for _ in range(NUM_UPDATES)]
+
+
+def work_on(updates: tuple[Update, ...], rule: str = "weighted_average") -> Aggregate:
+    return Aggregate(3, rule, updates, BASE)
+
+
+class CountingStore(MemoryStore):
+    """Knows how many readers are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_open = self.most_open = self.num_opened = 0
+
+    def open(self, key: str) -> Any:
+        reader = super().open(key)
+        self.num_open += 1
+        self.num_opened += 1
+        self.most_open = max(self.most_open, self.num_open)
+        close = reader.close
+
+        def count_and_close() -> None:
+            reader.close = close  # type: ignore[method-assign]
+            self.num_open -= 1
+            close()
+
+        reader.close = count_and_close  # type: ignore[method-assign]
+        return reader
+
+
+# --- the same bytes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("rule", ["mean", "sum", "weighted_average"])
+def test_any_tile_size_gives_the_same_bytes(store: WeightsStore, rule: str, dtype: str) -> None:
+    """One column at a time, some, or all: those of the rule applied to the whole."""
+    vectors = random_vectors(dtype)
+    updates = hand_in(store, vectors)
+    num_samples = np.arange(1, NUM_UPDATES + 1)
+    whole = RULES[rule]().combine(np.stack(vectors), num_samples).astype(dtype)
+    for tile_bytes in (1, 3 * NUM_UPDATES * 8, 1 << 20):
+        model = aggregate(store, work_on(updates, rule), tile_bytes=tile_bytes)
+        assert read(store, "4/global") == npy(whole)
+        store.delete("4/global")
+        assert model == GlobalModel(
+            round=4,
+            ref=WeightsRef("4/global", len(npy(whole)), xxhash.xxh3_128(npy(whole)).hexdigest()),
+            dtype=dtype,
+            shape=(LENGTH,),
+            metadata={"workload": "sgd"},
+        )
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    """The order is that of the selection; when the objects were written plays no part."""
+    models = []
+    for arrival in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        store = MemoryStore()
+        vectors = random_vectors()
+        for i in arrival:
+            put(store, f"3/p{i}", npy(vectors[i]))
+        updates = [Update(f"p{i}", measure(store, f"3/p{i}"), i + 1) for i in arrival]
+        selection = tuple(sorted(updates, key=lambda update: update.participant_id))
+        models.append(aggregate(store, work_on(selection)))
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("max_readers", [1, NUM_UPDATES - 1])
+def test_more_updates_than_readers(max_readers: int) -> None:
+    """2,000 participants are more than a process may have files open."""
+    store = CountingStore()
+    updates = hand_in(store, random_vectors())
+    usual = aggregate(store, work_on(updates), tile_bytes=64)
+    assert store.most_open == NUM_UPDATES
+    store.most_open = 0
+    store.delete("4/global")
+    assert aggregate(store, work_on(updates), tile_bytes=64, max_readers=max_readers) == usual
+    assert store.most_open <= max_readers
+    assert store.num_open == 0
+
+
+def test_few_readers_by_default() -> None:
+    """Far below the 1,024 files that a process may have open."""
+    store = CountingStore()
+    updates = hand_in(store, [np.ones(2, np.float32)] * 200)
+    store.most_open = 0
+    aggregate(store, work_on(updates))
+    assert store.most_open <= engine.MAX_READERS == 64
+
+
+# --- updates that are not what they were ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_readers", [1, NUM_UPDATES])
+@pytest.mark.parametrize("at", [0, 100, -1])
+def test_an_update_whose_bytes_have_changed(store: WeightsStore, at: int, max_readers: int) -> None:
+    """In its header too: all that was accepted is under the digest. No model comes of it."""
+    updates = hand_in(store, random_vectors())
+    data = bytearray(read(store, "3/p2"))
+    data[at] ^= 1
+    put(store, "3/p2", bytes(data))
+    with pytest.raises(UpdateChanged, match="'3/p2' has changed in the store"):
+        aggregate(store, work_on(updates), tile_bytes=64, max_readers=max_readers)
+    with pytest.raises(KeyNotFound):
+        store.open("4/global")
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_an_update_of_another_length(store: WeightsStore, change: int) -> None:
+    """Seen before anything is read."""
+    updates = hand_in(store, random_vectors())
+    data = read(store, "3/p2")
+    put(store, "3/p2", data[:change] if change < 0 else data + b"\0")
+    with pytest.raises(UpdateChanged, match=f"has {len(data) + change} bytes in the store"):
+        aggregate(store, work_on(updates))
+
+
+def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
+    """As when somebody truncates a file that is open."""
+    store = FileStore(tmp_path)
+    updates = hand_in(store, random_vectors())
+
+    class Truncating(MemoryStore):
+        def open(self, key: str) -> Any:
+            reader: Reader = store.open(key)
+            for file in (path for path in tmp_path.rglob("*") if path.is_file()):
+                os.truncate(file, min(130, file.stat().st_size))
+            return reader
+
+    with pytest.raises(UpdateChanged, match="become shorter"):
+        aggregate(Truncating(), work_on(updates))
+
+
+def test_an_update_that_changes_between_two_tiles() -> None:
+    """Where every tile opens its updates anew, the digest still covers all that was read."""
+    store = MemoryStore()
+    updates = hand_in(store, random_vectors())
+    changed = npy(random_vectors()[0] + 1)
+
+    class Changing(CountingStore):
+        def open(self, key: str) -> Any:
+            self.num_opened += 1
+            if self.num_opened == NUM_UPDATES + 1:  # the second tile begins
+                put(store, "3/p0", changed)
+            return store.open(key)
+
+    with pytest.raises(UpdateChanged, match="'3/p0' has changed"):
+        aggregate(Changing(), work_on(updates), tile_bytes=64, max_readers=1)
+
+
+# --- rules that fail ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_sum_that_leaves_the_range(store: WeightsStore, dtype: str) -> None:
+    """Says which rule and which dtype; no infinity is ever published."""
+    updates = hand_in(store, [np.full(3, np.finfo(dtype).max, dtype)] * 2)
+    with pytest.raises(RuleFailed, match=f"'sum' leaves the range of {dtype} in round 3"):
+        aggregate(store, work_on(updates, "sum"))
+    assert "4/global" not in set(store.keys())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("rule", ["mean", "weighted_average"])
+def test_an_average_of_the_largest_is_published(store: WeightsStore, rule: str, dtype: str) -> None:
+    """Rounding in the last place is no overflow."""
+    vector = np.array([1, -1], dtype) * np.finfo(dtype).max
+    updates = hand_in(store, [vector] * 11)
+    aggregate(store, work_on(updates, rule))
+    published = np.load(io.BytesIO(read(store, "4/global")))
+    np.testing.assert_allclose(published / np.finfo(dtype).max, [1, -1], rtol=1e-14)
+
+
+def test_a_rule_that_takes_fewer_updates(store: WeightsStore) -> None:
+    """What check() says comes out as it is."""
+    updates = hand_in(store, random_vectors())
+    with pytest.raises(RuleFailed, match="exactly one update, not 5"):
+        aggregate(store, work_on(updates, "identity"))
+
+
+# --- publishing -----------------------------------------------------------------------------------
+
+
+def test_publish_meets_its_own_object(store: WeightsStore) -> None:
+    """Whoever wrote it died before it could say so: the object is adopted."""
+    updates = hand_in(store, random_vectors())
+    first = aggregate(store, work_on(updates))
+    assert aggregate(store, work_on(updates)) == first
+
+
+def test_publish_meets_another_object(store: WeightsStore) -> None:
+    """A model is never written over."""
+    put(store, "4/global", b"another")
+    with pytest.raises(Fenced, match="another model lies under '4/global'"):
+        publish(store, "4/global", [b"ours"])
+    assert read(store, "4/global") == b"another"
+
+
+# --- nothing left behind --------------------------------------------------------------------------
+
+
+def test_nothing_stays_of_a_failure(tmp_path: Path) -> None:
+    """An upload that will not be finished leaves no file."""
+    store = FileStore(tmp_path)
+    updates = hand_in(store, random_vectors())
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        aggregate(store, work_on(updates), stop)
+    with pytest.raises(RuleFailed):
+        aggregate(store, work_on(updates, "identity"))
+    put(store, "4/global", b"another")
+    with pytest.raises(Fenced):
+        aggregate(store, work_on(updates))
+    put(store, "3/p1", b"short")
+    with pytest.raises(UpdateChanged):
+        aggregate(store, work_on(updates))
+    store.delete("3/p1")
+    with pytest.raises(KeyNotFound):
+        aggregate(store, work_on(updates))
+    assert list((tmp_path / ".incoming").glob("*.part")) == []
+
+
+def test_readers_close_when_the_store_fails() -> None:
+    """At once, and not when somebody collects garbage."""
+
+    class Full(CountingStore):
+        def upload(self, key: str) -> MemoryUpload:
+            if key != "4/global":
+                return super().upload(key)
+
+            class Failing(MemoryUpload):
+                num_written = 0
+
+                def write(self, chunk: bytes) -> None:
+                    self.num_written += 1
+                    if self.num_written == 3:  # the header, one tile, and no more
+                        raise StoreUnavailable("the disk is full")
+
+            return Failing(self, key)
+
+    store = Full()
+    updates = hand_in(store, random_vectors())
+    with pytest.raises(StoreUnavailable) as caught:
+        aggregate(store, work_on(updates), tile_bytes=64)
+    assert store.num_open == 0, caught.value
+
+
+def test_stop_ends_after_the_tile_at_hand() -> None:
+    """A long aggregation does not hold a process that is to end."""
+    stop = threading.Event()
+
+    written: list[int] = []
+
+    class StoppingUpload(MemoryUpload):
+        def write(self, chunk: bytes) -> None:
+            written.append(len(chunk))
+            if len(written) == 2:
+                stop.set()
+            super().write(chunk)
+
+    class Stopping(MemoryStore):
+        def upload(self, key: str) -> MemoryUpload:
+            return StoppingUpload(self, key) if key == "4/global" else super().upload(key)
+
+    store = Stopping()
+    updates = hand_in(store, random_vectors())
+    with pytest.raises(Stopped):
+        aggregate(store, work_on(updates), stop, tile_bytes=NUM_UPDATES * 4)
+    assert written == [128, 4]  # the header and one element
+    assert "4/global" not in set(store.keys())

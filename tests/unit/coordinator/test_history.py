@@ -1,0 +1,151 @@
+"""What an operator sees of the past, and that it does not grow without bound."""
+
+from dataclasses import replace
+
+from xain_coordinator import history as module
+from xain_coordinator.core import events as e
+from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
+from xain_coordinator.history import MAX_DEPARTED, MAX_ROUNDS, History
+from xain_coordinator.journal.codec import decode_record, encode_record
+from xain_coordinator.ports import Record
+from xain_workloads.model import TensorSpec
+
+LAYOUT = (TensorSpec("weights", (2, 3), "float32"),)
+
+
+def fold(*events: e.DurableEvent) -> History:
+    history = History()
+    for event in events:
+        history.apply(event)
+    return history
+
+
+def model(round_: int) -> GlobalModel:
+    ref = WeightsRef(f"{round_}/global", 152, f"digest {round_}")
+    return GlobalModel(round_, ref, "float32", (6,), LAYOUT, {"workload": "sgd"})
+
+
+def joined(participant_id: str) -> e.ParticipantJoined:
+    return e.ParticipantJoined(participant_id, None, 0.0)
+
+
+def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.UpdateAccepted:
+    ref = WeightsRef(f"{round_}/{participant_id}", 152, "d")
+    update = Update(participant_id, StoredWeights(ref, "float32", (6,)), num_samples)
+    return e.UpdateAccepted(round_, update)
+
+
+def test_a_round_as_it_was() -> None:
+    """Who was selected and contributed, and how long it took."""
+    history = fold(
+        e.RoundOpened(0, ("a", "b"), 5, 10.0),
+        accepted(0, "b", 7),
+        accepted(0, "a", 3),
+        e.RoundClosed(0),
+        e.ModelPublished(0, model(1), 14.5),
+    )
+    (record,) = history.rounds
+    assert record == module.RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5)
+    assert history.models == {"1/global": model(1)}
+    assert history.contributions == {"a": 1, "b": 1}
+
+
+def test_selected_are_those_who_are_selected_now() -> None:
+    """Whoever leaves owing an update is replaced; whoever handed in stays, as in the session."""
+    history = fold(
+        joined("a"),
+        joined("b"),
+        joined("c"),
+        e.RoundOpened(0, ("a", "b"), 5, 0.0),
+        accepted(0, "a"),
+        e.ParticipantLeft("a", "left"),
+        e.ParticipantLeft("b", "expired"),
+        e.ParticipantsSelected(0, ("c",)),
+    )
+    assert history.rounds[-1].selected == ("a", "c")
+    history.apply(e.ParticipantLeft("nobody in it", "left"))
+    assert history.rounds[-1].selected == ("a", "c")
+
+
+def test_a_departure_changes_no_round_that_is_over() -> None:
+    """What was, was. And one before the first round concerns none."""
+    history = fold(
+        e.ParticipantLeft("b", "left"),
+        e.RoundOpened(0, ("a", "b"), 5, 0.0),
+        accepted(0, "a"),
+        e.ModelPublished(0, model(1), 1.0),
+        e.ParticipantLeft("b", "left"),
+    )
+    assert history.rounds[-1].selected == ("a", "b")
+
+
+def test_models_share_what_they_have_in_common_after_a_restart() -> None:
+    """A week of rounds: each event read back from a journal brings its own layout."""
+    history = History()
+    for number in range(3):
+        published = e.ModelPublished(number, model(number + 1), float(number))
+        event = decode_record(encode_record(Record(0.0, published))).event
+        history.apply(e.RoundOpened(number, ("a",), 5, 0.0))
+        history.apply(event)
+    first, second, third = history.models.values()
+    assert (first, second, third) == (model(1), model(2), model(3))
+    assert first.layout is second.layout is third.layout
+    assert first.metadata is second.metadata is third.metadata
+    assert first.shape is third.shape
+
+
+def test_models_that_differ_keep_what_is_theirs() -> None:
+    """XAIN's empty model has nothing in common with the next."""
+    empty = GlobalModel(0, WeightsRef("0/global", 128, "e"), "float64", (0,))
+    opened = e.RoundOpened(0, ("a",), 0, 0.0)
+    history = fold(e.ModelInitialised(empty), opened, e.ModelPublished(0, model(1), 1.0))
+    assert list(history.models.values()) == [empty, model(1)]
+
+
+def test_every_model_can_be_asked_for_and_the_latest_rounds_only() -> None:
+    """Models are objects in the store, so they stay known by key; rounds are for looking at."""
+    history = History()
+    for number in range(MAX_ROUNDS + 5):
+        history.apply(e.RoundOpened(number, ("a",), 5, 0.0))
+        history.apply(e.ModelPublished(number, model(number + 1), 1.0))
+    assert len(history.rounds) == MAX_ROUNDS
+    assert history.models["1/global"].ref == model(1).ref
+    assert len(history.models) == MAX_ROUNDS + 5
+
+
+def test_the_departed_are_forgotten_in_the_end() -> None:
+    """Names that come once and go must not fill the memory; who is here keeps its count."""
+    history = fold(joined("stays"), e.RoundOpened(0, (), 5, 0.0), accepted(0, "stays"))
+    for number in range(MAX_DEPARTED + 3):
+        name = f"p{number}"
+        for event in (joined(name), accepted(0, name), e.ParticipantLeft(name, "left")):
+            history.apply(event)
+        # One that never contributed takes nobody's place.
+        history.apply(e.ParticipantLeft(f"idle {number}", "left"))
+    assert len(history.contributions) == MAX_DEPARTED + 1
+    assert history.contributions["stays"] == 1
+    assert history.contributions["p2"] == 0  # forgotten
+    assert history.contributions[f"p{MAX_DEPARTED + 2}"] == 1
+
+
+def test_who_comes_back_is_not_forgotten() -> None:
+    """A participant that was away for a moment has its count, however many leave after it."""
+    history = fold(
+        joined("a"),
+        e.RoundOpened(0, (), 5, 0.0),
+        accepted(0, "a"),
+        e.ParticipantLeft("a", "expired"),
+        joined("a"),
+    )
+    for number in range(MAX_DEPARTED + 1):
+        history.apply(accepted(0, f"p{number}"))
+        history.apply(e.ParticipantLeft(f"p{number}", "left"))
+    assert history.contributions["a"] == 1
+
+
+def test_records_are_values() -> None:
+    """A reader may keep one while the round goes on."""
+    history = fold(e.RoundOpened(0, ("a",), 5, 0.0))
+    seen = history.rounds[-1]
+    history.apply(accepted(0, "a"))
+    assert seen == replace(history.rounds[-1], contributors=(), num_samples=0)

@@ -1,0 +1,444 @@
+"""Effects done on a real driver: what is waited for, what ends the process, what ends the session.
+
+The journal survives its driver, as a disk does, so that a restart is a second driver on it.
+"""
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from xain_coordinator.admission import measure
+from xain_coordinator.aggregation.engine import Fenced, UpdateChanged
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core.replies import Reply
+from xain_coordinator.core.session import resume
+from xain_coordinator.core.values import DataProfile, Phase, Rules
+from xain_coordinator.driver import Driver
+from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.ports import JournalError, KeyNotFound, Record, StoreUnavailable
+from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_coordinator.work import StoreWorker, WorkloadMissing
+from xain_workloads.model import Model, TensorSpec
+
+VECTOR = np.arange(3, dtype=np.float32)
+PROFILE = DataProfile(10, 3)
+
+
+def make_rules(
+    *,
+    num_participants: int = 1,
+    aggregation: str = "mean",
+    initial: Literal["empty", "workload"] = "empty",
+) -> Rules:
+    """One round."""
+    return Rules(
+        rounds=1,
+        epochs=1,
+        min_participants=num_participants,
+        fraction_participants=Fraction(1),
+        num_required=num_participants,
+        max_participants=10,
+        start_participants=num_participants,
+        start_timeout_s=0.0,
+        controller="ordered",
+        aggregation=aggregation,
+        seed=0,
+        heartbeat_time_s=1000.0,
+        heartbeat_timeout_s=1000.0,
+        initial=initial,
+    )
+
+
+class StandingClock:
+    """Nothing here depends on time."""
+
+    def __init__(self, start: float) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def wall_ns(self) -> int:
+        return 0
+
+
+class Disk(MemoryJournal):
+    """Stays when its driver closes it. dies_before: the event that is not written any more."""
+
+    dies_before: type[e.DurableEvent] | None = None
+
+    def append(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if self.dies_before is not None and isinstance(record.event, self.dies_before):
+                raise JournalError("the power is gone")
+        super().append(records)
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def events(self) -> list[e.DurableEvent]:
+        return [record.event for record in self.load()]
+
+
+class WatchedDriver(Driver):
+    """Tells what the worker brought back, once it has been decided and is durable."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.brought: asyncio.Queue[c.Command] = asyncio.Queue()
+
+    async def submit(self, command: c.Command) -> Reply:
+        reply = await super().submit(command)
+        self.brought.put_nowait(command)
+        return reply
+
+    async def brings(self, kind: type[c.Command]) -> c.Command:
+        """The next command of this kind."""
+        while not isinstance(command := await self.brought.get(), kind):
+            pass
+        return command
+
+
+class Fleet:
+    """A driver, its worker, and participants p0, p1, … as the server would speak for them."""
+
+    def __init__(self, driver: WatchedDriver, worker: StoreWorker, store: MemoryStore) -> None:
+        self.driver = driver
+        self.worker = worker
+        self.store = store
+
+    async def join(self, *names: str) -> None:
+        for name in names:
+            await self.driver.submit(c.Rendezvous(name, PROFILE))
+
+    async def until(self, phase: Phase) -> None:
+        """Wait until p0 sees this phase."""
+        async for seen in self.driver.watch("p0"):
+            if seen.phase is phase:
+                return
+
+    async def hand_in(self, name: str, vector: ArrayLike = VECTOR) -> None:
+        key = f"0/{name}"
+        put(self.store, key, vector)
+        weights = measure(self.store, key)
+        await self.driver.submit(c.EndTrainingRound(name, name, 0, 1, weights))
+
+    async def failure(self) -> BaseException:
+        await self.driver.failed.wait()
+        assert self.driver.failure is not None
+        return self.driver.failure
+
+
+@asynccontextmanager
+async def fleet(
+    journal: MemoryJournal,
+    store: MemoryStore,
+    rules: Rules | None = None,
+    *,
+    workload: Any = None,
+    first_retry_s: float = 0.0,
+) -> AsyncIterator[Fleet]:
+    driver = WatchedDriver.open(journal, StandingClock, rules or make_rules(), lambda: "session")
+    assert isinstance(driver, WatchedDriver)
+    worker = StoreWorker(driver, store, NullMetricsStore(), workload, first_retry_s=first_retry_s)
+    driver.start(worker)
+    try:
+        yield Fleet(driver, worker, store)
+    finally:
+        await worker.close()
+        await driver.close()
+
+
+def npy(vector: ArrayLike) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(vector))
+    return buffer.getvalue()
+
+
+def put(store: MemoryStore, key: str, vector: ArrayLike) -> None:
+    store.put(key, npy(vector), overwrite=True)
+
+
+def read(store: MemoryStore, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+class HookedStore(MemoryStore):
+    """Calls `hook` before the object of model 1 is begun."""
+
+    hook: Callable[[], None] = staticmethod(lambda: None)
+
+    def upload(self, key: str) -> MemoryUpload:
+        if key == "1/global":
+            self.hook()
+        return super().upload(key)
+
+
+# --- a store that is away -------------------------------------------------------------------------
+
+
+async def test_a_store_that_is_away_is_waited_for() -> None:
+    """The session stays where it is, shows what is wrong, and goes on when the store is back."""
+    store = HookedStore()
+    troubles: list[str] = []
+    async with fleet(Disk(), store) as f:
+
+        def fail_three_times() -> None:
+            troubles.append(f.worker.trouble)
+            if len(troubles) <= 3:
+                raise StoreUnavailable(f"no route, attempt {len(troubles)}")
+
+        store.hook = fail_three_times
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        await f.until(Phase.FINISHED)
+        assert f.driver.session.cause == "completed"
+        assert f.driver.failure is None
+        assert troubles == ["", *(f"no route, attempt {n}" for n in (1, 2, 3))]
+        assert f.worker.trouble == ""
+    assert read(store, "1/global") == npy(VECTOR)
+
+
+async def test_a_coordinator_stops_while_the_store_is_away() -> None:
+    """It does not wait for the next attempt; the next start makes it."""
+    store, journal = HookedStore(), Disk()
+    loop, tried = asyncio.get_running_loop(), asyncio.Event()
+
+    def away() -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise StoreUnavailable("no route")
+
+    store.hook = away
+    async with fleet(journal, store, first_retry_s=1e6) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        await tried.wait()
+        await f.worker.close()
+        assert f.worker.trouble == "no route"
+        assert f.driver.session.phase is Phase.AGGREGATING
+    assert f.driver.failure is None
+    store.hook = lambda: None
+    async with fleet(journal, store) as f:
+        await f.until(Phase.FINISHED)
+        assert f.driver.session.cause == "completed"
+
+
+async def test_a_coordinator_stops_while_a_thread_is_at_work() -> None:
+    """The thread ends after its tile, close() waits for it, and nothing is published by it."""
+    store, journal = HookedStore(), Disk()
+    loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def hold() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        released.wait()
+
+    store.hook = hold
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        await begun.wait()
+        closing = asyncio.ensure_future(f.worker.close())
+        await asyncio.sleep(0)  # it has begun, and waits
+        assert not closing.done()
+        released.set()
+        await closing
+        assert f.driver.failure is None
+        assert "1/global" not in set(store.keys())
+        # What comes after is for the next start as well.
+        for effect in resume(f.driver.session):
+            f.worker.perform(effect)
+        await f.worker.close()
+        assert "1/global" not in set(store.keys())
+    assert not isinstance(journal.events[-1], e.SessionFinished)
+
+
+# --- what ends the process and not the session ----------------------------------------------------
+
+
+async def test_a_fenced_coordinator_ends() -> None:
+    """Another one works on its store. The session is that one's; this one touches nothing."""
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        put(store, "1/global", VECTOR + 1)
+        await f.hand_in("p0")
+        assert isinstance(await f.failure(), Fenced)
+        assert "another model lies under" in f.worker.trouble
+    assert isinstance(journal.events[-1], e.RoundClosed)
+    assert read(store, "1/global") == npy(VECTOR + 1)
+
+
+@pytest.mark.parametrize("damage", [UpdateChanged, KeyNotFound])
+async def test_weights_that_are_wrong_end_the_process_and_not_the_session(
+    damage: type[Exception],
+) -> None:
+    """As on the wrong disk, or one restored from a backup: with the right one it goes on."""
+    store, journal = HookedStore(), Disk()
+
+    def change() -> None:
+        if damage is KeyNotFound:
+            store.delete("0/p0")
+        else:
+            put(store, "0/p0", VECTOR + 1)
+
+    store.hook = change
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        failure = await f.failure()
+        assert isinstance(failure, damage)
+        assert f.worker.trouble == str(failure)
+    assert not any(isinstance(event, e.SessionFinished) for event in journal.events)
+    store.hook = lambda: None
+    put(store, "0/p0", VECTOR)
+    async with fleet(journal, store) as f:
+        await f.until(Phase.FINISHED)
+        assert f.driver.session.cause == "completed"
+    assert read(store, "1/global") == npy(VECTOR)
+
+
+@pytest.mark.parametrize("defect", [ValueError, OSError, MemoryError, AssertionError])
+async def test_a_defect_ends_the_process(defect: type[Exception]) -> None:
+    """Loudly, with the journal as it was: what nobody expected is no reason to end a week's
+    training."""
+    store, journal = HookedStore(), Disk()
+
+    def crash() -> None:
+        raise defect("unexpected")
+
+    store.hook = crash
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        assert isinstance(await f.failure(), defect)
+    assert isinstance(journal.events[-1], e.RoundClosed)
+
+
+# --- what ends the session ------------------------------------------------------------------------
+
+
+async def test_a_rule_that_fails_ends_the_session() -> None:
+    """The same updates would fail for ever; the cause is there to be read."""
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2, aggregation="sum")) as f:
+        await f.join("p0", "p1")
+        await f.until(Phase.COLLECTING)
+        for name in ("p0", "p1"):
+            await f.hand_in(name, np.full(3, np.finfo(np.float32).max))
+        await f.until(Phase.FINISHED)
+        assert f.driver.session.cause == (
+            "aggregate failed in round 0: rule 'sum' leaves the range of float32 in round 0"
+        )
+        assert f.driver.failure is None
+    assert isinstance(journal.events[-1], e.SessionFinished)
+
+
+# --- a crash --------------------------------------------------------------------------------------
+
+
+async def test_a_crash_between_publication_and_commit() -> None:
+    """The model is in the store and the journal does not know: it is made again and adopted."""
+    store, journal = MemoryStore(), Disk()
+    journal.dies_before = e.ModelPublished
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        assert isinstance(await f.failure(), JournalError)
+    published = read(store, "1/global")
+    journal.dies_before = None
+    async with fleet(journal, store) as f:
+        await f.until(Phase.FINISHED)
+        session = f.driver.session
+        assert session.cause == "completed"
+        assert session.model is not None
+        assert session.model.ref == measure(store, "1/global").ref
+    assert read(store, "1/global") == published
+
+
+# --- the initial model ----------------------------------------------------------------------------
+
+
+class Workload:
+    """Makes a model, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+        assert list(profiles) == [PROFILE]
+        if self.error is not None:
+            raise self.error
+        # Big-endian on purpose: what is stored never is.
+        return Model(VECTOR.astype(">f4"), (TensorSpec("w", (3,), "float32"),), {"a": "b"})
+
+
+WITH_WORKLOAD = make_rules(initial="workload")
+
+
+async def test_the_initial_model_is_stored_and_published() -> None:
+    """Little-endian, with layout and metadata."""
+    store = MemoryStore()
+    async with fleet(Disk(), store, WITH_WORKLOAD, workload=Workload()) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        model = f.driver.session.model
+        assert model is not None
+        assert model.ref == measure(store, "0/global").ref
+        assert (model.layout, model.metadata) == (
+            (TensorSpec("w", (3,), "float32"),),
+            {"a": "b"},
+        )
+    assert read(store, "0/global") == npy(VECTOR.astype("<f4"))
+
+
+async def test_profiles_that_do_not_suffice_are_told_to_the_session() -> None:
+    """Others may come whose data do; nothing ends."""
+    workload = Workload(ValueError("no participant has any rows"))
+    async with fleet(Disk(), MemoryStore(), WITH_WORKLOAD, workload=workload) as f:
+        await f.join("p0")
+        command = await f.driver.brings(c.InitialisationFailed)
+        assert command == c.InitialisationFailed("no participant has any rows")
+        assert f.driver.session.phase is Phase.STANDBY
+        assert f.driver.failure is None
+
+
+@pytest.mark.parametrize("error", [MemoryError("400 GB"), RuntimeError("a defect")])
+async def test_a_workload_that_crashes_ends_the_process(error: Exception) -> None:
+    """It says nothing of the participants' data."""
+    journal = Disk()
+    async with fleet(journal, MemoryStore(), WITH_WORKLOAD, workload=Workload(error)) as f:
+        await f.join("p0")
+        assert await f.failure() is error
+    assert isinstance(journal.events[-1], e.ModelRequested)
+
+
+async def test_a_missing_workload_ends_the_process() -> None:
+    """With the line that is missing in the configuration; with it, the session goes on."""
+    journal, store = Disk(), MemoryStore()
+    async with fleet(journal, store, WITH_WORKLOAD) as f:
+        await f.join("p0")
+        failure = await f.failure()
+        assert isinstance(failure, WorkloadMissing)
+        assert "set [workload] name" in str(failure)
+    assert isinstance(journal.events[-1], e.ModelRequested)
+    async with fleet(journal, store, workload=Workload()) as f:
+        await f.until(Phase.COLLECTING)
