@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -20,7 +22,10 @@ from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.core.values import Phase
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
+from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.inspection_pb2 import GetStatusRequest
+from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 
 
 async def test_a_restart_goes_on_with_the_same_round(start, join):
@@ -167,6 +172,86 @@ async def test_kill_9_between_updates_loses_nothing(process):
         for member in members:
             await member.close()
     assert models[0] == models[1]
+
+
+class Walker(Participant):
+    """Training whose result depends on all that came before, and differs between participants."""
+
+    def __init__(self, step: float) -> None:
+        self.step = np.float32(step)
+        self.trained: list[int] = []
+
+    def init_weights(self) -> np.ndarray:
+        return np.full(3, self.step)
+
+    def train_round(
+        self, weights: np.ndarray, epochs: int, epoch_base: int
+    ) -> tuple[np.ndarray, int]:
+        self.trained.append(epoch_base)
+        return weights * np.float32(0.9) + self.step, int(10 * self.step)
+
+
+@pytest.mark.e2e
+async def test_kill_9_at_every_sync_changes_nothing(tmp_path):
+    """The coordinator dies at its first sync, its second, its third, ... in uploads, commits,
+    initialisation and aggregation alike, until the session is through. The participants are real
+    ones. The final model is that of the undisturbed run, and nobody trained a round twice."""
+    settings = {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.controller": "ordered"}
+    models = []
+    for disturbed in (False, True):
+        coordinator = CoordinatorProcess(tmp_path / f"disturbed-{disturbed}", settings)
+        await coordinator.start()
+        target = f"127.0.0.1:{coordinator.port}"
+        walkers = [Walker(step) for step in (0.1, 0.2, 0.7)]
+        agents = [Agent(w, target, f"site-{i}") for i, w in enumerate(walkers)]
+        deaths = 0
+        if disturbed:
+            await coordinator.kill()
+        try:
+            ends = [asyncio.create_task(asyncio.to_thread(agent.run)) for agent in agents]
+            if disturbed:
+                deaths = await die_until_finished(coordinator)
+            assert await asyncio.gather(*ends) == [0, 0, 0]
+            assert [walker.trained for walker in walkers] == [[0, 1]] * 3
+            reader = Member(coordinator.port, "reader")
+            models.append(await reader.download("3/global"))
+            await reader.close()
+        finally:
+            for agent in agents:
+                agent.stop()
+            await coordinator.end()
+    assert models[0] == models[1]
+    assert deaths > 5
+
+
+async def die_until_finished(coordinator: CoordinatorProcess) -> int:
+    """Start it until a life ends with the session's end and not with its own; how often."""
+    for deaths in itertools.count():
+        coordinator.dies_at = deaths + 1
+        try:
+            await coordinator.start()
+        except AssertionError:
+            continue  # it did not even get as far as serving
+        dead = asyncio.create_task(coordinator.died())
+        finished = asyncio.create_task(until_finished(coordinator.port))
+        await asyncio.wait([dead, finished], return_when=asyncio.FIRST_COMPLETED)
+        if not dead.done():
+            dead.cancel()
+            return deaths
+        finished.cancel()
+        await asyncio.wait([finished])
+    raise AssertionError("unreachable")
+
+
+async def until_finished(port: int) -> None:
+    """Watch as a stranger would: by the status."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = InspectionStub(channel)
+        while True:
+            status = await stub.GetStatus(GetStatusRequest(), wait_for_ready=True)
+            if status.phase == "finished":
+                return
+            await asyncio.sleep(0.05)  # a poll; it ends with the session
 
 
 @pytest.mark.e2e

@@ -298,6 +298,22 @@ async def test_the_initial_model_comes_from_the_profiles(start, join):
     assert not vector.any()
 
 
+async def test_profiles_that_do_not_suffice_do_not_end_the_session(start, join):
+    """One class alone cannot be told apart; the operator reads so, and another site mends it."""
+    coordinator = await start(
+        rounds={"min_participants": 1, "max_participants": 2}, workload={"name": "sgd"}
+    )
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["1"]))
+    while not coordinator.driver.session.trouble:
+        await a.heartbeat()  # until the workload has said no
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert status.phase == "standby"
+    assert status.waiting_for.startswith("Other participants: no model can be made for these (")
+    await b.rendezvous(pb.DataProfile(num_samples=5, num_features=4, classes=["2"]))
+    await a.until(pb.ROUND, 0)
+
+
 async def test_small_weights_travel_inside_their_reference(start, join):
     """Down with the assignment, up with the hand-in; in the store they are what a stream leaves."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})

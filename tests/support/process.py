@@ -6,9 +6,16 @@ import signal
 import sys
 from pathlib import Path
 
+DYING = Path(__file__).with_name("dying.py")
+
 
 class CoordinatorProcess:
-    """settings: dotted keys, given as --set. The port stays the same over restarts."""
+    """settings: dotted keys, given as --set. The port stays the same over restarts.
+
+    dies_at: the sync to disk at which it kills itself; None if it lives.
+    """
+
+    dies_at: int | None = None
 
     def __init__(self, folder: Path, settings: dict[str, object], port: int = 0) -> None:
         self.folder = folder
@@ -22,12 +29,14 @@ class CoordinatorProcess:
         return self._log_path.read_text()
 
     async def _spawn(self, *extra: str) -> asyncio.subprocess.Process:
+        program = ["-m", "xain_coordinator"]
+        if self.dies_at is not None:
+            program = [str(DYING), str(self.dies_at)]
         flags = [f"--set={key}={value}" for key, value in self._settings.items()]
         with self._log_path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-m",
-                "xain_coordinator",
+                *program,
                 f"--data-dir={self.folder}",
                 f"--port={self.port}",
                 *flags,
@@ -55,6 +64,11 @@ class CoordinatorProcess:
         """Start it where it cannot; returns the exit status."""
         process = await self._spawn(*extra)
         return await asyncio.wait_for(process.wait(), 30)
+
+    async def died(self) -> int:
+        """Wait until it has; returns the exit status, negative for the signal."""
+        assert self._process is not None
+        return await self._process.wait()
 
     async def kill(self) -> None:
         """kill -9."""

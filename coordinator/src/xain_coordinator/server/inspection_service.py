@@ -175,6 +175,8 @@ def waiting_for(session: Session, trouble: str = "") -> str:
         case _ if connected < rules.num_required:
             needed = rules.num_required if session.gathered else rules.start_participants
             return f"{_more_participants(needed - connected)}: {connected} of {needed} connected."
+        case _ if session.trouble:
+            return f"Other participants: no model can be made for these ({session.trouble})."
         case _:
             return "The initial model is being made."
 
