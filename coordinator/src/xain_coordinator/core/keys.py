@@ -1,6 +1,6 @@
 """Where weights lie in a store."""
 
-GLOBAL = "global"
+from xain_messaging.names import GLOBAL
 
 
 def model_key(round_: int) -> str:

@@ -48,6 +48,7 @@ from xain_coordinator.core.pacing import is_complete, num_selected
 from xain_coordinator.core.points import coordinator_point, departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.selection import select
+from xain_coordinator.core.updates import check_size, check_update, require_free_key
 from xain_coordinator.core.values import (
     DataProfile,
     GlobalModel,
@@ -139,9 +140,6 @@ def begin(opened: e.SessionOpened) -> Session:
     """The session that its first event describes."""
     return Session(opened.session_id, opened.rules, lease_floor=opened.at)
 
-
-# Headers of the same array may differ in their padding, but not by more.
-MAX_HEADER_SLACK_BYTES = 4096
 
 # --- decide ---------------------------------------------------------------------------------------
 
@@ -281,12 +279,11 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
     round_ = _require_selected(session, participant_id)
-    assert session.model is not None, "a round is open without a model"
     return r.Assignment(
         round=round_.number,
         epochs=round_.epochs,
         epoch_base=session.epoch_base,
-        model=session.model,
+        model=_model(session),
         update_accepted=participant_id in round_.updates,
     )
 
@@ -299,19 +296,9 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, round_.number)
-    _require_free_key(round_, command.participant_id)
-    _check_size(session, command.size_bytes)
+    require_free_key(round_, command.participant_id)
+    check_size(_model(session), command.size_bytes)
     return r.UploadTo(update_key(round_.number, command.participant_id))
-
-
-def _check_size(session: Session, size_bytes: int) -> None:
-    """Refuse what cannot be an update before its bytes come. Raises InvalidUpdate."""
-    model = session.model
-    assert model is not None, "a round is open without a model"
-    if not model.is_empty and size_bytes > model.ref.size_bytes + MAX_HEADER_SLACK_BYTES:
-        raise errors.InvalidUpdate(
-            f"an upload of {size_bytes} bytes, but the global model has {model.ref.size_bytes}"
-        )
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answer:
@@ -329,7 +316,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answe
         key = update_key(round_.number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
     update = Update(participant_id, command.weights, command.num_samples)
-    _check_update(session, round_, update)
+    check_update(_model(session), round_, update)
     return (*bound, e.UpdateAccepted(round_.number, update)), r.Done(), command.metrics
 
 
@@ -348,7 +335,7 @@ def _bind_upload_name(
     nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
     name, sender = command.upload_name, command.participant_id
     check_name(name)
-    _require_free_key(round_, name)
+    require_free_key(round_, name)
     if name == sender:
         return ()
     owner = session.upload_names.get(name)
@@ -362,60 +349,9 @@ def _bind_upload_name(
     return (e.UploadNameBound(sender, name),)
 
 
-def _require_free_key(round_: Round, name: str) -> None:
-    """An accepted object is what will be aggregated: nobody else may write over it, even if its
-    sender has left, or had chosen the name before somebody came who is called so.
-
-    Raises UploadNameTaken.
-    """
-    key = update_key(round_.number, name)
-    if key in round_.keys:
-        raise errors.UploadNameTaken(
-            f"an accepted update of another participant lies under {key!r}; wait for the next round"
-        )
-
-
-def _check_update(session: Session, round_: Round, update: Update) -> None:
-    """Refuse what cannot be aggregated, naming the first thing that is wrong.
-
-    Raises InvalidUpdate.
-    """
-    weights = update.weights
-    if update.num_samples < 0:
-        raise errors.InvalidUpdate(
-            f"the number of samples must not be negative, got {update.num_samples}"
-        )
-    shape, dtype = _expected(session, round_)
-    if shape is None:
-        if len(weights.shape) != 1 or weights.shape[0] == 0:
-            raise errors.InvalidUpdate(
-                f"the first weights must be a flat vector with elements, got shape {weights.shape}"
-            )
-        if weights.dtype not in ("float16", "float32", "float64"):
-            raise errors.InvalidUpdate(
-                f"weights must be float16, float32 or float64, got {weights.dtype}"
-            )
-    elif weights.shape != shape:
-        raise errors.InvalidUpdate(
-            f"the weights have shape {weights.shape}, the global model {shape}"
-        )
-    elif weights.dtype != dtype:
-        raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
-    if weights.first_bad is not None:
-        raise errors.InvalidUpdate(
-            f"the weights are not finite, first at index {weights.first_bad}; "
-            "train with a smaller learning rate"
-        )
-
-
-def _expected(session: Session, round_: Round) -> tuple[tuple[int, ...] | None, str]:
-    """Shape and dtype that updates must have. In an initialisation round the first accepted one
-    says; before it, (None, "")."""
+def _model(session: Session) -> GlobalModel:
     assert session.model is not None, "a round is open without a model"
-    if not session.model.is_empty:
-        return session.model.shape, session.model.dtype
-    first = next(iter(round_.updates.values()), None)
-    return (None, "") if first is None else (first.weights.shape, first.weights.dtype)
+    return session.model
 
 
 def _require_member(session: Session, participant_id: str) -> None:

@@ -1,0 +1,75 @@
+"""Which updates a round takes.
+
+Every refusal names the first thing that is wrong, and changes nothing: the sender may send a good
+one.
+"""
+
+from xain_coordinator.core import errors
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.values import GlobalModel, Round, Update
+
+# Headers of the same array may differ in their padding, but not by more.
+MAX_HEADER_SLACK_BYTES = 4096
+
+
+def check_size(model: GlobalModel, size_bytes: int) -> None:
+    """Refuse what cannot be an update before its bytes come. Raises InvalidUpdate."""
+    if not model.is_empty and size_bytes > model.ref.size_bytes + MAX_HEADER_SLACK_BYTES:
+        raise errors.InvalidUpdate(
+            f"an upload of {size_bytes} bytes, but the global model has {model.ref.size_bytes}"
+        )
+
+
+def require_free_key(round_: Round, name: str) -> None:
+    """An accepted object is what will be aggregated: nobody else may write over it, even if its
+    sender has left, or had chosen the name before somebody came who is called so.
+
+    Raises UploadNameTaken.
+    """
+    key = update_key(round_.number, name)
+    if key in round_.keys:
+        raise errors.UploadNameTaken(
+            f"an accepted update of another participant lies under {key!r}; wait for the next round"
+        )
+
+
+def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
+    """Refuse what cannot be aggregated, naming the first thing that is wrong.
+
+    Raises InvalidUpdate.
+    """
+    weights = update.weights
+    if update.num_samples < 0:
+        raise errors.InvalidUpdate(
+            f"the number of samples must not be negative, got {update.num_samples}"
+        )
+    shape, dtype = _expected(model, round_)
+    if shape is None:
+        if len(weights.shape) != 1 or weights.shape[0] == 0:
+            raise errors.InvalidUpdate(
+                f"the first weights must be a flat vector with elements, got shape {weights.shape}"
+            )
+        if weights.dtype not in ("float16", "float32", "float64"):
+            raise errors.InvalidUpdate(
+                f"weights must be float16, float32 or float64, got {weights.dtype}"
+            )
+    elif weights.shape != shape:
+        raise errors.InvalidUpdate(
+            f"the weights have shape {weights.shape}, the global model {shape}"
+        )
+    elif weights.dtype != dtype:
+        raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
+    if weights.first_bad is not None:
+        raise errors.InvalidUpdate(
+            f"the weights are not finite, first at index {weights.first_bad}; "
+            "train with a smaller learning rate"
+        )
+
+
+def _expected(model: GlobalModel, round_: Round) -> tuple[tuple[int, ...] | None, str]:
+    """Shape and dtype that updates must have. In an initialisation round the first accepted one
+    says; before it, (None, "")."""
+    if not model.is_empty:
+        return model.shape, model.dtype
+    first = next(iter(round_.updates.values()), None)
+    return (None, "") if first is None else (first.weights.shape, first.weights.dtype)
