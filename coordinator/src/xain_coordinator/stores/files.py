@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
-from xain_coordinator.stores.durable import OPEN_FLAGS, make_directory, sync_directory
+from xain_coordinator.stores.durable import OPEN_FLAGS, SharedSync, make_directory, sync_directory
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 
 if sys.platform != "win32":
@@ -57,6 +57,7 @@ class FileStore:
         self._incoming = self._root / _INCOMING
         # Folders whose own name is known to be on the disk.
         self._settled = {self._root}
+        self._sync = SharedSync()
         with _unavailable("use", self._root):
             make_directory(self._incoming)
             self._has_links = self._probe_links()
@@ -84,7 +85,7 @@ class FileStore:
             raise KeyNotFound(key)
         with _unavailable("sync", path):
             self._settle(path.parent)
-            sync_directory(path.parent)
+            self._sync(path.parent)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Raises StoreUnavailable, while iterating."""
@@ -116,9 +117,9 @@ class FileStore:
         except FileExistsError:
             # Whoever hears that the object is there must be able to rely on it, and the one who
             # wrote it may have died before this step.
-            sync_directory(path.parent)
+            self._sync(path.parent)
             raise KeyExists(key) from None
-        sync_directory(path.parent)
+        self._sync(path.parent)
 
     def _rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
         """Raises FileExistsError if the name is taken and `overwrite` is False."""
