@@ -5,6 +5,7 @@ Nothing here reads or writes a pickle.
 
 import io
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -52,6 +53,7 @@ class NpyHeader:
         return self.data_offset + self.dtype.itemsize * prod(self.shape)
 
 
+@lru_cache(maxsize=64)
 def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """The bytes that come before the data of a C-ordered array."""
     buffer = io.BytesIO()
@@ -79,9 +81,15 @@ def parse_npy_header(start: bytes) -> NpyHeader | None:
         raise ValueError(f"an .npy header of {data_offset} bytes, at most {MAX_HEADER_BYTES}")
     if len(start) < data_offset:
         return None
+    return _parse_whole(bytes(start[:data_offset]))
+
+
+# numpy reads a header as Python source. All updates of a session have the same one.
+@lru_cache(maxsize=64)
+def _parse_whole(header: bytes) -> NpyHeader:
     try:
         shape, fortran_order, dtype = npy.read_array_header_1_0(
-            io.BytesIO(start[8:data_offset]), max_header_size=MAX_HEADER_BYTES
+            io.BytesIO(header[8:]), max_header_size=MAX_HEADER_BYTES
         )
     except Exception as error:  # numpy raises whatever the literal it parses leads to
         raise ValueError(f"a broken .npy header: {error}") from None
@@ -89,4 +97,4 @@ def parse_npy_header(start: bytes) -> NpyHeader | None:
         raise ValueError("an .npy file in Fortran order")
     if dtype.hasobject or dtype.kind not in "biufc" or any(extent < 0 for extent in shape):
         raise ValueError(f"an .npy file of {dtype} with shape {shape}")
-    return NpyHeader(dtype, shape, data_offset)
+    return NpyHeader(dtype, shape, len(header))
