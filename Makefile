@@ -14,7 +14,7 @@ CREATE  = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 else
 CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
-INSTALL = uv pip install --quiet --python $(BIN)/python
+INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
 endif
 
 .PHONY: help demo test check format lint types protos protos-check lock setup setup-dev clean
