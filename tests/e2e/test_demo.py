@@ -3,9 +3,10 @@
 import asyncio
 import os
 import re
+import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -42,10 +43,18 @@ class Demo:
 
 
 @asynccontextmanager
-async def demo(folder: Path, *arguments: str) -> AsyncIterator[Demo]:
+async def demo(
+    folder: Path | None,
+    *arguments: str,
+    temp: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Demo]:
+    """folder: to keep; without it the demo makes one in `temp`."""
+    keep = [] if folder is None else ["--keep", str(folder)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "xain_coordinator", "demo", "--keep", str(folder), *arguments),
+        *(sys.executable, "-m", "xain_coordinator", "demo", *keep, *arguments),
         stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **(environment or {}), **({"TMPDIR": str(temp)} if temp else {})},
     )
     try:
         yield Demo(process)
@@ -91,13 +100,13 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
 
 
 async def test_the_demo_survives_a_kill_at_its_very_end(tmp_path):
-    """kill -9 of the coordinator while it does its last round or has done it: the last answers come
-    from the one that is started in its place."""
+    """kill -9 of the coordinator while it does its last round or has done it: what the demo does
+    not know yet, the one that is started in its place tells."""
     async with demo(tmp_path, "--rounds", "2", "--participants", "2") as shown:
         await shown.until(lambda _: shown.rounds() == 1)
         os.kill(shown.pid("coordinator"), signal.SIGKILL)
         assert await shown.end() == 0, shown.output
-    assert "The coordinator was killed" in shown.output
+    assert shown.rounds() == 2
     assert "Test accuracy" in shown.output
 
 
@@ -108,13 +117,57 @@ async def end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def test_ctrl_c_stops_the_demo_and_all_it_started(tmp_path):
-    """SIGINT ends the demo with 130, and none of its processes stays behind."""
-    async with demo(tmp_path, "--rounds", "100000") as shown:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_ctrl_c_stops_the_demo_and_all_it_started(tmp_path, number):
+    """A signal ends the demo with 128 and its number, and neither a process nor a folder of it
+    stays behind."""
+    async with demo(None, "--rounds", "100000", temp=tmp_path) as shown:
         await shown.until(lambda _: shown.rounds() >= 1)
         pids = [shown.pid(name) for name in ("coordinator", "site-0", "site-3")]
-        shown.process.send_signal(signal.SIGINT)
-        assert await shown.end() == 130
+        assert list(tmp_path.glob("xain-demo-*"))
+        shown.process.send_signal(number)
+        assert await shown.end() == 128 + number
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+    assert not list(tmp_path.glob("xain-demo-*"))
+
+
+async def test_it_trains_anew_in_a_folder_that_was_kept(tmp_path):
+    """The second run in a folder shows all its rounds, whatever the first one left there, and
+    whatever the environment says about other coordinators and participants."""
+    short = ("--rounds", "2", "--participants", "2")
+    for environment in ({}, {"XAIN_COORDINATOR_SERVER__PORT": "x", "XAIN_PARTICIPANT_DATA": "x"}):
+        async with demo(tmp_path, *short, environment=environment) as shown:
+            assert await shown.end() == 0, shown.output
+        assert shown.rounds() == 2
+        assert (tmp_path / "coordinator.log").read_text().count('"serving"') == 1
+
+
+async def test_it_goes_on_with_sites_that_were_started_by_hand(tmp_path):
+    """The demo does not give up while others than its own children take part; and it does when
+    nobody is left."""
+    async with (
+        demo(tmp_path, "--rounds", "100000", "--participants", "2") as shown,
+        AsyncExitStack() as stack,
+    ):
+        await shown.until(lambda _: shown.rounds() >= 2)
+        command = re.search(r"^.*--config .*site-0\.toml$", shown.output, re.MULTILINE)[0]
+        assert Path(shlex.split(command)[0]).is_absolute()
+        by_hand = []
+        for name in ("site-0", "site-1"):
+            os.kill(shown.pid(name), signal.SIGKILL)
+            await shown.until(lambda output, name=name: f"{name} was killed" in output)
+            by_hand.append(
+                await asyncio.create_subprocess_exec(
+                    *shlex.split(command.replace("site-0", name)),
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+            )
+            stack.push_async_callback(end, by_hand[-1])
+            seen = shown.rounds()  # a round needs both
+            await shown.until(lambda _, seen=seen: shown.rounds() > seen + 20)
+        for process in by_hand:
+            await end(process)
+        assert await shown.end() == 1
+    assert "All participants are gone" in shown.output

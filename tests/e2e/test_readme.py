@@ -4,6 +4,8 @@ import asyncio
 import io
 import re
 import shlex
+import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -21,6 +23,11 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
+LAYOUT = re.compile(r"[a-z]+/ +\w")  # of "Where things are": a folder and what is in it
+
+# What this test does not do: it would set up another environment, needs a program that is not ours,
+# or measures.
+NOT_RUN = ("make ", "grpcurl ", ".venv/bin/python benchmarks/")
 
 
 def example(name: str) -> str:
@@ -99,9 +106,16 @@ async def test_by_hand_on_two_machines(tmp_path):
         await coordinator.end()
 
 
+def command_lines() -> list[str]:
+    """What the README tells to type, in its order, without comments."""
+    blocks = re.sub(r"```python.*?```", "", README, flags=re.DOTALL)
+    lines = re.findall(r"^    (\S.*?)(?:  +#.*)?$", blocks, re.MULTILINE)
+    return [line for line in lines if not LAYOUT.match(line)]
+
+
 def commands() -> list[list[str]]:
-    """Every command line of the README that calls one of our programs."""
-    lines = re.findall(r"^    (\.venv/bin/xain-.*?)(?:  +#.*)?$", README, re.MULTILINE)
+    """Those that call one of our programs."""
+    lines = [line for line in command_lines() if line.startswith(".venv/bin/xain-")]
     assert len(lines) > 8, "the README's commands are not where this test looks"
     return [shlex.split(line.removesuffix("&")) for line in lines]
 
@@ -125,3 +139,161 @@ def test_every_flag_in_the_readme_exists(command):
             assert word in known, f"{word} of {command}"
         elif word.endswith(".toml"):
             assert (ROOT / word).exists(), word
+
+
+class Terminals:
+    """Where a newcomer types what the README says, in one folder: what goes on running does so
+    beside the next command. All use one port, which is free, instead of 50051."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.coordinator: asyncio.subprocess.Process | None = None
+        self.participants: list[asyncio.subprocess.Process] = []
+        self.log = b""
+        (folder / "configs").symlink_to(ROOT / "configs")
+
+    async def do(self, line: str) -> None:
+        line = line.replace("HOST:50051", "localhost:50051").replace("50051", str(self.port))
+        words = shlex.split(line.replace(".venv/bin/", f"{BIN}/"))
+        program, command = Path(words[0]).name, words[1]
+        if program == "xain-participant" or "mean.py" in words:
+            await self._participate(words)
+            return
+        await self._wait_for_participants()
+        if program == "kill":
+            await self.stop_coordinator()
+        elif program == "seq":
+            (self.folder / words[-1]).write_text((await self._run(*words[:-2]))[0])
+        elif command == "demo":
+            await self._demo(words)
+        elif command == "status":
+            shown, _ = await self._run(*words, *self._unless(words, "--address"))
+            assert "finished" in shown
+        elif command == "check-config":
+            await self._run(*words)
+        else:
+            assert program == "xain-coordinator", line
+            await self._coordinate([word for word in words if word != "&"])
+
+    def _unless(self, words: list[str], flag: str) -> list[str]:
+        return [] if flag in words else [flag, f"localhost:{self.port}"]
+
+    async def _run(self, *words: str) -> tuple[str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=self.folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        assert process.returncode == 0, (words, output, errors)
+        return output.decode(), errors.decode()
+
+    async def _demo(self, words: list[str]) -> None:
+        """Until it has shown a round, if it is long."""
+        if "--help" in words:
+            await self._run(*words)
+            return
+        process = await asyncio.create_subprocess_exec(
+            *words, cwd=self.folder, stdout=asyncio.subprocess.PIPE
+        )
+        while line := await process.stdout.readline():
+            if line.startswith(b"round 1 of"):
+                process.send_signal(signal.SIGINT)
+                await process.communicate()
+                break
+        assert await process.wait() == 130
+
+    async def _coordinate(self, words: list[str]) -> None:
+        """In the place of the one before. Returns when it serves."""
+        await self.stop_coordinator()
+        self.coordinator = await asyncio.create_subprocess_exec(
+            *words,
+            f"--port={self.port}",
+            cwd=self.folder,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self.log = b""
+        while b'"serving"' not in self.log:
+            line = await self.coordinator.stderr.readline()
+            assert line, (words, self.log)
+            self.log += line
+
+    async def stop_coordinator(self) -> None:
+        """With Ctrl-C. It must not have taken up the session of an example before."""
+        if self.coordinator is not None and self.coordinator.returncode is None:
+            self.coordinator.send_signal(signal.SIGINT)
+            _, rest = await self.coordinator.communicate()
+            assert self.coordinator.returncode == 0
+            assert b"session_is_finished" not in self.log + rest
+            assert b"rules_differ" not in self.log + rest
+
+    async def _participate(self, words: list[str]) -> None:
+        if "mean.py" not in words:
+            words = [*words, *self._unless(words, "--coordinator")]
+        teams = [words]
+        if "ward-7" in words:  # "on each machine that has data", and there are two
+            teams.append([word.replace("ward-7", "ward-8") for word in words])
+        for team in teams:
+            self.participants.append(await asyncio.create_subprocess_exec(*team, cwd=self.folder))
+
+    async def _wait_for_participants(self) -> None:
+        """All end by themselves, and well: they have trained."""
+        ends = await asyncio.gather(*(process.wait() for process in self.participants))
+        assert not any(ends), ends
+        self.participants.clear()
+
+    async def end(self) -> None:
+        """Nothing stays behind."""
+        for process in (*self.participants, self.coordinator):
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_the_commands_in_their_order(tmp_path):
+    """Every command of the README, typed one after the other in one folder, does what it is there
+    for: nobody gets the finished session of an example before."""
+    (tmp_path / "mean.py").write_text(example("participant"))
+    rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    (tmp_path / "patients.csv").write_text("\n".join(["age,dose,outcome", *rows, ""]))
+    terminals = Terminals(tmp_path)
+    done = []
+    try:
+        for line in command_lines():
+            if not line.startswith(NOT_RUN):
+                await terminals.do(line)
+                done.append(line)
+        await terminals.stop_coordinator()
+    finally:
+        await terminals.end()
+    assert sum("xain-" in line for line in done) == len(commands())
+
+
+async def test_a_finished_session_is_not_taken_for_another_training(tmp_path):
+    """On the folder of a finished training the coordinator serves it again with the same settings;
+    with others it says in one line how to train anew, and ends."""
+    (tmp_path / "mean.py").write_text(example("participant"))
+    (tmp_path / "numbers.txt").write_text("4\n")
+    rounds = {"rounds.rounds": 2}
+    coordinator = CoordinatorProcess(tmp_path, rounds)
+    await coordinator.start()
+    try:
+        mean = (sys.executable, "mean.py", f"localhost:{coordinator.port}", "numbers.txt")
+        assert (await run(*mean, cwd=tmp_path))[0] == 0
+        await coordinator.stop()
+        await coordinator.start()
+        await coordinator.stop()
+        seen = len(coordinator.log().splitlines())
+        assert await coordinator.fails("--set=rounds.epochs=3") == 1
+        refusal = coordinator.log().splitlines()[seen:]
+        assert len(refusal) == 1
+        assert "epochs" in refusal[0]
+        assert "--new-session" in refusal[0]
+        await coordinator.start("--set=rounds.epochs=3", "--new-session")
+        await coordinator.stop()
+    finally:
+        await coordinator.end()

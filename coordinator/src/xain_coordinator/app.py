@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import structlog
 
@@ -51,10 +51,14 @@ EXIT_FENCED = 3  # another coordinator owns the store; starting this one again w
 LAST_STEPS_S = 8.0
 
 
+class SessionIsOver(Exception):
+    """The journal's session has ended, and other rules than its own are configured."""
+
+
 class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
-    Raises JournalError, StoreError, PortTaken, OSError.
+    Raises JournalError, StoreError, PortTaken, SessionIsOver, OSError.
     """
 
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
@@ -68,6 +72,7 @@ class Coordinator:
                 lambda: uuid.uuid4().hex[:12],
                 new_session=new_session,
             )
+            _require_work(self.driver.session, config)
             # Keys are per session, so that a new one never meets the models of the last.
             self.store = PrefixedStore(_store(config), self.driver.session.session_id)
             _require_weights(self.driver.session, self.store, config)
@@ -131,6 +136,22 @@ class Coordinator:
             log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
         # A participant reports about itself only, whatever its points say.
         return tuple(replace(point, tags={**point.tags, "id": participant_id}) for point in points)
+
+
+def _require_work(session: Session, config: CoordinatorConfig) -> None:
+    """Whoever configures other rules than those of a finished session wants another training, and
+    would not get it. Raises SessionIsOver."""
+    rules = config.rules()
+    if session.phase is not Phase.FINISHED or session.rules == rules:
+        return
+    names = [
+        f.name for f in fields(rules) if getattr(rules, f.name) != getattr(session.rules, f.name)
+    ]
+    raise SessionIsOver(
+        f"the session {session.session_id} in {config.journal.path} is finished, and the "
+        f"configured rules are not its own ({', '.join(names)}); --new-session opens one with the "
+        "configured rules, another --data-dir leaves this one where it is"
+    )
 
 
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
@@ -213,7 +234,7 @@ async def _start(config: CoordinatorConfig, new_session: bool) -> Coordinator | 
     try:
         coordinator = Coordinator(config, new_session=new_session)
         await coordinator.start()
-    except (JournalError, StoreError, PortTaken, OSError) as error:
+    except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
         if coordinator is not None:
             await _stopped(coordinator)
         log.error("cannot_start", error=str(error))

@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,23 +11,31 @@ import grpc
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from xain_coordinator.demo import view
 from xain_coordinator.demo.fleet import Fleet, FleetError
+from xain_coordinator.demo.interrupts import Interrupts
 from xain_coordinator.demo.training import (
     Observer,
     centralised_accuracy,
     participant_settings,
     split,
 )
+from xain_proto.fl import inspection_pb2 as inspection
+from xain_workloads.partition import MAX_ALPHA
 
 POLL_S = 0.1
 ANSWER_TIMEOUT_S = 60.0
 ETA0 = 0.1
 EPOCHS = 5  # local passes between two aggregations
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
+HEARTBEAT_TIME_S, HEARTBEAT_TIMEOUT_S = 1, 2
+LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
+
+# What a coordinator that is being killed or started answers, or does not.
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Answer = TypeVar("Answer")
 
@@ -66,25 +74,30 @@ def _demo(
     participants: Annotated[int, typer.Option(min=2, max=64, help="How many take part.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
     alpha: Annotated[
-        float, typer.Option(min=0.01, help="How alike the sites are; small is unlike.")
+        float,
+        typer.Option(min=0.01, max=MAX_ALPHA, help="How alike the sites are; small is unlike."),
     ] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Of the split and of the training.")] = 0,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Work in this folder, and leave it there.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Work in this folder, and leave it there."
+        ),
     ] = None,
 ) -> None:
-    with _folder(keep) as folder:
-        raise typer.Exit(_run(Console(), folder, participants, rounds, alpha, seed))
+    interrupts = Interrupts()
+    with interrupts.installed(), _folder(keep) as folder:
+        try:
+            status = _run(Console(), interrupts, folder, participants, rounds, alpha, seed)
+        except KeyboardInterrupt:  # before there was anything to stop
+            interrupts.hold_to_the_end()
+            status = interrupts.exit_status
+    raise typer.Exit(status)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; returns its exit status."""
-    try:
-        status = app(list(arguments), prog_name="xain-coordinator demo", standalone_mode=False)
-    except typer.Abort:
-        return EXIT_INTERRUPTED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    status = app(list(arguments), prog_name="xain-coordinator demo", standalone_mode=False)
     return status if isinstance(status, int) else 0
 
 
@@ -99,8 +112,15 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _run(
-    console: Console, folder: Path, participants: int, rounds: int, alpha: float, seed: int
+    console: Console,
+    interrupts: Interrupts,
+    folder: Path,
+    participants: int,
+    rounds: int,
+    alpha: float,
+    seed: int,
 ) -> int:
+    console.print(f"Starting a coordinator and {participants} participants ...", highlight=False)
     data = split(participants, alpha, seed)
     fleet = Fleet(
         folder,
@@ -115,8 +135,8 @@ def _run(
             "rounds.max_participants": participants,
             "rounds.start_timeout_s": 15,
             "rounds.seed": seed,
-            "server.heartbeat_time_s": 1,
-            "server.heartbeat_timeout_s": 2,
+            "server.heartbeat_time_s": HEARTBEAT_TIME_S,
+            "server.heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
             "server.drain_s": 1,
             "logging.console": "false",
         },
@@ -124,30 +144,38 @@ def _run(
             f"site-{index}": participant_settings(index, participants, alpha, seed)
             for index in range(participants)
         },
+        interrupts,
     )
     try:
         fleet.start()
         console.print(view.sites(fleet, data))
-        console.print(view.invitation(fleet, folder))
+        console.print(view.invitation(fleet), soft_wrap=True)
         observer = Observer(fleet.port, data.test)
         try:
-            _watch(console, fleet, observer, rounds)
-            accuracies, status = _ask(fleet, lambda: (observer.accuracies(), observer.status()))
+            status = _watch(console, fleet, observer, rounds)
         finally:
             observer.close()
         fleet.wait_for_participants()
         epochs = min(rounds * EPOCHS, MAX_BASELINE_EPOCHS)
         with console.status("Training the same model on all rows in one place ..."):
             baseline = centralised_accuracy(data, epochs, ETA0, seed)
-        console.print(view.verdict(status, fleet, accuracies[max(accuracies)], baseline))
+        console.print(view.verdict(status, fleet, observer.final_accuracy(), baseline))
         return 0 if status.cause == "completed" else EXIT_FAILED
     except FleetError as error:
-        console.print(f"[red]The demo has failed:[/red] {error}")
+        console.print(
+            Text("The demo has failed. ", style="red").append(str(error), style="default")
+        )
         return EXIT_FAILED
-    except KeyboardInterrupt:
-        console.print("Stopping ...")
-        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, OSError):
+        # After SIGHUP there is no terminal any more, and to write to it is an OSError.
+        interrupts.hold_to_the_end()
+        if not interrupts.number:
+            raise
+        with suppress(OSError):
+            console.print("Stopping ...")
+        return interrupts.exit_status
     finally:
+        interrupts.hold_to_the_end()
         fleet.stop()
 
 
@@ -155,43 +183,79 @@ def _ask(
     fleet: Fleet, question: Callable[[], Answer], on_restart: Callable[[], None] = lambda: None
 ) -> Answer:
     """What the coordinator answers, also if it is killed meanwhile: then it is started again, and
-    asked again. Raises FleetError if it gives no answer for ANSWER_TIMEOUT_S."""
+    asked again. Raises FleetError if it gives no answer for ANSWER_TIMEOUT_S, or refuses one."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         try:
             return question()
         except grpc.RpcError as error:
+            time.sleep(POLL_S)  # before looking: one that was killed is not gone at once
             if fleet.revive():
                 on_restart()
                 deadline = time.monotonic() + ANSWER_TIMEOUT_S
+            elif not isinstance(error, grpc.Call) or error.code() not in PASSING:
+                raise FleetError(f"The coordinator refuses to answer: {_reason(error)}") from error
             elif time.monotonic() > deadline:
-                raise FleetError(f"the coordinator does not answer: {_reason(error)}") from error
-        time.sleep(POLL_S)
+                raise FleetError(f"The coordinator does not answer: {_reason(error)}") from error
 
 
 def _reason(error: grpc.RpcError) -> str:
-    return error.code().name if isinstance(error, grpc.Call) else str(error)
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
 
 
-def _watch(console: Console, fleet: Fleet, observer: Observer, num_rounds: int) -> None:
-    """Show the session until it has ended: live on a terminal, else a line per round."""
+def _watch(
+    console: Console, fleet: Fleet, observer: Observer, num_rounds: int
+) -> inspection.GetStatusResponse:
+    """Show the session until it has ended: live on a terminal, else a line per round.
+
+    Returns its last status.
+    """
     progress = view.Progress(num_rounds)
-
-    def look() -> None:
-        progress.update(observer.status(), observer.rounds(), observer.accuracies(), fleet)
+    abandoned = Abandoned()
 
     def on_restart() -> None:
         progress.note("The coordinator was killed; it goes on with the same round.")
 
     with _display(console, progress) as refresh:
-        while not progress.finished:
+        while True:
             # Before looking: those that leave after the end must not be taken for lost.
             gone = all(process.status is not None for process in fleet.participants.values())
-            _ask(fleet, look, on_restart)
+            status = _ask(fleet, observer.look, on_restart)
+            progress.update(status, observer.rounds, observer.accuracies, fleet)
             refresh()
-            if gone and not progress.finished:
-                raise FleetError("all participants are gone, and the training is not done")
+            if progress.finished:
+                return status
+            if abandoned.after(time.monotonic(), gone and status.num_connected == 0):
+                raise FleetError(_why_abandoned(fleet))
             time.sleep(POLL_S)
+
+
+class Abandoned:
+    """Whether nobody has been there for so long that nobody will come.
+
+    Those whom the demo started are not all who count: a site that was killed may have been started
+    again by hand, and whoever does that needs a moment.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def after(self, now: float, nobody: bool) -> bool:
+        """now: seconds of a clock. nobody: whether nobody is there now."""
+        if not nobody:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since > LEASE_S
+
+
+def _why_abandoned(fleet: Fleet) -> str:
+    text = "All participants are gone, and the training is not done."
+    for process in fleet.participants.values():
+        if process.has_failed and (process.status or 0) > 0:
+            return f"{text} The log of {process.name} ends with:{process.last_words()}"
+    return text
 
 
 class _Refresh:
@@ -211,6 +275,7 @@ class _Refresh:
 @contextmanager
 def _display(console: Console, progress: view.Progress) -> Iterator[_Refresh]:
     if not console.is_terminal:
+        console.print(view.STARTING)
         yield _Refresh(console, progress, None)
         console.print(progress.table(everything=True))
         return

@@ -6,17 +6,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from xain_coordinator.demo.interrupts import Interrupts
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 MAX_STARTS = 5  # in a row, of a coordinator that is killed while it starts
+LOG_LINES = 3  # of a log, quoted where it says why something failed
+
+# The children's settings are in their files and flags; over files, the environment would prevail.
+SETTINGS_IN_ENVIRONMENT = ("XAIN_COORDINATOR_", "XAIN_PARTICIPANT_")
 
 
 class FleetError(Exception):
-    """A process of the demo did not do its part. The message names its log."""
+    """A process of the demo did not do its part. The message quotes the end of its log, which may
+    be gone when it is read."""
 
 
 @dataclass(slots=True)
@@ -38,13 +45,24 @@ class Process:
 
     @property
     def fate(self) -> str:
-        """Its state in a word or two."""
+        """What has become of it: the end of a sentence that begins with its name."""
         status = self.status
         if status is None:
-            return "running"
+            return "is running"
         if status < 0:
-            return f"killed ({signal.Signals(-status).name})"
-        return "done" if status == 0 else f"failed ({status})"
+            return f"was killed ({signal.Signals(-status).name})"
+        return "is done" if status == 0 else f"failed with status {status}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended, and not because it was done."""
+        return self.status not in (None, 0)
+
+    def last_words(self) -> str:
+        """The end of its log, to be put after a sentence that says what happened."""
+        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()][-LOG_LINES:]
+        return "".join(f"\n  {line}" for line in lines) or " Its log is empty."
 
 
 class Fleet:
@@ -53,6 +71,7 @@ class Fleet:
     settings: of the coordinator, by dotted key.
     participants: settings of each participant, by id; written to `folder`/{id}.toml, so that one
         can be started again by hand.
+    What an earlier fleet left in the folder is not gone on with.
     """
 
     def __init__(
@@ -60,30 +79,43 @@ class Fleet:
         folder: Path,
         settings: Mapping[str, object],
         participants: Mapping[str, Mapping[str, Mapping[str, object]]],
+        interrupts: Interrupts,
     ) -> None:
-        self._folder = folder
+        self._interrupts = interrupts
+        self._folder = folder.absolute()
         self._settings = settings
         self._configs = participants
         self.port = 0
         self.restarts = 0
+        self._started: list[Process] = []
         self.coordinator: Process | None = None
         self.participants: dict[str, Process] = {}
 
     def start(self) -> None:
         """Start all. Returns when the coordinator serves. Raises FleetError."""
-        self._start_coordinator()
+        for name in ("coordinator", *self._configs):
+            self._log_path(name).unlink(missing_ok=True)
+        self._start_coordinator("--new-session")
         for name, sections in self._configs.items():
-            config = self._folder / f"{name}.toml"
+            config = self.config_path(name)
             sections = {**sections, "coordinator": {"host": "127.0.0.1", "port": self.port}}
             config.write_text(_toml(sections), encoding="utf-8")
             self.participants[name] = self._spawn(
                 name, ["-m", "xain_participant", "--config", str(config)]
             )
 
-    def _start_coordinator(self) -> None:
+    def config_path(self, name: str) -> Path:
+        """The settings of a participant."""
+        return self._folder / f"{name}.toml"
+
+    def _log_path(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _start_coordinator(self, *extra: str) -> None:
         # On the same port and journal each time: that is all a restart takes.
         flags = [f"--data-dir={self._folder}", f"--port={self.port}"]
         flags += [f"--set={key}={value}" for key, value in self._settings.items()]
+        flags += extra
         for attempt in range(1, MAX_STARTS + 1):
             self.coordinator = self._spawn("coordinator", ["-m", "xain_coordinator", *flags])
             try:
@@ -95,18 +127,21 @@ class Fleet:
                     raise
                 self.restarts += 1  # killed before it served
 
-    def _spawn(self, name: str, arguments: list[str]) -> Process:
-        log_path = self._folder / f"{name}.log"
-        with log_path.open("ab") as log:
+    def _spawn(self, name: str, arguments: Sequence[str]) -> Process:
+        log_path = self._log_path(name)
+        with log_path.open("ab") as log, self._interrupts.held():
             popen = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=_environment(),
                 # Ctrl-C is for the demo, which then stops the others in order.
                 start_new_session=os.name == "posix",
             )
-        return Process(name, log_path, popen)
+            process = Process(name, log_path, popen)
+            self._started.append(process)
+        return process
 
     def _wait_until_serving(self, coordinator: Process) -> int:
         """The port it listens on, as its log says."""
@@ -118,7 +153,9 @@ class Fleet:
             if coordinator.status is not None:
                 break
             time.sleep(0.02)  # polls a file; nothing else tells when the line is there
-        raise FleetError(f"the coordinator did not start; see {coordinator.log_path}")
+        raise FleetError(
+            f"The coordinator did not start. Its log ends with:{coordinator.last_words()}"
+        )
 
     def revive(self) -> bool:
         """Start the coordinator again if it has died. Raises FleetError if it gave up by itself."""
@@ -127,7 +164,9 @@ class Fleet:
         if status is None:
             return False
         if status >= 0:
-            raise FleetError(f"the coordinator ended; see {self.coordinator.log_path}")
+            raise FleetError(
+                f"The coordinator has ended. Its log ends with:{self.coordinator.last_words()}"
+            )
         self.restarts += 1
         self._start_coordinator()
         return True
@@ -143,9 +182,7 @@ class Fleet:
 
     def stop(self) -> None:
         """Ask all to stop, participants first; whoever does not is killed."""
-        everybody = [*self.participants.values()]
-        if self.coordinator is not None:
-            everybody.append(self.coordinator)
+        everybody = sorted(self._started, key=lambda process: process.name == "coordinator")
         for process in everybody:
             if process.status is None:
                 process.popen.terminate()
@@ -156,6 +193,14 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith(SETTINGS_IN_ENVIRONMENT)
+    }
 
 
 def _entries(log: Path) -> list[dict[str, object]]:

@@ -19,6 +19,8 @@ SOURCE = "digits"
 SCALE = 1 / 16  # the pixels are 0 to 16
 TEST_FRACTION = 0.2
 TIMEOUT_S = 5.0
+SLACK = 20
+MAX_LIMIT = 1000  # that of Inspection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,31 +77,60 @@ def centralised_accuracy(data: Split, epochs: int, eta0: float, seed: int) -> fl
     return workload.evaluate(model, data.test)["accuracy"]
 
 
+def accuracy_on(model: Model, test: Dataset) -> float:
+    """Share of the test rows that the model gets right.
+
+    The model knows the classes of those who were there at the beginning; it gets the rows of all
+    other classes wrong, which are tested too.
+    """
+    predicted = from_metadata(model.metadata).predict(model, test.features)
+    return float(np.mean(predicted == test.target))
+
+
 class Observer:
-    """Looks at a running coordinator from outside, over the wire, as anyone could."""
+    """Looks at a running coordinator from outside, over the wire, as anyone could.
+
+    rounds: all so far, by number.
+    accuracies: test accuracy of each global model so far, by number.
+    """
 
     def __init__(self, port: int, test: Dataset) -> None:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self._coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self._inspection = inspection_pb2_grpc.InspectionStub(self._channel)
         self._test = test
-        self._accuracies: dict[int, float] = {}
+        self.rounds: dict[int, inspection.RoundStatus] = {}
+        self.accuracies: dict[int, float] = {}
+        self._next_round = self._next_model = 0  # the first ones of which not all is known
 
-    def status(self) -> inspection.GetStatusResponse:
-        """Raises grpc.RpcError while the coordinator is away, as all methods do."""
+    def look(self) -> inspection.GetStatusResponse:
+        """Take in what is new. Raises grpc.RpcError while the coordinator is away."""
+        status = self._status()
+        self._take_in_rounds(status.round)
+        self._take_in_models(status.round)
+        return status
+
+    def final_accuracy(self) -> float:
+        """That of the latest model."""
+        return self.accuracies[max(self.accuracies)]
+
+    def _status(self) -> inspection.GetStatusResponse:
         return self._inspection.GetStatus(inspection.GetStatusRequest(), timeout=TIMEOUT_S)
 
-    def rounds(self) -> list[inspection.RoundStatus]:
-        request = inspection.ListRoundsRequest(limit=10_000)
-        return list(self._inspection.ListRounds(request, timeout=TIMEOUT_S).rounds)
+    def _take_in_rounds(self, current: int) -> None:
+        request = inspection.ListRoundsRequest(limit=_limit(current - self._next_round))
+        for round_ in self._inspection.ListRounds(request, timeout=TIMEOUT_S).rounds:
+            self.rounds[round_.round] = round_
+        while (known := self.rounds.get(self._next_round)) and known.phase == "published":
+            self._next_round += 1
 
-    def accuracies(self) -> dict[int, float]:
-        """Test accuracy of each global model so far, by its number."""
-        request = inspection.ListModelsRequest(limit=10_000)
+    def _take_in_models(self, current: int) -> None:
+        request = inspection.ListModelsRequest(limit=_limit(current - self._next_model))
         for model in self._inspection.ListModels(request, timeout=TIMEOUT_S).models:
-            if model.round not in self._accuracies:
-                self._accuracies[model.round] = self._evaluate(model)
-        return dict(self._accuracies)
+            if model.round not in self.accuracies:
+                self.accuracies[model.round] = self._evaluate(model)
+        while self._next_model in self.accuracies:
+            self._next_model += 1
 
     def _evaluate(self, status: inspection.ModelStatus) -> float:
         request = pb.GetWeightsRequest(key=status.ref.key)
@@ -109,10 +140,15 @@ class Observer:
             TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype) for tensor in status.layout
         )
         model = Model(vector, layout, dict(status.metadata))
-        return from_metadata(model.metadata).evaluate(model, self._test)["accuracy"]
+        return accuracy_on(model, self._test)
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _limit(num_behind: int) -> int:
+    """How many of the latest to ask for. More may have come since it was counted."""
+    return min(max(num_behind, 0) + SLACK, MAX_LIMIT)
 
 
 def _joined(parts: "list[Dataset] | tuple[Dataset, ...]") -> Dataset:

@@ -1,6 +1,10 @@
 """How the demo looks: who takes part, a table that grows by a row per round, and the verdict."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -14,6 +18,7 @@ from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 
 LIVE_ROWS = 15  # the table on a terminal shows the latest so many rounds
+STARTING = "Participants are starting ..."
 
 
 def sites(fleet: Fleet, data: Split) -> RenderableType:
@@ -32,14 +37,29 @@ def sites(fleet: Fleet, data: Split) -> RenderableType:
     return Group(table, Text(f"Tested on {data.test.num_samples} rows that nobody trains on.\n"))
 
 
-def invitation(fleet: Fleet, folder: Path) -> RenderableType:
-    """What to try."""
+def invitation(fleet: Fleet) -> Text:
+    """What to try. To be printed with soft_wrap, so that the command stays in one piece."""
     assert fleet.coordinator is not None
-    return Text.from_markup(
-        f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}. "
-        f"Try [bold]kill -9[/bold] on any of them; a site comes back with\n"
-        f"[bold]xain-participant --config {folder}/site-0.toml[/bold]\n"
+    return Text.assemble(
+        f"Coordinator: pid {fleet.coordinator.pid}, port {fleet.port}.\n",
+        ("Try ", ""),
+        ("kill -9", "bold"),
+        (" on any of them; a site comes back with\n", ""),
+        (
+            shlex.join(participant_command(fleet.config_path(next(iter(fleet.participants))))),
+            "bold",
+        ),
+        "\n",
     )
+
+
+def participant_command(config: Path) -> list[str]:
+    """What starts a participant from anywhere: the program that belongs to this interpreter."""
+    # Not resolved: in a virtual environment the interpreter is a link to one that is elsewhere.
+    interpreter = Path(sys.executable)
+    program = shutil.which("xain-participant", path=str(interpreter.parent))
+    start = [program] if program else [str(interpreter), "-m", "xain_participant"]
+    return [*start, "--config", str(config.absolute())]
 
 
 class Progress:
@@ -48,10 +68,10 @@ class Progress:
     def __init__(self, num_rounds: int) -> None:
         self.finished = False
         self._num_rounds = num_rounds
-        self._rounds: Sequence[inspection.RoundStatus] = ()
+        self._rounds: Mapping[int, inspection.RoundStatus] = {}
         self._accuracies: Mapping[int, float] = {}
-        self._waiting_for = "The coordinator is starting."
-        self._fates: dict[str, str] = {}
+        self._waiting_for = STARTING
+        self._told_of: set[str] = set()
         self._notes: list[str] = []
         self._next_told = 0
         self._num_notes_told = 0
@@ -59,33 +79,36 @@ class Progress:
     def update(
         self,
         status: inspection.GetStatusResponse,
-        rounds: Sequence[inspection.RoundStatus],
+        rounds: Mapping[int, inspection.RoundStatus],
         accuracies: Mapping[int, float],
         fleet: Fleet,
     ) -> None:
         """Take in what the coordinator says."""
         self._rounds, self._accuracies = rounds, accuracies
         self._waiting_for = status.waiting_for
+        if not rounds:  # so far nothing moves: Python and its libraries take a moment to load
+            self._waiting_for = f"{STARTING} Waiting for {status.waiting_for}"
         self.finished = status.state == pb.FINISHED
         for site, process in fleet.participants.items():
-            fate = process.fate
-            if fate not in ("running", "done") and self._fates.get(site) != fate:
-                self.note(f"{site} was {fate}; the others go on.")
-            self._fates[site] = fate
+            if process.has_failed and site not in self._told_of:
+                self._told_of.add(site)
+                self.note(f"{site} {process.fate}; the others go on.")
 
     def note(self, text: str) -> None:
         """Something that is not a round, to be told once."""
         self._notes.append(text)
 
-    def _published(self) -> list[inspection.RoundStatus]:
-        return [
-            r for r in self._rounds if r.phase == "published" and r.round + 1 in self._accuracies
-        ]
+    def _published(self, start: int = 0) -> Iterator[inspection.RoundStatus]:
+        """Those of which all is known, in order and without gaps, from `start` on."""
+        for number in count(start):
+            round_ = self._rounds.get(number)
+            if round_ is None or round_.phase != "published" or number + 1 not in self._accuracies:
+                return
+            yield round_
 
     def table(self, *, everything: bool = False) -> RenderableType:
         """A row per round: the latest, or all of them."""
-        rounds = self._published()
-        shown = rounds if everything else rounds[-LIVE_ROWS:]
+        shown = self._published(0 if everything else max(0, len(self._rounds) - 1 - LIVE_ROWS))
         table = Table(title="Rounds", title_justify="left", show_edge=False, pad_edge=False)
         table.add_column("round", justify="right")
         table.add_column("updates", justify="right")
@@ -110,9 +133,7 @@ class Progress:
 
     def new_lines(self) -> Iterator[str]:
         """For where a table cannot grow: a line for whatever is new."""
-        for round_ in self._published():
-            if round_.round < self._next_told:
-                continue
+        for round_ in self._published(self._next_told):
             self._next_told = round_.round + 1
             accuracy = self._accuracies[round_.round + 1]
             yield (
