@@ -333,6 +333,29 @@ async def test_small_weights_travel_inside_their_reference(start, join):
     assert array(model.data).tolist() == [2.0, 3.0]
 
 
+async def test_a_watch_brings_the_work_with_the_news(start, join):
+    """Whoever is selected learns what to train as it learns of the round; whoever has handed in,
+    or is not selected, gets no work."""
+    coordinator = await start(
+        rounds={"min_participants": 2, "max_participants": 3, "controller": "ordered"}
+    )
+    a, b, c = (join(coordinator, name) for name in "abc")
+    await a.rendezvous()
+    call = a.watch()
+    assert not (await call.read()).HasField("work")
+    await b.rendezvous()
+    seen = await call.read()
+    assert (seen.state, seen.round) == (pb.ROUND, 0)
+    assert seen.work == await a.start()
+    call.cancel()
+    await c.rendezvous()
+    assert not (await c.watch().read()).HasField("work")
+    await a.hand_in([1.0])
+    again = await a.watch().read()
+    assert again.update_accepted
+    assert not again.HasField("work")
+
+
 async def test_large_weights_travel_in_chunks(start, join):
     """Several chunks up and down, from any offset, bit for bit."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})

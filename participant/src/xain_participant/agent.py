@@ -108,10 +108,14 @@ def default_participant_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Posted:
-    """An event of another thread. handled: to call when its turn has come."""
+    """An event of another thread.
+
+    handled: to call when its turn has come. work: what an advertisement brought with it.
+    """
 
     event: p.Event
     handled: Callable[[], None] = lambda: None
+    work: pb.StartTrainingRoundResponse | None = None
 
 
 class Agent:
@@ -191,7 +195,7 @@ class Agent:
                 if isinstance(action, p.Exit):
                     self._on_exit(action)
                     return action.code
-                self._do(action)
+                self._do(action, posted.work)
             posted.handled()
 
     def _next(self) -> _Posted:
@@ -206,7 +210,8 @@ class Agent:
             del self._timers[timer]
             return _Posted(p.TimerFired(timer))
 
-    def _do(self, action: p.Action) -> None:
+    def _do(self, action: p.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
+        """announced: the work that came with the event, of the same session and round."""
         match action:
             case p.SetTimer(timer, after_s):
                 self._timers[timer] = time.monotonic() + after_s
@@ -223,7 +228,10 @@ class Agent:
             case p.StartWatch():
                 self._start_thread("watch", self._watch)
             case p.BeginRound(round_):
-                self._jobs.put((p.Call.BEGIN_ROUND, round_))
+                if announced is not None and announced.round == round_:
+                    self._answers.append(self._work.assign(announced))
+                else:
+                    self._jobs.put((p.Call.BEGIN_ROUND, round_))
             case p.Train(round_):
                 self._info("training", round_=round_)
                 self._tell("training", round_=round_)
@@ -292,7 +300,8 @@ class Agent:
                     failures = 0
                     self._watch_credit.acquire()
                     event = _advertised(message)
-                    self._mailbox.put(_Posted(event, self._watch_credit.release))
+                    work = message.work if message.HasField("work") else None
+                    self._mailbox.put(_Posted(event, self._watch_credit.release, work))
             except Refused as refused:
                 if self._closing.is_set():
                     return  # we have hung up ourselves

@@ -74,9 +74,13 @@ class Work:
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
             return p.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
 
+    def assign(self, assignment: pb.StartTrainingRoundResponse) -> p.Event:
+        """Take an assignment that came without being asked for. Not while a piece is being done."""
+        self._assignment = assignment
+        return p.Assigned(assignment.round, assignment.update_accepted)
+
     def _begin_round(self) -> p.Event:
-        self._assignment = self._client.start_round()
-        return p.Assigned(self._assignment.round, self._assignment.update_accepted)
+        return self.assign(self._client.start_round())
 
     def _train(self, round_: int) -> p.Event:
         assignment = self._assignment

@@ -6,11 +6,13 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.values import (
     DataProfile,
     ParticipantState,
+    Phase,
     Point,
     StoredWeights,
 )
@@ -82,7 +84,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
-        reply = await self._driver.submit(c.StartTrainingRound(participant_of(context)))
+        return await self._work_of(participant_of(context))
+
+    async def _work_of(self, participant_id: str) -> pb.StartTrainingRoundResponse:
+        reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
         ref = reply.model.ref
         return pb.StartTrainingRoundResponse(
@@ -126,9 +131,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
+        participant_id = participant_of(context)
         session_id = self._driver.session.session_id
         last: pb.WatchResponse | None = None
-        async for seen in self._driver.watch(participant_of(context)):
+        async for seen in self._driver.watch(participant_id):
             message = pb.WatchResponse(
                 state=wire_state(seen.phase),
                 round=seen.round,
@@ -136,9 +142,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 session_id=session_id,
                 cause=self._driver.session.cause,
             )
-            if message != last:  # the core tells phases apart that are one state on the wire
-                yield message
+            if message == last:
+                continue  # the core tells phases apart that are one state on the wire
             last = message
+            if seen.phase is Phase.COLLECTING and not seen.update_accepted:
+                yield await self._with_work(message, participant_id)
+            else:
+                yield message
+
+    async def _with_work(self, message: pb.WatchResponse, participant_id: str) -> pb.WatchResponse:
+        try:
+            work = await self._work_of(participant_id)
+        except errors.Refusal:
+            return message  # the round has moved on; the next message will say so
+        if work.round != message.round:
+            return message
+        whole = pb.WatchResponse(work=work)
+        whole.MergeFrom(message)
+        return whole
 
     async def GetWeights(
         self, request: pb.GetWeightsRequest, context: Context

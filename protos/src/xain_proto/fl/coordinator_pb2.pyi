@@ -228,12 +228,19 @@ class WatchResponse(_message.Message):
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
     session_id: _builtins.str
     cause: _builtins.str
     """why the session ended; empty while it runs"""
+    @_builtins.property
+    def work(self) -> Global___StartTrainingRoundResponse:
+        """With ROUND, for those who have not handed in: what StartTrainingRound would answer. Whoever gets
+        it here need not ask.
+        """
+
     def __init__(
         self,
         *,
@@ -242,10 +249,11 @@ class WatchResponse(_message.Message):
         update_accepted: _builtins.bool = ...,
         session_id: _builtins.str = ...,
         cause: _builtins.str = ...,
+        work: Global___StartTrainingRoundResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
