@@ -47,6 +47,8 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_FENCED = 3  # another coordinator owns the store; starting this one again would not help
 
+SWITCH_INTERVAL_S = 0.0005
+
 # For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.
 LAST_STEPS_S = 8.0
 
@@ -211,6 +213,9 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
     # What has been imported stays until the end; looking through it again at every collection
     # would cost a small round a tenth of its time.
     gc.freeze()
+    # Threads that store updates must not keep the event loop from the interpreter for 5 ms a time,
+    # Python's default: a whole small round takes but four times that.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(driver.failed.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -15,19 +16,17 @@ async def run_to_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return at once and leave the work going on without the locks that the caller held. Here the
     caller hears of its cancellation only when the work has ended.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(None, partial(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+    while not running.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.shield(running)
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
         except BaseException:
             break  # the work's own; raised below
     if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # nobody is left to hear it
+        running.exception()  # nobody is left to hear it
         raise cancelled
-    return task.result()
+    return running.result()

@@ -16,6 +16,7 @@ from xain_coordinator.core.values import Point
 
 MAX_WAITING = 10_000
 MAX_BYTES = 64 * 1024 * 1024
+LINGER_S = 0.2
 CLOSE_TIMEOUT_S = 5.0
 
 _BATCH = 500  # points that are written, or lost, together
@@ -55,11 +56,13 @@ class LocalMetricsFile:
     def write(self, points: Sequence[Point]) -> None:
         now = self._wall_ns()
         with self._changed:
+            was_waiting = bool(self._waiting)
             room = 0 if self._closed else self._max_waiting - len(self._waiting)
             for point in points[:room]:
                 self._waiting.append((now if point.at_ns is None else point.at_ns, point))
             self._num_lost += max(len(points) - room, 0)
-            self._changed.notify()
+            if not was_waiting or len(self._waiting) >= _BATCH:
+                self._changed.notify()
 
     def close(self) -> None:
         """Waits at most CLOSE_TIMEOUT_S; points that are still waiting then are lost."""
@@ -83,6 +86,11 @@ class LocalMetricsFile:
         """Waits for points; empty only at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
+            # Points come in bursts. Waking up for each would take the interpreter away from the
+            # very round that they tell of.
+            self._changed.wait_for(
+                lambda: self._closed or len(self._waiting) >= _BATCH, timeout=LINGER_S
+            )
             num = min(len(self._waiting), _BATCH)
             return [self._waiting.popleft() for _ in range(num)]
 
