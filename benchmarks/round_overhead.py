@@ -3,13 +3,13 @@
     python benchmarks/round_overhead.py [--participants 8] [--rounds 30]
 
 The participants are real agents whose training is a single addition. A round lasts from its opening
-to the publication of its model, as the coordinator records it: every participant is told, asks for
-its work (the answer carries the model), and hands in (the call carries the update, which is synced
-to disk and journalled); then the updates are aggregated, stored and journalled.
+to the publication of its model, as the coordinator records it: every participant is told (the news
+carries the work, the work the model) and hands in (the call carries the update, which is synced to
+disk and journalled); then the updates are aggregated, stored and journalled.
 
-Beside it, in the same run, the raw limit: as many processes making the same number of calls, two a
-round, on a bare grpc.aio server that answers with the bytes it got. Prints medians and their ratio;
-writes bench-results/round_overhead.json.
+Beside it, in the same run, the raw limit: as many processes making two calls a round, one for the
+news and one for the update, on a bare grpc.aio server that answers with the bytes it got. Prints
+medians and their ratio; writes bench-results/round_overhead.json.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc
 
 WARM_UP_ROUNDS = 50  # imports, caches and allocators settle; sessions are longer than that
-CALLS_PER_ROUND = 2  # StartTrainingRound, EndTrainingRound
+CALLS_PER_ROUND = 2  # the news of the round, and EndTrainingRound
 RAW_ROUNDS = 1000  # enough for the clients' different beginnings not to matter
 ECHO = "/bench.Echo/Echo"
 PAYLOAD = b"x" * 168  # the size of the model's .npy file
