@@ -294,9 +294,10 @@ def test_the_shape_of_the_bench_is_that_of_its_models() -> None:
         DataProfile(10, 2_000_000),
         DataProfile(10, 4, tuple(str(i) for i in range(20_000))),
         DataProfile(10, 500_000, tuple(str(i) for i in range(1_000))),
-        DataProfile(10, 4, ("x" * 1000, "y")),
+        DataProfile(10, 4, ("x" * 300_000, "y")),
+        DataProfile(10, 4, ("bell\a", "y")),
     ],
-    ids=["none", "no rows", "wide", "classes", "weights", "name"],
+    ids=["none", "no rows", "wide", "classes", "weights", "names", "bell"],
 )
 def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfile | None) -> None:
     """It harms only its sender: nothing is asked for, and others start the session."""
@@ -305,6 +306,15 @@ def test_a_profile_that_no_model_can_be_made_from_is_refused(profile: DataProfil
     assert bench.owed == []
     bench.join("a")
     assert bench.owed == [InitialiseModel("workload", (PROFILE,))]
+
+
+def test_profiles_are_bounded_by_what_they_come_to_together() -> None:
+    """The model has the classes of all: each profile may be small and their union too large."""
+    bench = Bench(make_rules(min_participants=9), answers=False)
+    bench.join("a", profile=DataProfile(10, 10_000, tuple(f"a{i}" for i in range(6_000))))
+    second = DataProfile(10, 10_000, tuple(f"b{i}" for i in range(6_000)))
+    bench.refuses(c.Rendezvous("b", second), errors.ProfileMismatch)
+    bench.join("c", profile=DataProfile(10, 10_000, ("a1", "a2")))
 
 
 def test_profiles_that_do_not_suffice_wait_for_others() -> None:

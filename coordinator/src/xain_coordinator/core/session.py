@@ -243,9 +243,7 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
                 "so a rendezvous must carry a data profile"
             )
         return
-    known = (*(session.requested or ()), *_profiles(session))
-    width = next((other.num_features for other in known if other.num_samples), None)
-    check_profile(profile, width, needs_rows=needed)
+    check_profile(profile, (*(session.requested or ()), *_profiles(session)), needs_rows=needed)
 
 
 def _profiles(session: Session) -> tuple[DataProfile, ...]:

@@ -17,6 +17,7 @@ from xain_coordinator.core.values import (
     StoredWeights,
 )
 from xain_coordinator.driver import Driver
+from xain_coordinator.ports import StoreError
 from xain_coordinator.server.identity import participant_of
 from xain_coordinator.server.transfer import Transfer
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
@@ -106,7 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         check_name(request.participant_id)
         round_ = request.round if request.HasField("round") else None
-        async with self._transfer.exclusive(participant_id):
+        async with self._transfer.exclusive(participant_id, request.participant_id):
             # A XAIN client does not say which round it means: the open one, read under the lock.
             number = self._driver.session.round if round_ is None else round_
             if request.update.data:
@@ -153,8 +154,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _with_work(self, message: pb.WatchResponse, participant_id: str) -> pb.WatchResponse:
         try:
             work = await self._work_of(participant_id)
-        except errors.Refusal:
-            return message  # the round has moved on; the next message will say so
+        except (errors.Refusal, StoreError):
+            # The round has moved on, or the store is away: the news goes out all the same, and
+            # whoever wants the work asks for it.
+            return message
         if work.round != message.round:
             return message
         whole = pb.WatchResponse(work=work)

@@ -7,7 +7,7 @@ participant, the same lock that EndTrainingRound holds.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,19 +46,31 @@ class Transfer:
     _small_model: tuple[str, bytes] = ("", b"")
 
     @asynccontextmanager
-    async def exclusive(self, participant_id: str) -> AsyncIterator[None]:
-        """One at a time per participant. The lock goes away with its last user."""
-        lock, users = self._locks.get(participant_id, (asyncio.Lock(), 0))
-        self._locks[participant_id] = (lock, users + 1)
+    async def exclusive(self, *names: str) -> AsyncIterator[None]:
+        """One at a time per name, which is a participant's or its upload's: what is accepted under
+        a name must not be written by another call that began before.
+
+        Several are taken in one order, so that nobody waits in a circle.
+        """
+        async with AsyncExitStack() as stack:
+            for name in sorted(set(names)):
+                await stack.enter_async_context(self._one(name))
+            yield
+
+    @asynccontextmanager
+    async def _one(self, name: str) -> AsyncIterator[None]:
+        """The lock goes away with its last user."""
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = (lock, users + 1)
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._locks[participant_id]
+            lock, users = self._locks[name]
             if users == 1:
-                del self._locks[participant_id]
+                del self._locks[name]
             else:
-                self._locks[participant_id] = (lock, users - 1)
+                self._locks[name] = (lock, users - 1)
 
     # --- up ---
 
