@@ -1,6 +1,7 @@
 """The coordinator dies and is started again on the same journal."""
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -248,10 +249,12 @@ async def until_finished(port: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = InspectionStub(channel)
         while True:
-            status = await stub.GetStatus(GetStatusRequest(), wait_for_ready=True)
-            if status.phase == "finished":
-                return
-            await asyncio.sleep(0.05)  # a poll; it ends with the session
+            # A call that is cut off means that the coordinator has died; then this is cancelled.
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                status = await stub.GetStatus(GetStatusRequest(), wait_for_ready=True)
+                if status.phase == "finished":
+                    return
+            await asyncio.sleep(0.05)  # a poll; it ends with the session, or with the coordinator
 
 
 @pytest.mark.e2e
