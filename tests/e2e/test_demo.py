@@ -61,7 +61,8 @@ async def demo(
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
-            await process.wait()
+            # Not wait(): whoever does not read lets the demo block on its full pipe.
+            await process.communicate()
 
 
 async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
