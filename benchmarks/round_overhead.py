@@ -35,7 +35,7 @@ from xain_participant.agent import run
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc
 
-WARM_UP_ROUNDS = 50  # imports, caches and allocators settle; sessions are longer than that
+WARM_UP_ROUNDS = 5  # imports and caches settle
 CALLS_PER_ROUND = 2  # the news of the round, and EndTrainingRound
 RAW_ROUNDS = 1000  # enough for the clients' different beginnings not to matter
 ECHO = "/bench.Echo/Echo"

@@ -245,6 +245,17 @@ def test_keys(store: WeightsStore) -> None:
         assert list(store.keys(prefix)) == []
 
 
+def test_put_writes_many_at_once(store: WeightsStore) -> None:
+    """Each takes the place of what its key holds; readers go on reading the old one."""
+    put(store, "1/a", b"old")
+    with store.open("1/a") as reader:
+        store.put({"1/a": b"new", "1/b": b"", "2/a": b"x" * 100_000})
+        assert reader.read(0, 10) == b"old"
+    assert [get(store, key) for key in ("1/a", "1/b", "2/a")] == [b"new", b"", b"x" * 100_000]
+    store.put({})
+    assert sorted(store.keys()) == ["1/a", "1/b", "2/a"]
+
+
 def test_delete(store: WeightsStore) -> None:
     """The key is free again; deleting nothing is nothing."""
     store.delete("1/a")
@@ -278,6 +289,8 @@ def test_what_cannot_be_a_key_is_refused(store: WeightsStore, key: str) -> None:
     for use in (store.open, store.upload, store.delete):
         with pytest.raises(ValueError, match="cannot be a key"):
             use(key)
+    with pytest.raises(ValueError, match="cannot be a key"):
+        store.put({key: b""})
 
 
 def test_a_key_that_is_too_long_is_refused(store: WeightsStore) -> None:

@@ -79,7 +79,7 @@ class Coordinator:
             self.store = PrefixedStore(_store(config), self.driver.session.session_id)
             _require_weights(self.driver.session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
-        except BaseException:
+        except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
             raise
         self.counters: Counter[str] = Counter()
@@ -206,7 +206,7 @@ def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
 async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
-    coordinator = await _start(config, new_session)
+    coordinator = await _start(config, new_session, at_end)
     if coordinator is None:
         return EXIT_ERROR
     driver = coordinator.driver
@@ -233,7 +233,9 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
     return status
 
 
-async def _start(config: CoordinatorConfig, new_session: bool) -> Coordinator | None:
+async def _start(
+    config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack
+) -> Coordinator | None:
     """None, with one line in the log, if it cannot be started as things are."""
     coordinator: Coordinator | None = None
     try:
@@ -241,6 +243,7 @@ async def _start(config: CoordinatorConfig, new_session: bool) -> Coordinator | 
         await coordinator.start()
     except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
         if coordinator is not None:
+            at_end.callback(_exit_after(LAST_STEPS_S, EXIT_ERROR).cancel)
             await _stopped(coordinator)
         log.error("cannot_start", error=str(error))
         log.debug("cannot_start_because", exc_info=error)
@@ -252,7 +255,7 @@ async def _stopped(coordinator: Coordinator) -> bool:
     """Stop it; False, with its error in the log, if something went wrong on the way."""
     try:
         await coordinator.stop()
-    except Exception:
+    except Exception:  # any step's; the exit status tells of it
         log.exception("stop_failed", round=coordinator.driver.session.round)
         return False
     return True

@@ -22,7 +22,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.commands import Command, Tick
 from xain_coordinator.core.effects import Effect, Notify
 from xain_coordinator.core.errors import NotAMember, Refusal, Unavailable
-from xain_coordinator.core.replies import Advertisement, Reply
+from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
 from xain_coordinator.core.session import (
     Session,
     advertise,
@@ -148,6 +148,8 @@ class Driver:
                 for event in decision.events
                 if not isinstance(event, e.SoftEvent)
             ]
+        if isinstance(outcome, UploadTo):
+            return outcome  # an instruction to ourselves: nobody hears of it, so it need not wait
         if not records and not self._waiting and not self._committing:
             self._take_effect((), self._decided, effects)
             return _unwrap(outcome)
@@ -171,7 +173,7 @@ class Driver:
                     _resolve(decided.answer, decided.outcome)
                 if records:
                     self._arm()
-        except Exception as error:
+        except Exception as error:  # whatever it is, nobody may wait for this group for ever
             self.fail(error)
             for decided in [*group, *self._waiting]:
                 _resolve(decided.answer, Unavailable("the coordinator lost its journal"))

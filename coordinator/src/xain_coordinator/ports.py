@@ -5,7 +5,7 @@ Stores and journals block; the driver calls them from threads. Nothing here is s
 processes except what a store holds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -85,6 +85,13 @@ class WeightsStore(Protocol):
 
     def upload(self, key: str) -> Upload:
         """Begin to write an object. Raises StoreUnavailable."""
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """Write small objects together, each in the place of what its key holds.
+
+        All are visible, whole and durable when this returns; one call for many costs a store far
+        less than many uploads. Raises StoreUnavailable; each of them may be there then, or not.
+        """
 
     def settle(self, key: str) -> None:
         """Make durable what is visible under the key, though another process may have committed it

@@ -17,7 +17,11 @@ async def run_to_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     caller hears of its cancellation only when the work has ended.
     """
     loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(None, partial(work, *args, **kwargs))
+    return await wait_to_end(loop.run_in_executor(None, partial(work, *args, **kwargs)))
+
+
+async def wait_to_end(running: asyncio.Future[T]) -> T:
+    """The same for work that is under way already."""
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

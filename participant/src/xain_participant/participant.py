@@ -55,7 +55,7 @@ class Participant(ABC):
         profile without samples keeps this participant from joining."""
         return None
 
-    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:  # noqa: B027
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:  # noqa: B027  # optional
         """What the coordinator declares about the model; called before each init_weights() and
         train_round(). layout: how to cut the flat vector, empty if not declared."""
 
@@ -133,7 +133,7 @@ def _checked_num_samples(value: object) -> int:
     if isinstance(value, bool | np.bool_):
         raise TypeError("train_round() must return the number of samples as an integer, not bool")
     try:
-        num_samples = operator.index(value)  # type: ignore[arg-type]
+        num_samples = operator.index(value)  # type: ignore[arg-type]  # it checks
     except TypeError:
         raise TypeError(
             f"train_round() must return the number of samples as an integer, not {_kind(value)}"

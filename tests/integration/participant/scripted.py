@@ -174,7 +174,7 @@ class ScriptedCoordinator(CoordinatorServicer):
                     lambda: (
                         self._stopped
                         or not context.is_active()
-                        or self._advertise(pb.WatchResponse) != said  # noqa: B023
+                        or self._advertise(pb.WatchResponse) != said  # noqa: B023  # used at once
                     )
                 )
 

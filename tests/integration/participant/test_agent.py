@@ -331,7 +331,7 @@ def test_more_metrics_than_the_coordinator_takes_are_cut(serve: Serve, adder: Ad
             adder.update_metrics(**{f"loss_{i}": 0.5 for i in range(10)})
         return trains(*arguments)
 
-    adder.train_round = verbose  # type: ignore[method-assign]
+    adder.train_round = verbose  # type: ignore[method-assign]  # a probe
     server = serve(Ledger(rounds=1))
     with capture_logs() as logs:
         assert run(adder, server.target, "ward-7") == 0
@@ -389,7 +389,7 @@ def test_a_participant_that_fails_leaves_the_session(
 def test_a_result_of_the_wrong_type_fails_like_an_exception(
     serve: Serve, adder: Adder, launch: Launch
 ) -> None:
-    adder.train_round = lambda *_: ([1.0], 5)  # type: ignore[method-assign]
+    adder.train_round = lambda *_: ([1.0], 5)  # type: ignore[method-assign]  # a probe
     running = launch(adder, serve().target)
     assert running.code() == 1
     assert "numpy array, not list" in running.seen[-1].message

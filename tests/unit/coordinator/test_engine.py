@@ -85,11 +85,11 @@ class CountingStore(MemoryStore):
         close = reader.close
 
         def count_and_close() -> None:
-            reader.close = close  # type: ignore[method-assign]
+            reader.close = close  # type: ignore[method-assign]  # a probe
             self.num_open -= 1
             close()
 
-        reader.close = count_and_close  # type: ignore[method-assign]
+        reader.close = count_and_close  # type: ignore[method-assign]  # a probe
         return reader
 
 

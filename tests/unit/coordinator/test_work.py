@@ -167,7 +167,7 @@ def npy(vector: ArrayLike) -> bytes:
 
 
 def put(store: MemoryStore, key: str, vector: ArrayLike) -> None:
-    store.put(key, npy(vector), overwrite=True)
+    store.put({key: npy(vector)})
 
 
 def read(store: MemoryStore, key: str) -> bytes:

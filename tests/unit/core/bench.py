@@ -271,7 +271,7 @@ class Bench:
     ) -> None:
         """An EndTrainingRound is refused for this reason."""
         with pytest.raises(Refusal) as caught:
-            self.end(name, digest, **kwargs)  # type: ignore[arg-type]
+            self.end(name, digest, **kwargs)  # type: ignore[arg-type]  # on purpose
         assert type(caught.value) is why, f"refused with {caught.value!r}"
 
     # --- restarts ---

@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from xain_participant.cli import _split_address, app
 
 
-@pytest.fixture
-def run():  # type: ignore[no-untyped-def]
-    return lambda *arguments: CliRunner().invoke(app, arguments, prog_name="xain-participant")
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="xain-participant")
 
 
-def test_help_teaches_with_examples(run) -> None:  # type: ignore[no-untyped-def]
+def test_help_teaches_with_examples() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "--data digits --partition iid" in re.sub(r"\s+", " ", result.output)
@@ -40,7 +39,7 @@ def test_help_teaches_with_examples(run) -> None:  # type: ignore[no-untyped-def
         (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
     ],
 )
-def test_what_is_wrong_gets_one_line(run, arguments, status, message) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_wrong_gets_one_line(arguments: list[str], status: int, message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == status
     assert message in result.output

@@ -294,7 +294,7 @@ def test_unknown_source_says_what_there_is(write: Write, tmp_path: Path) -> None
     with _refused("in CSV and Parquet files only"):
         load("iris", target="species")
     with _refused("task is 'clustering'"):
-        load("iris", task="clustering")  # type: ignore[arg-type]
+        load("iris", task="clustering")  # type: ignore[arg-type]  # on purpose
     with _refused("set task='regression'"):
         load("diabetes")
     with _refused("4 feature columns, but num_features is 5"):
@@ -313,7 +313,7 @@ def test_dataset_checks_its_arrays() -> None:
     with _refused("target has shape (3,), expected (2,)"):
         Dataset(np.ones((2, 1)), np.ones(3))
     with _refused("target has dtype int64"):
-        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))  # type: ignore[arg-type]
+        Dataset(np.ones((2, 1)), np.ones(2, dtype=np.int64))  # type: ignore[arg-type]  # on purpose
     with _refused("1 feature names for 2 columns"):
         Dataset(np.ones((2, 2)), np.ones(2), ("a",))
 

@@ -15,7 +15,7 @@ def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload:
     Raises ValueError that names the key if it is unknown or its value is of another type; the
     dataclass's own checks come after.
     """
-    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]  # any dataclass
     hints = get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in options.items():

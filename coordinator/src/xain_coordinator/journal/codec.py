@@ -21,7 +21,7 @@ _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 def _adapter(kind: type) -> TypeAdapter[Any]:
     # pydantic takes a config for a tuple, which hands it down, but not for a dataclass.
-    return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
+    return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]  # a value
 
 
 _ADAPTERS = {kind.__name__: _adapter(kind) for kind in get_args(DurableEvent)}

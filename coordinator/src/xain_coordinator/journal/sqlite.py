@@ -62,7 +62,7 @@ class SqliteJournal:
         try:
             with self._explained():
                 self._session, self._seq = self._take(db)
-        except BaseException:
+        except BaseException:  # on Ctrl-C too: the file is locked for as long as it is open
             db.close()
             raise
         self._db = db
@@ -190,7 +190,8 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("COMMIT")
     except BaseException:
-        # SQLite has undone some failures itself.
+        # Whatever it was, an open transaction would swallow the next append. SQLite has undone
+        # some failures itself.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise

@@ -49,7 +49,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         async def answer(request: Any, context: Context) -> Any:
             try:
                 return await behaviour(request, context)
-            except Exception as error:
+            except Exception as error:  # a defect too: the client hears INTERNAL
                 await self._abort(method, context, error)
 
         return answer
@@ -61,7 +61,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             try:
                 async for message in behaviour(request, context):
                     yield message
-            except Exception as error:
+            except Exception as error:  # a defect too: the client hears INTERNAL
                 await self._abort(method, context, error)
 
         return answer

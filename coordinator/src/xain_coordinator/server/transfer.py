@@ -19,6 +19,7 @@ from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import KeyNotFound, StoreUnavailable, Upload, WeightsStore
+from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 
@@ -44,6 +45,10 @@ class Transfer:
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
     _measured_round: int = -1
     _small_model: tuple[str, bytes] = ("", b"")
+    _small_uploads: GroupWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._small_uploads = GroupWriter(self.store)
 
     @asynccontextmanager
     async def exclusive(self, *names: str) -> AsyncIterator[None]:
@@ -133,10 +138,15 @@ class Transfer:
         Raises as `receive` does.
         """
         key = await self._begin(participant_id, round_, digest, len(data))
-        if not isinstance(key, WeightsRef):
-            reception = _Reception(self.store, key, len(data), digest)
-            reception.add(data)
-            await self._complete(round_, reception)
+        if isinstance(key, WeightsRef):
+            return
+        inspector = Inspector()
+        inspector.feed(data)
+        _check_digest(inspector, digest)
+        measured = inspector.result(key)
+        self._measured.pop(key, None)
+        await self._small_uploads.put(key, data)
+        self._keep_measured(round_, measured)
 
     async def _begin(
         self, participant_id: str, round_: int, digest: str, size_bytes: int
@@ -156,11 +166,14 @@ class Transfer:
         # If this fails half-way, nobody knows what lies there: then it is to be measured again.
         self._measured.pop(reception.key, None)
         measured = await run_to_end(reception.complete)
+        self._keep_measured(round_, measured)
+        return measured.ref
+
+    def _keep_measured(self, round_: int, measured: StoredWeights) -> None:
         if round_ != self._measured_round:
             self._measured.clear()  # those of other rounds are not asked for any more
             self._measured_round = round_
-        self._measured[reception.key] = measured
-        return measured.ref
+        self._measured[measured.ref.key] = measured
 
     async def stored(self, participant_id: str, round_: int, name: str) -> StoredWeights | None:
         """What lies where this participant's update of this round ought to; None if nothing does.
@@ -225,6 +238,11 @@ def _read(store: WeightsStore, key: str, offset: int) -> bytes:
         return reader.read(offset, CHUNK_BYTES)
 
 
+def _check_digest(inspector: Inspector, announced: str) -> None:
+    if inspector.digest != announced:
+        raise InvalidUpdate("the upload's digest is not the one announced; send it again")
+
+
 class _Reception:
     """One upload on its way to the store. Touched by one thread at a time."""
 
@@ -280,8 +298,7 @@ class _Reception:
             )
         self.flush()
         assert self._upload is not None
-        if self._inspector.digest != self._digest:
-            raise InvalidUpdate("the upload's digest is not the one announced; send it again")
+        _check_digest(self._inspector, self._digest)
         measured = self._inspector.result(self.key)
         # Until EndTrainingRound has accepted it, a participant may replace its own upload.
         self._upload.commit(overwrite=True)

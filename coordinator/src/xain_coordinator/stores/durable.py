@@ -53,7 +53,7 @@ class SharedSync:
             self._running[directory] = mine
         try:
             sync_directory(directory)
-        except BaseException as error:
+        except BaseException as error:  # others wait for this one, whatever became of it
             mine.set_exception(error)
             raise
         else:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -78,6 +78,17 @@ class FileStore:
             fd, temp = self._open_temp()
         return FileUpload(self, key, path, temp, fd)
 
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        folders = set()
+        with contextlib.ExitStack() as uploads:
+            for key, data in objects.items():
+                upload = self.upload(key)
+                uploads.callback(upload.abort)
+                upload.write(data)
+                folders.add(upload.take_name(overwrite=True))
+            for folder in folders:  # one sync for all that is in it
+                self.sync(folder)
+
     def settle(self, key: str) -> None:
         # The bytes were synced before they got their name; the name is what may be missing.
         path = self._path(key)
@@ -85,7 +96,7 @@ class FileStore:
             raise KeyNotFound(key)
         with _unavailable("sync", path):
             self._settle(path.parent)
-            self._sync(path.parent)
+        self.sync(path.parent)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Raises StoreUnavailable, while iterating."""
@@ -109,20 +120,17 @@ class FileStore:
         with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
             path.unlink()
 
-    def publish(self, key: str, temp: Path, path: Path, *, overwrite: bool) -> None:
-        """Give a finished file its name, durably. Raises KeyExists or OSError."""
-        self._settle(path.parent)
-        try:
-            self._rename(temp, path, overwrite=overwrite)
-        except FileExistsError:
-            # Whoever hears that the object is there must be able to rely on it, and the one who
-            # wrote it may have died before this step.
-            self._sync(path.parent)
-            raise KeyExists(key) from None
-        self._sync(path.parent)
+    def sync(self, folder: Path) -> None:
+        """Make the names in a folder durable. Raises StoreUnavailable."""
+        with _unavailable("sync", folder):
+            self._sync(folder)
 
-    def _rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
-        """Raises FileExistsError if the name is taken and `overwrite` is False."""
+    def rename(self, temp: Path, path: Path, *, overwrite: bool) -> None:
+        """Give a file its name, which a power cut may still take from it.
+
+        Raises OSError: FileExistsError if the name is taken and `overwrite` is False.
+        """
+        self._settle(path.parent)
         if self._has_links:
             if overwrite:
                 temp.replace(path)
@@ -303,14 +311,29 @@ class FileUpload:
     def commit(self, *, overwrite: bool) -> None:
         """Raises KeyExists or StoreUnavailable. After the latter the object may be there all the
         same, whole, if only syncing its folder failed."""
+        try:
+            folder = self.take_name(overwrite=overwrite)
+        except KeyExists:
+            # Whoever hears that the object is there must be able to rely on it, and the one who
+            # wrote it may have died before this step.
+            self._store.sync(self._path.parent)
+            raise
+        self._store.sync(folder)
+
+    def take_name(self, *, overwrite: bool) -> Path:
+        """The first half of a commit: all but syncing the folder, which is returned."""
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             os.fsync(fd)
             if sys.platform == "win32":
                 self._close()  # an open file cannot be renamed there
-            self._store.publish(self._key, self._temp, self._path, overwrite=overwrite)
+            try:
+                self._store.rename(self._temp, self._path, overwrite=overwrite)
+            except FileExistsError:
+                raise KeyExists(self._key) from None
         # Not earlier: the lock on it is what keeps it from being swept.
         self._close()
+        return self._path.parent
 
     def abort(self) -> None:
         if self._fd is None:
@@ -324,7 +347,7 @@ class FileUpload:
     def _ended_by_failure(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
+        except BaseException:  # half an object stays in nobody's way
             self._close()
             with contextlib.suppress(OSError):
                 self._temp.unlink()

@@ -1,7 +1,7 @@
 """A store in memory, for tests and for sessions that nobody wants to keep."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +28,11 @@ class MemoryStore:
         check_key(key)
         return MemoryUpload(self, key)
 
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        for key, data in objects.items():
+            check_key(key)
+            self.place(key, data, overwrite=True)
+
     def settle(self, key: str) -> None:
         check_key(key)
         with self._lock:
@@ -44,7 +49,7 @@ class MemoryStore:
         with self._lock:
             self._objects.pop(key, None)
 
-    def put(self, key: str, data: bytes, *, overwrite: bool) -> None:
+    def place(self, key: str, data: bytes, *, overwrite: bool) -> None:
         """Store an object. Raises KeyExists."""
         with self._lock:
             if not overwrite and key in self._objects:
@@ -98,7 +103,7 @@ class MemoryUpload:
         if self._data is None:
             raise ValueError(f"the upload of {self._key!r} is over")
         data, self._data = bytes(self._data), None
-        self._store.put(self._key, data, overwrite=overwrite)
+        self._store.place(self._key, data, overwrite=overwrite)
 
     def abort(self) -> None:
         self._data = None

@@ -1,6 +1,6 @@
 """A part of another store, such as one session's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, Upload, WeightsStore
 from xain_coordinator.stores.paths import check_key
@@ -25,6 +25,9 @@ class PrefixedStore:
 
     def upload(self, key: str) -> Upload:
         return PrefixedUpload(self._store.upload(self._whole(key)), key)
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        self._store.put({self._whole(key): data for key, data in objects.items()})
 
     def settle(self, key: str) -> None:
         try:

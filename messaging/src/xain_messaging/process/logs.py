@@ -144,7 +144,7 @@ def _masked(name: str, value: object) -> object:
     if isinstance(value, Mapping):
         return {str(inner): _masked(str(inner), item) for inner, item in value.items()}
     if type(value) in (list, tuple):
-        return [_masked("", item) for item in value]  # type: ignore[attr-defined]
+        return [_masked("", item) for item in value]  # type: ignore[attr-defined]  # not narrowed
     return value
 
 

@@ -153,6 +153,10 @@ def test_every_new_name_is_synced_with_its_folder(
     with pytest.raises(KeyExists):
         put(store, "s/1/b", b"x")
     assert synced[1:] == [str(tmp_path / "s/1")]
+    synced.clear()
+    store.put({"s/1/c": b"x", "s/1/d": b"y"})
+    assert [name.endswith(".part") for name in synced[:2]] == [True, True]
+    assert synced[2:] == [str(tmp_path / "s/1")], "one sync for both names"
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -171,6 +175,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="over"):
         upload.commit(overwrite=False)
     upload.abort()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match=r"cannot write .*b\.weights: File too large"):
+            store.put({"1/b": bytes(2 << 20)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(store.keys()) == ["1/a"]
     assert incoming(tmp_path) == []
     put(store, "1/b", bytes(2 << 20))
