@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,10 @@ def test_arrows_point_one_way(name):
 def test_what_is_imported_is_declared(name):
     """And nothing else: what comes along with somebody else's dependency may go with it."""
     project = tomllib.loads((ROOT / name / "pyproject.toml").read_text(encoding="utf-8"))
-    declared = {re.split("[<>=]", one)[0] for one in project["project"]["dependencies"]}
+    optional = project["project"].get("optional-dependencies", {}).values()
+    declared = {
+        re.split(r"[\[<>=]", one)[0] for one in chain(project["project"]["dependencies"], *optional)
+    }
     imported = set()
     for _, module in imports(ROOT / name / "src"):
         top = ".".join(module.split(".")[: 2 if module.startswith("google.") else 1])

@@ -15,7 +15,8 @@ from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.ports import Reader, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # of weights in a message
+READ_BYTES = 8 << 20  # of weights in a read: a store far away takes as long for less
 
 
 class Inspector:
@@ -88,20 +89,23 @@ class Inspector:
 
 
 def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:
-    """The object from an offset to its end, in pieces of CHUNK_BYTES."""
+    """The object from an offset to its end, in pieces of READ_BYTES."""
     while offset < reader.size:
-        chunk = reader.read(offset, CHUNK_BYTES)
+        chunk = reader.read(offset, READ_BYTES)
         offset += len(chunk)
         yield chunk
 
 
-def measure(store: WeightsStore, key: str) -> StoredWeights:
+def measure(store: WeightsStore, key: str, size_bytes: int | None = None) -> StoredWeights:
     """Read a stored object through an Inspector.
 
+    size_bytes: what it ought to have; nothing is read if it has not.
     Raises InvalidUpdate, and the store's KeyNotFound and StoreUnavailable.
     """
     inspector = Inspector()
     with store.open(key) as reader:
+        if size_bytes is not None and reader.size != size_bytes:
+            raise InvalidUpdate(f"the upload has {reader.size} bytes, {size_bytes} were announced")
         for chunk in chunks(reader):
             inspector.feed(chunk)
     return inspector.result(key)

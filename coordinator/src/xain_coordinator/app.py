@@ -9,13 +9,17 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from dataclasses import fields, replace
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import structlog
 
 from xain_coordinator.aggregation.engine import Fenced
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver import Driver
@@ -26,20 +30,24 @@ from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import (
     Clock,
+    DirectAccess,
     Journal,
     JournalError,
-    KeyNotFound,
     MetricsStore,
     StoreError,
+    StoreUnavailable,
     WeightsStore,
 )
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.stores.prefixed import PrefixedStore
-from xain_coordinator.work import StoreWorker
+from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
+from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
 from xain_messaging.process import logs
 from xain_workloads import workload as workloads
+
+if TYPE_CHECKING:
+    from xain_coordinator.xain06.bucket import XainBucket
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +56,12 @@ EXIT_ERROR = 1
 EXIT_FENCED = 3  # another coordinator owns the store; starting this one again would not help
 
 SWITCH_INTERVAL_S = 0.0005
+
+# How long a start waits for a remote store: long enough for a stack that comes up together.
+PATIENCE_S = 60.0
+
+# Threads that wait for a store; the default would be a few more than processors.
+NUM_THREADS = 32
 
 # For what comes after the drain: the last commit, and metrics, which take up to 5 s to give up.
 LAST_STEPS_S = 8.0
@@ -66,6 +80,7 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
         self._config = config
         self._journal = _journal(config)
+        self._opened: _OpenStore | None = None
         try:
             self.driver = Driver.open(
                 self._journal,
@@ -75,12 +90,20 @@ class Coordinator:
                 new_session=new_session,
             )
             _require_work(self.driver.session, config)
+            opened = self._opened = _open_store(config)
+            session = self.driver.session
             # Keys are per session, so that a new one never meets the models of the last.
-            self.store = PrefixedStore(_store(config), self.driver.session.session_id)
-            _require_weights(self.driver.session, self.store, config)
+            self.store = PrefixedStore(opened.store, session.session_id)
+            self._access: DirectAccess | None = None
+            if opened.access is not None and config.storage.presigned:
+                self._access = PrefixedAccess(opened.access, session.session_id)
+            self._bucket = _xain_bucket(session, opened.store, self.store, config)
+            _require_weights(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
+            if self._opened is not None:
+                self._opened.close()
             raise
         self.counters: Counter[str] = Counter()
         name, options = config.workload.name, config.workload.options
@@ -89,6 +112,7 @@ class Coordinator:
             self.store,
             self._metrics,
             workloads.create(name, options) if name else None,
+            publish_further=self._bucket.publish if self._bucket is not None else None,
         )
         self._server: GrpcServer | None = None
 
@@ -116,6 +140,8 @@ class Coordinator:
             max_update_bytes=server.max_update_bytes,
             options=server.grpc_options,
             counters=self.counters,
+            access=self._access,
+            bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
         )
         self.driver.start(self._worker)
@@ -126,6 +152,8 @@ class Coordinator:
         its error is raised at the end."""
         async with contextlib.AsyncExitStack() as steps:  # the last one first
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
+            if self._opened is not None:
+                steps.push_async_callback(asyncio.to_thread, self._opened.close)
             steps.push_async_callback(self.driver.close)
             steps.push_async_callback(self._worker.close)
             if self._server is not None:
@@ -164,26 +192,79 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
     refs = [session.model.ref] if session.model is not None else []
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
+    # Listed by round: a request for each of a thousand updates would take a store a while.
+    rounds = {ref.key.partition("/")[0] for ref in refs}
+    present = {key for round_ in rounds for key in store.keys(f"{round_}/")}
     for ref in refs:
-        try:
-            store.open(ref.key).close()
-        except KeyNotFound as error:
+        if ref.key not in present:
             raise StoreError(
                 f"the journal {config.journal.path} goes on from {session.session_id}/{ref.key}, "
-                f"which is not in [storage] path {config.storage.path}; is it the right folder, "
-                "and mounted?"
-            ) from error
+                f"which is not in {_place(config)}; is it the right one, and its data all there?"
+            )
 
 
-def _store(config: CoordinatorConfig) -> WeightsStore:
-    if config.storage.kind == "memory":
-        return MemoryStore()
-    return FileStore(config.storage.path)
+def _xain_bucket(
+    session: Session, bare: WeightsStore, store: WeightsStore, config: CoordinatorConfig
+) -> "XainBucket | None":
+    """Where XAIN's participants look for models and put their updates, if there are to be any.
+
+    A new session must find it without another one's weights, whose names would be the same. Raises
+    StoreError.
+    """
+    if config.storage.format != "xain-pickle":
+        return None
+    from xain_coordinator.xain06.bucket import XainBucket
+
+    if session.model is None:
+        # 0/global may be ours: whoever wrote it can have died before it was journalled.
+        found = next((k for r in (0, 1) for k in bare.keys(f"{r}/") if k != model_key(0)), None)
+    else:
+        found = None
+    if found is not None:
+        raise StoreError(
+            f"{found} is there already in {_place(config)}, from another session; XAIN's "
+            "participants know one session a bucket: empty it, or choose another"
+        )
+    return XainBucket(bare, store, config.server.max_update_bytes)
+
+
+def _place(config: CoordinatorConfig) -> str:
+    """Where the weights are, for messages."""
+    storage = config.storage
+    if storage.kind == "s3":
+        return f"bucket {storage.bucket}" + (f" below {storage.prefix}" if storage.prefix else "")
+    return f"[storage] path {storage.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStore:
+    """access: how participants reach it themselves, if they can."""
+
+    store: WeightsStore
+    access: DirectAccess | None = None
+    close: Callable[[], None] = lambda: None
+
+
+def _open_store(config: CoordinatorConfig) -> _OpenStore:
+    match config.storage.kind:
+        case "memory":
+            return _OpenStore(MemoryStore())
+        case "files":
+            return _OpenStore(FileStore(config.storage.path))
+        case "s3":
+            from xain_coordinator.stores.s3 import open_s3  # boto3 takes half a second to import
+
+            s3 = open_s3(config.storage)
+            return _OpenStore(s3, s3, s3.close)
 
 
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
+    if config.metrics.kind == "influxdb":
+        from xain_coordinator.metrics.influx import open_influx
+
+        return open_influx(config.metrics, clock.wall_ns)
     return LocalMetricsFile(config.metrics.path, clock.wall_ns)
 
 
@@ -206,9 +287,10 @@ def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
 async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
-    coordinator = await _start(config, new_session, at_end)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
+    coordinator = await _start(config, new_session, stop, at_end)
     if coordinator is None:
-        return EXIT_ERROR
+        return EXIT_OK if stop.is_set() else EXIT_ERROR
     driver = coordinator.driver
     # What has been imported stays until the end; looking through it again at every collection
     # would cost a small round a tenth of its time.
@@ -234,21 +316,35 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
 
 
 async def _start(
-    config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack
+    config: CoordinatorConfig, new_session: bool, stop: asyncio.Event, at_end: contextlib.ExitStack
 ) -> Coordinator | None:
-    """None, with one line in the log, if it cannot be started as things are."""
-    coordinator: Coordinator | None = None
-    try:
-        coordinator = Coordinator(config, new_session=new_session)
-        await coordinator.start()
-    except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
-        if coordinator is not None:
-            at_end.callback(_exit_after(LAST_STEPS_S, EXIT_ERROR).cancel)
-            await _stopped(coordinator)
-        log.error("cannot_start", error=str(error))
-        log.debug("cannot_start_because", exc_info=error)
-        return None
-    return coordinator
+    """None, with one line in the log, if it cannot be started as things are, or is told to stop."""
+    give_up_at = asyncio.get_running_loop().time() + PATIENCE_S
+    delay = FIRST_RETRY_S
+    while True:
+        coordinator: Coordinator | None = None
+        try:
+            # In a thread, since stores may take their time, and a signal must be heard meanwhile.
+            coordinator = await asyncio.to_thread(Coordinator, config, new_session=new_session)
+            await coordinator.start()
+        except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
+            if coordinator is not None:
+                at_end.callback(_exit_after(LAST_STEPS_S, EXIT_ERROR).cancel)
+                await _stopped(coordinator)
+            remote = config.storage.kind == "s3" and isinstance(error, StoreUnavailable)
+            if remote and asyncio.get_running_loop().time() + delay < give_up_at:
+                log.warning("store_unavailable", error=str(error), next_try_s=delay)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await stop.wait()
+                if stop.is_set():
+                    return None
+                delay = min(2 * delay, LAST_RETRY_S)
+                continue
+            log.error("cannot_start", error=str(error))
+            log.debug("cannot_start_because", exc_info=error)
+            return None
+        return coordinator
 
 
 async def _stopped(coordinator: Coordinator) -> bool:

@@ -8,12 +8,22 @@ from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SecretStr,
+    model_validator,
+)
 
 from xain_coordinator.core import pacing
 from xain_coordinator.core.selection import CONTROLLERS
 from xain_coordinator.core.values import Rules
+from xain_coordinator.stores.paths import check_key
 from xain_messaging.process.fields import (
     Allowed,
     FilePath,
@@ -57,6 +67,38 @@ def _controller(name: str) -> str:
 
 ControllerName = Annotated[
     str, AfterValidator(_controller), Allowed(f"one of: {', '.join(sorted(CONTROLLERS))}")
+]
+
+
+def _url(value: object) -> str:
+    """ "" or an http(s) URL of a server, without a slash at its end."""
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    if value == "":
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("no URL of a server")
+    if parts.query or parts.fragment or (parts.port is not None and parts.port < 1):
+        raise ValueError("no URL of a server")
+    return value.rstrip("/")
+
+
+OptionalUrl = Annotated[
+    str, BeforeValidator(_url), Allowed('a URL such as "https://host:9000", without user or query')
+]
+
+
+def _key_prefix(value: str) -> str:
+    if value:
+        check_key(value)
+    return value
+
+
+KeyPrefix = Annotated[
+    str,
+    AfterValidator(_key_prefix),
+    Allowed('the beginning of a key, such as "trials/7", without a slash at its ends'),
 ]
 
 
@@ -197,8 +239,48 @@ class AggregationSettings(Section):
 class StorageSettings(Section):
     """[storage]"""
 
-    kind: Literal["files", "memory"] = "files"
+    kind: Literal["files", "s3", "memory"] = "files"
     path: FilePath = Path("xain-data/weights")
+    endpoint: OptionalUrl = ""
+    public_endpoint: OptionalUrl = ""
+    region: str = "us-east-1"
+    bucket: str = ""
+    prefix: KeyPrefix = ""
+    create_bucket: bool = False
+    access_key_id: SecretStr = SecretStr("")
+    access_key_id_file: FilePath | None = None
+    secret_access_key: SecretStr = SecretStr("")
+    secret_access_key_file: FilePath | None = None
+    session_token: SecretStr = SecretStr("")
+    timeout_s: float = Field(default=20.0, gt=0)
+    presigned: bool = True
+    url_lifetime_s: int = Field(default=3600, ge=60, le=7 * 24 * 3600)
+    format: Literal["npy", "xain-pickle"] = "npy"
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.kind == "s3" and not self.bucket:
+            raise WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
+        for name in ("endpoint", "bucket"):
+            if self.kind != "s3" and getattr(self, name):
+                raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
+        if self.format == "xain-pickle" and self.kind != "s3":
+            raise WrongSetting(
+                "format", 'XAIN\'s participants look for weights in S3: set storage.kind = "s3"'
+            )
+        if self.format == "xain-pickle" and self.prefix:
+            raise WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
+        for name in ("access_key_id", "secret_access_key"):
+            if getattr(self, name).get_secret_value() and getattr(self, f"{name}_file"):
+                raise WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
+        has_id = bool(self.access_key_id.get_secret_value() or self.access_key_id_file)
+        has_secret = bool(self.secret_access_key.get_secret_value() or self.secret_access_key_file)
+        if self.session_token.get_secret_value() and not has_id:
+            raise WrongSetting("session_token", "it goes with storage.access_key_id")
+        if has_id != has_secret:
+            missing = "secret_access_key" if has_id else "access_key_id"
+            raise WrongSetting(missing, "one half of the credentials is given; give both or none")
+        return self
 
 
 class JournalSettings(Section):
@@ -210,12 +292,29 @@ class JournalSettings(Section):
 class MetricsSettings(Section):
     """[metrics]"""
 
-    kind: Literal["file", "none"] = "file"
+    kind: Literal["file", "influxdb", "none"] = "file"
     path: FilePath = Path("xain-data/metrics.jsonl")
+    url: OptionalUrl = ""
+    org: str = ""
+    bucket: str = ""
+    token: SecretStr = SecretStr("")
+    token_file: FilePath | None = None
+    timeout_s: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.token.get_secret_value() and self.token_file:
+            raise WrongSetting("token_file", "metrics.token is given too; keep one of them")
+        if self.kind != "influxdb" and self.url:
+            raise WrongSetting("url", 'nothing would read it without metrics.kind = "influxdb"')
+        if self.kind == "influxdb":
+            for name in ("url", "org", "bucket"):
+                if not getattr(self, name):
+                    raise WrongSetting(name, 'it must be given with metrics.kind = "influxdb"')
+        return self
 
 
-_NO_S3 = 'is gone: models and updates are files below storage.path (storage.kind = "files")'
-_NO_INFLUX = 'is gone: metrics are lines of the file metrics.path (metrics.kind = "file")'
+_NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
 class CoordinatorConfig(Section):
@@ -239,11 +338,7 @@ class CoordinatorConfig(Section):
         "server.heartbeat_time": "is called server.heartbeat_time_s now",
         "server.heartbeat_timeout": "is called server.heartbeat_timeout_s now",
         "server.thread_pool_workers": "is gone: the server needs no thread for each call",
-        "storage.endpoint": _NO_S3,
-        "storage.bucket": _NO_S3,
-        "storage.access_key_id": _NO_S3,
-        "storage.secret_access_key": _NO_S3,
-        "metrics.enable": 'is called metrics.kind now: "file" or "none"',
+        "metrics.enable": 'is called metrics.kind now: "file", "influxdb" or "none"',
         "metrics.host": _NO_INFLUX,
         "metrics.port": _NO_INFLUX,
         "metrics.user": _NO_INFLUX,

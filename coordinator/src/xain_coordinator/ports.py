@@ -38,15 +38,42 @@ class KeyExists(StoreError):
         self.key = key
 
 
+class KeyClaimed(StoreError):
+    """Somebody else is about to write the key, with other content, or died before it did.
+
+    claim: where a store that does not lock has noted this.
+    """
+
+    def __init__(self, key: str, claim: str) -> None:
+        super().__init__(
+            f"another coordinator has claimed {key!r} for other weights than this one's; if none "
+            f"is running, it died before it wrote them: delete {claim} and start again"
+        )
+        self.key = key
+        self.claim = claim
+
+
+class ObjectChanged(StoreUnavailable):
+    """What was being read is not there any more: its key holds something else, or nothing."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the weights under {key!r} were replaced while they were being read")
+        self.key = key
+
+
 class Reader(Protocol):
-    """An open object. Reads from several threads at once are allowed."""
+    """An open object, never a mixture of two. Reads from several threads at once are allowed."""
 
     @property
     def size(self) -> int:
         """Bytes of the object."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer only at the end of the object."""
+        """Up to `length` bytes from `offset`; fewer only at the end of the object.
+
+        If the key is overwritten or deleted meanwhile, a reader goes on with the old object, or
+        raises ObjectChanged where the store does not keep it. Raises StoreUnavailable.
+        """
 
     def close(self) -> None: ...
 
@@ -70,7 +97,8 @@ class Upload(Protocol):
         """Make the object visible, whole and durable, at once.
 
         Raises KeyExists if the key is taken and `overwrite` is False (the key's object is then
-        untouched), StoreUnavailable if it could not be made durable.
+        untouched), KeyClaimed if it may be about to be, StoreUnavailable if it could not be made
+        durable.
         """
 
     def abort(self) -> None:
@@ -78,7 +106,11 @@ class Upload(Protocol):
 
 
 class WeightsStore(Protocol):
-    """Objects under keys such as "3/global". Keys are relative to the store's own prefix."""
+    """Objects under keys such as "3/global". Keys are relative to the store's own prefix.
+
+    No key should be the folder of another, as "3" is of "3/global": some S3 servers keep objects as
+    files and cannot hold both.
+    """
 
     def open(self, key: str) -> Reader:
         """Raises KeyNotFound or StoreUnavailable."""
@@ -102,6 +134,25 @@ class WeightsStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens if there is none."""
+
+
+class DirectAccess(Protocol):
+    """Objects that participants read and write themselves, by URLs that the store has signed.
+
+    Whoever has an upload's URL may use it again until it expires, so what is accepted is a copy.
+    """
+
+    def download_url(self, key: str) -> str:
+        """For GET. Raises StoreUnavailable."""
+
+    def upload_url(self, key: str) -> str:
+        """For PUT, which replaces what is there. Raises StoreUnavailable."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Put what is under `source` in the place of what `target` holds, within the store.
+
+        Raises KeyNotFound, ObjectChanged if the source is replaced meanwhile, or StoreUnavailable.
+        """
 
 
 class JournalError(Exception):

@@ -99,13 +99,13 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-# Weights never travel with a status, so the place where they could says nothing.
-_LEFT_OUT = "xain_proto.fl.WeightsRef.data"
+# Neither weights nor where to fetch them travel with a status, so these fields say nothing.
+_LEFT_OUT = frozenset(("xain_proto.fl.WeightsRef.data", "xain_proto.fl.WeightsRef.url"))
 
 
 def _plain(message: Message) -> dict[str, Any]:
     fields = message.DESCRIPTOR.fields
-    return {f.name: _field(f, message) for f in fields if f.full_name != _LEFT_OUT}
+    return {f.name: _field(f, message) for f in fields if f.full_name not in _LEFT_OUT}
 
 
 def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's

@@ -49,6 +49,8 @@ class StoreWorker:
     """Works on a weights store and a metrics store.
 
     workload: makes the initial model; None where the participants bring it.
+    publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
+        thread, and again after a crash.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again.
     """
@@ -60,6 +62,7 @@ class StoreWorker:
         metrics: MetricsStore,
         workload: Workload | None,
         *,
+        publish_further: Callable[[GlobalModel], None] | None = None,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -67,6 +70,7 @@ class StoreWorker:
         self._store = store
         self._metrics = metrics
         self._workload = workload
+        self._publish_further = publish_further
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = threading.Event()  # for the threads
@@ -142,7 +146,7 @@ class StoreWorker:
 
     def _initialise(self, effect: InitialiseModel) -> Command:
         if effect.initial == "empty":
-            return InitialisationDone(store_model(self._store, 0, Model(_NOTHING, ())))
+            return InitialisationDone(self._store_initial(Model(_NOTHING, ())))
         if self._workload is None:
             raise WorkloadMissing(
                 "the session has no initial model yet and needs a workload to make it: "
@@ -154,10 +158,18 @@ class StoreWorker:
             # The data that have come so far do not suffice; the session knows what to do.
             log.warning("initialisation_failed", round=0, error=str(error))
             return InitialisationFailed(str(error))
-        return InitialisationDone(store_model(self._store, 0, model))
+        return InitialisationDone(self._store_initial(model))
+
+    def _store_initial(self, model: Model) -> GlobalModel:
+        return self._published(store_model(self._store, 0, model))
 
     def _aggregate(self, effect: Aggregate) -> Command:
-        return AggregationDone(aggregate(self._store, effect, self._stop))
+        return AggregationDone(self._published(aggregate(self._store, effect, self._stop)))
+
+    def _published(self, model: GlobalModel) -> GlobalModel:
+        if self._publish_further is not None:
+            self._publish_further(model)
+        return model
 
 
 def store_model(store: WeightsStore, round_: int, model: Model) -> GlobalModel:

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
+from xain_coordinator.admission import READ_BYTES, Inspector, measure
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.stores.memory import MemoryStore
@@ -82,13 +82,13 @@ def test_one_byte_at_a_time(vector: NDArray[Any]) -> None:
 
 def test_the_index_of_a_nan_counts_over_chunks() -> None:
     """The first one is named, by its place in the vector and not in its chunk."""
-    vector = np.zeros(CHUNK_BYTES // 2, np.float32)  # two chunks and a header
-    vector[[CHUNK_BYTES // 4 + 7, -1]] = np.nan, np.inf
+    vector = np.zeros(READ_BYTES // 2, np.float32)  # two chunks and a header
+    vector[[READ_BYTES // 4 + 7, -1]] = np.nan, np.inf
     store = MemoryStore()
     upload = store.upload(KEY)
     upload.write(npy(vector))
     upload.commit(overwrite=False)
-    assert measure(store, KEY).first_bad == CHUNK_BYTES // 4 + 7
+    assert measure(store, KEY).first_bad == READ_BYTES // 4 + 7
 
 
 def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:

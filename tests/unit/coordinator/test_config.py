@@ -117,7 +117,71 @@ def test_rules_follow_from_the_settings() -> None:
             "server.max_message_bytes is 1048576; it must be a whole number, at least 2097152 and "
             "at most 2147483647",
         ),
-        ({"storage__kind": "s3"}, 'storage.kind is "s3"; it must be one of: files, memory'),
+        (
+            {"storage__kind": "tape"},
+            'storage.kind is "tape"; it must be one of: files, s3, memory',
+        ),
+        (
+            {"storage__kind": "s3"},
+            'storage.bucket: it must be given with storage.kind = "s3"',
+        ),
+        (
+            {"storage__bucket": "b"},
+            'storage.bucket is "b"; nothing would read it without storage.kind = "s3"',
+        ),
+        (
+            {"storage__kind": "s3", "storage__bucket": "b", "storage__endpoint": "host:9000"},
+            'storage.endpoint is "host:9000"; it must be a URL such as "https://host:9000", without'
+            " user or query",
+        ),
+        (
+            {"storage__kind": "s3", "storage__bucket": "b", "storage__prefix": "/a"},
+            'storage.prefix is "/a"; it must be the beginning of a key, such as "trials/7", without'
+            " a slash at its ends",
+        ),
+        (
+            {"storage__kind": "s3", "storage__bucket": "b", "storage__access_key_id": "AKIA1"},
+            "storage.secret_access_key: one half of the credentials is given; give both "
+            "or none",
+        ),
+        (
+            {
+                "storage__kind": "s3",
+                "storage__bucket": "b",
+                "storage__access_key_id": "AKIA1",
+                "storage__secret_access_key": "hunter2",
+                "storage__secret_access_key_file": "/s",
+            },
+            "storage.secret_access_key_file is ********; storage.secret_access_key is given too; "
+            "keep one of them",
+        ),
+        (
+            {"storage__kind": "s3", "storage__bucket": "b", "storage__session_token": "hunter2"},
+            "storage.session_token is ********; it goes with storage.access_key_id",
+        ),
+        (
+            {"storage__format": "xain-pickle"},
+            "storage.format is \"xain-pickle\"; XAIN's participants look for weights in S3: set "
+            'storage.kind = "s3"',
+        ),
+        (
+            {
+                "storage__kind": "s3",
+                "storage__bucket": "b",
+                "storage__format": "xain-pickle",
+                "storage__prefix": "a",
+            },
+            'storage.prefix is "a"; XAIN\'s participants look in the root of the bucket',
+        ),
+        (
+            {"metrics__kind": "influxdb", "metrics__url": "http://h:8086", "metrics__org": "o"},
+            'metrics.bucket: it must be given with metrics.kind = "influxdb"',
+        ),
+        (
+            {"metrics__url": "http://h:8086"},
+            'metrics.url is "http://h:8086"; nothing would read it without metrics.kind = '
+            '"influxdb"',
+        ),
         ({"journal__path": ""}, 'journal.path is ""; it must be a path, not empty'),
         ({"metrics__kind": "none", "metrics__path": 3}, "metrics.path is 3; it must be a path, not"
          " empty"),
@@ -186,10 +250,12 @@ def test_ipv6_hosts_are_bound_with_brackets(host: str, address: str) -> None:
         ("[ai]", "ai is called [rounds] now"),
         ("[server]\nheartbeat_time = 3", "server.heartbeat_time is called server.heartbeat_time_s"),
         ("[server]\nthread_pool_workers = 3", "server.thread_pool_workers is gone: "),
-        ("[storage]\nendpoint = 'x'", "storage.endpoint is gone: models and updates are files"),
-        ("[storage]\nsecret_access_key = 'hunter2'", "storage.secret_access_key is gone: "),
-        ("[metrics]\nenable = true", 'metrics.enable is called metrics.kind now: "file" or "none"'),
-        ("[metrics]\npassword = 'hunter2'", "metrics.password is gone: metrics are lines of the"),
+        (
+            "[storage]\nendpoint = 'http://x'",
+            'storage.endpoint is "http://x"; nothing would read it',
+        ),
+        ("[metrics]\nenable = true", "metrics.enable is called metrics.kind now: "),
+        ("[metrics]\npassword = 'hunter2'", 'metrics.password is gone: metrics.kind = "influxdb"'),
     ],
 )
 def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message: str) -> None:

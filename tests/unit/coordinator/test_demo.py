@@ -129,3 +129,13 @@ def test_the_command_for_a_site_works_from_anywhere():
     program, *_, config = view.participant_command(Path("a folder/site-0.toml"))
     assert Path(program).is_absolute()
     assert config == str(Path.cwd() / "a folder/site-0.toml")
+
+
+def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
+    """A coordinator alone, as its container image has it, neither trains nor loads data."""
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    result = CliRunner().invoke(cli.app, [])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "xain-coordinator demo: it runs participants here, too: pip install xain-participant\n"
+    )

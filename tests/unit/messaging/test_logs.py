@@ -117,6 +117,37 @@ def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
     assert "hunter2" not in told
 
 
+@pytest.mark.parametrize("console", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET /b/3/global?X-Amz-Credential=hunter2%2F2026&X-Amz-Signature=hunter2 failed",
+        "Authorization: AWS4-HMAC-SHA256 Credential=hunter2/s3, Signature=hunter2",
+        "{'Authorization': 'Token hunter2'}",
+        "x-amz-security-token%3Dhunter2",
+    ],
+)
+def test_signed_urls_and_headers_are_masked(
+    capsys: pytest.CaptureFixture[str], text: str, console: bool
+) -> None:
+    """Wherever they come from: tracebacks and libraries that log what they send."""
+    configure("debug", console=console, third_party=True)
+    logging.getLogger("urllib3").debug(text)
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        structlog.get_logger("xain_coordinator").exception("failed")
+    told = capsys.readouterr().err
+    assert told.count("********") >= 2
+    assert "hunter2" not in told
+
+
+def test_a_token_that_is_only_talked_about_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", console=False, third_party=False)
+    structlog.get_logger("xain_coordinator").info("a", error="the token is refused (401)")
+    assert lines(capsys)[0]["error"] == "the token is refused (401)"
+
+
 def test_the_key_of_a_model_is_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     """The name "key" is what a model is stored under; logs are of no use without it."""
     configure("info", console=False, third_party=False)

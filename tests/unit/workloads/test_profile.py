@@ -47,9 +47,9 @@ def test_union_refuses_what_does_not_fit() -> None:
         union([DataProfile(0, 4)])
 
 
-@pytest.mark.parametrize("module", ["model", "profile", "workload", "partition"])
+@pytest.mark.parametrize("module", ["model", "profile", "workload", "partition", "sgd"])
 def test_light_modules_stay_light(module: str) -> None:
-    """The coordinator imports these at start; scikit-learn and Arrow would cost it seconds."""
+    """The coordinator imports these, and has neither scikit-learn nor Arrow."""
     code = (
         f"import sys, xain_workloads.{module};"
         "print(sorted({'sklearn', 'pyarrow', 'scipy', 'grpc'} & set(sys.modules)))"

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.linear_model import SGDClassifier, SGDRegressor
 
 from xain_workloads.data import Dataset, Task
 from xain_workloads.errors import DataError, Diverged, NoData
@@ -251,6 +250,9 @@ class SgdWorkload:
 
     def _estimator(self, classes: tuple[str, ...], coef: _Array, intercept: _Array) -> Any:
         """An estimator in the state that partial_fit() would have left it in with these weights."""
+        # Here, because a coordinator, which never trains, need not have it.
+        from sklearn.linear_model import SGDClassifier, SGDRegressor
+
         options = self.options
         settings = {
             "loss": options.loss,

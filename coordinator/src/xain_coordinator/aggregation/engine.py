@@ -19,7 +19,7 @@ from xain_coordinator.aggregation.rules import RULES, RuleFailed
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
-from xain_coordinator.ports import KeyExists, Reader, StoreError, WeightsStore
+from xain_coordinator.ports import KeyClaimed, KeyExists, Reader, StoreError, WeightsStore
 from xain_proto.np import npy_header
 
 TILE_BYTES = 32 << 20  # the same slice of all updates together
@@ -180,6 +180,8 @@ def publish(store: WeightsStore, key: str, pieces: Iterator[bytes] | Sequence[by
             size += len(piece)
             upload.write(piece)
         upload.commit(overwrite=False)
+    except KeyClaimed as error:
+        raise Fenced(str(error)) from None
     except KeyExists:
         if _digest_of(store, key) != digest.hexdigest():
             raise Fenced(

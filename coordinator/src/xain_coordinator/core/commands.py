@@ -37,12 +37,16 @@ class StartTrainingRound:
 
 @dataclass(frozen=True, slots=True)
 class BeginUpload:
-    """A participant is about to write an update of this digest and size for this round."""
+    """A participant's update of this digest and size is about to be written for this round.
+
+    upload_name: what XAIN's clients call it; "" is the participant's own id.
+    """
 
     participant_id: str
     round: int
     digest: str
     size_bytes: int = 0
+    upload_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,13 @@ class UpdateAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosed:
-    """Nothing more is taken in; what was accepted is aggregated."""
+    """Nothing more is taken in; what was accepted is aggregated.
+
+    at: None in a journal that was begun before this was written down.
+    """
 
     round: int
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The metric points of a session: XAIN's two series, with its numbers for states."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from xain_coordinator.core.values import ParticipantState, Phase, Point
+from xain_coordinator.core.values import ParticipantState, Phase, Point, Round
 
 # The values of the wire's enum State, which are fixed for ever.
 STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
@@ -21,6 +22,23 @@ def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) 
     state = STATE_NUMBERS[phase]
     fields = {"state": state, "round": round_, "connected": connected, "selected": selected}
     return Point("coordinator", fields)
+
+
+def published_point(point: Point, round_: Round, at: float) -> Point:
+    """A coordinator's point that also tells what the round was like whose model was published then.
+
+    Its times are session time, in which the coordinator's absence does not count; the round that it
+    names is the one that comes next.
+    """
+    fields: dict[str, int | float | str] = {
+        **point.fields,
+        "round_seconds": at - round_.opened_at,
+        "num_updates": len(round_.updates),
+        "update_bytes": sum(u.weights.ref.size_bytes for u in round_.updates.values()),
+    }
+    if round_.closed_at is not None:
+        fields["aggregation_seconds"] = at - round_.closed_at
+    return replace(point, fields=fields)
 
 
 def participant_point(participant_id: str, state: ParticipantState, round_: int) -> Point:

@@ -45,7 +45,12 @@ from xain_coordinator.core.membership import (
     expiries,
 )
 from xain_coordinator.core.pacing import is_complete, num_selected
-from xain_coordinator.core.points import coordinator_point, departure_point, participant_point
+from xain_coordinator.core.points import (
+    coordinator_point,
+    departure_point,
+    participant_point,
+    published_point,
+)
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.selection import select
 from xain_coordinator.core.updates import check_size, check_update, require_free_key
@@ -162,6 +167,9 @@ def decide(session: Session, command: c.Command, now: float) -> Decision:
     if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
         effects += resume(session)
     after = _point(session)
+    for event in happened:
+        if isinstance(event, e.ModelPublished):
+            after = published_point(after, _last(session), event.at)
     if after != before:
         points = (*points, after)
     if points:
@@ -169,6 +177,11 @@ def decide(session: Session, command: c.Command, now: float) -> Decision:
     if any(isinstance(event, _NOTIFYING) for event in happened):
         effects.append(Notify())
     return Decision(tuple(happened), reply, tuple(effects))
+
+
+def _last(session: Session) -> Round:
+    assert session.last_round is not None, "a model was published without a round"
+    return session.last_round
 
 
 def _point(session: Session) -> Point:
@@ -294,9 +307,10 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, round_.number)
-    require_free_key(round_, command.participant_id)
+    name = command.upload_name or command.participant_id
+    _bind_upload_name(session, round_, command.participant_id, name)
     check_size(_model(session), command.size_bytes)
-    return r.UploadTo(update_key(round_.number, command.participant_id))
+    return r.UploadTo(update_key(round_.number, name))
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answer:
@@ -309,7 +323,7 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answe
     round_ = _require_selected(session, participant_id, command.round)
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, round_.number)
-    bound = _bind_upload_name(session, round_, command)
+    bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
     if command.weights is None:
         key = update_key(round_.number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
@@ -327,11 +341,10 @@ def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
 
 
 def _bind_upload_name(
-    session: Session, round_: Round, command: c.EndTrainingRound
+    session: Session, round_: Round, sender: str, name: str
 ) -> tuple[e.UploadNameBound, ...]:
     """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
     nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
-    name, sender = command.upload_name, command.participant_id
     check_name(name)
     require_free_key(round_, name)
     if name == sender:
@@ -418,7 +431,7 @@ def _next_step(session: Session, now: float) -> e.Event | None:
             round_.number, _draw(session, session.pool, missing)[:missing]
         )
     if is_complete(round_, session.rules.min_participants):
-        return e.RoundClosed(round_.number)
+        return e.RoundClosed(round_.number, now)
     enough = len(session.members) >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number)
@@ -523,8 +536,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             updates = {**open_.updates, update.participant_id: update}
             keys = open_.keys | {update.weights.ref.key}
             return replace(session, open_round=replace(open_, updates=updates, keys=keys))
-        case e.RoundClosed():
-            return _to(session, Phase.AGGREGATING)
+        case e.RoundClosed(_, at):
+            closed = replace(_open(session), closed_at=at)
+            return replace(_to(session, Phase.AGGREGATING), open_round=closed)
         case e.ModelPublished(_, model):
             return _after_publication(session, model)
         case e.SessionFinished(cause):

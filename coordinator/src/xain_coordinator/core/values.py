@@ -99,6 +99,7 @@ class Round:
     target: how many ought to be selected; below it, participants who come are added.
     updates: accepted ones by participant, each of them in `selected`.
     keys: where the accepted updates lie in the store.
+    closed_at: None while updates are taken in.
     """
 
     number: int
@@ -108,6 +109,7 @@ class Round:
     opened_at: float
     updates: Mapping[str, Update] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
+    closed_at: float | None = None
 
     @property
     def outstanding(self) -> tuple[str, ...]:

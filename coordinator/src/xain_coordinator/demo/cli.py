@@ -4,6 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -22,6 +23,7 @@ from xain_coordinator.demo.training import (
     participant_settings,
     split,
 )
+from xain_messaging.process.commands import fail
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.partition import MAX_ALPHA
 
@@ -33,6 +35,7 @@ MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
 HEARTBEAT_TIME_S, HEARTBEAT_TIMEOUT_S = 1, 2
 LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
 EXIT_FAILED = 1
+PROGRAM = "xain-coordinator demo"
 
 # What a coordinator that is being killed or started answers, or does not.
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -85,6 +88,8 @@ def _demo(
         ),
     ] = None,
 ) -> None:
+    if any(find_spec(package) is None for package in ("sklearn", "xain_participant")):
+        fail(PROGRAM, "it runs participants here, too: pip install xain-participant", EXIT_FAILED)
     interrupts = Interrupts()
     with interrupts.installed(), _folder(keep) as folder:
         try:
@@ -97,7 +102,7 @@ def _demo(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the demo; returns its exit status."""
-    status = app(list(arguments), prog_name="xain-coordinator demo", standalone_mode=False)
+    status = app(list(arguments), prog_name=PROGRAM, standalone_mode=False)
     return status if isinstance(status, int) else 0
 
 

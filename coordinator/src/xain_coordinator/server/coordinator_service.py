@@ -8,6 +8,7 @@ import grpc
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import check_name
 from xain_coordinator.core.values import (
     DataProfile,
@@ -91,14 +92,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
         ref = reply.model.ref
+        data = await self._transfer.inline(ref)
+        offer = None if data else await self._transfer.offer(participant_id, reply.round, ref)
         return pb.StartTrainingRoundResponse(
             epochs=reply.epochs,
             epoch_base=reply.epoch_base,
             round=reply.round,
-            model=ref_message(ref, await self._transfer.inline(ref)),
+            model=ref_message(ref, data, offer.download_url if offer else ""),
             layout=layout_message(reply.model.layout),
             metadata=dict(reply.model.metadata),
             update_accepted=reply.update_accepted,
+            upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url) if offer else None,
         )
 
     async def EndTrainingRound(
@@ -110,13 +114,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         async with self._transfer.exclusive(participant_id, request.participant_id):
             # A XAIN client does not say which round it means: the open one, read under the lock.
             number = self._driver.session.round if round_ is None else round_
-            if request.update.data:
-                await self._transfer.take(
-                    participant_id, number, request.update.data, request.update.digest.hex()
-                )
-            weights = await self._transfer.stored(participant_id, number, request.participant_id)
-            if request.HasField("update") and not _is_meant(request.update, weights):
-                weights = None
+            weights = await self._uploaded(participant_id, number, request)
             await self._driver.submit(
                 c.EndTrainingRound(
                     participant_id=participant_id,
@@ -127,7 +125,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     metrics=self._parse_points(participant_id, number, request.metrics),
                 )
             )
+        if request.update.key == incoming_key(number, participant_id):
+            self._transfer.discard(participant_id, number)
         return pb.EndTrainingRoundResponse()
+
+    async def _uploaded(
+        self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
+    ) -> StoredWeights | None:
+        """The update that the sender means, brought to its place if it is not there yet."""
+        update, transfer = request.update, self._transfer
+        digest = update.digest.hex()
+        if not request.HasField("update"):
+            return await transfer.named(participant_id, round_, request.participant_id)
+        if update.data:
+            await transfer.take(participant_id, round_, update.data, digest)
+        elif update.key == incoming_key(round_, participant_id):
+            await transfer.adopt(participant_id, round_, update.size_bytes, digest)
+        stored = await transfer.stored(participant_id, round_, request.participant_id)
+        return stored if stored is not None and stored.ref.digest == digest else None
 
     async def Watch(
         self, request: pb.WatchRequest, context: Context
@@ -181,8 +196,3 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
 def _profile(message: pb.DataProfile) -> DataProfile:
     return DataProfile(message.num_samples, message.num_features, tuple(message.classes))
-
-
-def _is_meant(update: pb.WeightsRef, stored: StoredWeights | None) -> bool:
-    """Does the store hold the bytes that the sender means?"""
-    return stored is not None and stored.ref.digest == update.digest.hex()

@@ -9,11 +9,11 @@ from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import MetricsStore, WeightsStore
+from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
-from xain_coordinator.server.transfer import Transfer
+from xain_coordinator.server.transfer import Bucket, Transfer
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
 
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
@@ -33,6 +33,7 @@ class GrpcServer:
 
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
+    access, bucket: other ways of weights, see Transfer.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     """
 
@@ -48,6 +49,8 @@ class GrpcServer:
         max_update_bytes: int,
         options: Mapping[str, int | str] | None = None,
         counters: Counter[str] | None = None,
+        access: DirectAccess | None = None,
+        bucket: Bucket | None = None,
         trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._driver = driver
@@ -74,7 +77,7 @@ class GrpcServer:
                 RPCS_PER_PARTICIPANT * driver.session.rules.max_participants + SPARE_RPCS
             ),
         )
-        self.transfer = Transfer(driver, store, max_update_bytes)
+        self.transfer = Transfer(driver, store, max_update_bytes, access, bucket)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
             CoordinatorService(driver, self.transfer, parse_points), self._server
         )

@@ -6,22 +6,34 @@ participant, the same lock that EndTrainingRound holds.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import structlog
 
 from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownModel
-from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.keys import incoming_key, update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import KeyNotFound, StoreUnavailable, Upload, WeightsStore
+from xain_coordinator.ports import (
+    DirectAccess,
+    KeyNotFound,
+    StoreError,
+    StoreUnavailable,
+    Upload,
+    WeightsStore,
+)
 from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.threads import run_to_end
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
+
+log = structlog.get_logger(__name__)
 
 SMALL_MODEL_BYTES = CHUNK_BYTES
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
@@ -29,17 +41,38 @@ SMALL_MODEL_BYTES = CHUNK_BYTES
 INLINE_BYTES = 64 << 10
 
 
+class Bucket(Protocol):
+    """Where participants put updates under names of their own, as XAIN's do."""
+
+    def fetch(self, round_: int, name: str) -> None:
+        """Bring an update to update_key(round_, name). Raises KeyNotFound, InvalidUpdate, TooLarge
+        and StoreUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How a participant can reach the store itself."""
+
+    download_url: str
+    upload_key: str
+    upload_url: str
+
+
 @dataclass(slots=True)
 class Transfer:
     """Uploads and downloads of one session.
 
     max_update_bytes: larger uploads are refused before a byte is written.
+    access: how participants reach the store itself; None if they cannot.
+    bucket: where those who say no more than a name have put their update; None: in the store.
     receiving: who is uploading at the moment.
     """
 
     driver: Driver
     store: WeightsStore
     max_update_bytes: int
+    access: DirectAccess | None = None
+    bucket: Bucket | None = None
     receiving: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
@@ -148,6 +181,36 @@ class Transfer:
         await self._small_uploads.put(key, data)
         self._keep_measured(round_, measured)
 
+    async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
+        """Bring to its place what a participant has put into the store itself, checked against what
+        it says that it put. The caller holds `exclusive`.
+
+        What counts is a copy: the participant can write to its own place until its URL expires.
+        Raises as `receive` does; does nothing if nothing is there.
+        """
+        key = await self._begin(participant_id, round_, digest, size_bytes)
+        if isinstance(key, WeightsRef) or self.access is None:
+            return
+        self._measured.pop(key, None)
+        source = incoming_key(round_, participant_id)
+        try:
+            await run_to_end(self.access.copy, source, key)
+        except KeyNotFound:
+            return
+        measured = await run_to_end(measure, self.store, key, size_bytes)
+        if measured.ref.digest != digest:
+            raise _wrong_digest()
+        self._keep_measured(round_, measured)
+
+    def discard(self, participant_id: str, round_: int) -> None:
+        """Remove what `adopt` has copied, some time. What stays is of no harm."""
+
+        def remove() -> None:
+            with contextlib.suppress(StoreError):
+                self.store.delete(incoming_key(round_, participant_id))
+
+        asyncio.get_running_loop().run_in_executor(None, remove)
+
     async def _begin(
         self, participant_id: str, round_: int, digest: str, size_bytes: int
     ) -> str | WeightsRef:
@@ -191,6 +254,24 @@ class Transfer:
         except KeyNotFound:
             return None
 
+    async def named(self, participant_id: str, round_: int, name: str) -> StoredWeights | None:
+        """What a participant has put under a name of its own without saying more, as XAIN's do;
+        None if there is nothing. The caller holds `exclusive`.
+
+        Raises as `stored` does, and TooLarge.
+        """
+        if self.bucket is not None and self.driver.session.accepted(participant_id, round_) is None:
+            # Nobody makes us write over what lies under another's name.
+            await self.driver.submit(
+                BeginUpload(participant_id, round_, digest="", upload_name=name)
+            )
+            self._measured.pop(update_key(round_, name), None)
+            try:
+                await run_to_end(self.bucket.fetch, round_, name)
+            except KeyNotFound:
+                return None
+        return await self.stored(participant_id, round_, name)
+
     def _measure(self, key: str) -> StoredWeights:
         measured = measure(self.store, key)
         # Whoever wrote it may have died before it was durable, and it is about to count.
@@ -220,6 +301,23 @@ class Transfer:
             offset += len(data)
             yield ref, data
 
+    async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
+        """How to fetch this model and put the update of this round past us; None if it cannot be
+        done. It is an offer only, so a store that cannot sign at the moment holds nobody up."""
+        if self.access is None:
+            return None
+        key = incoming_key(round_, participant_id)
+        try:
+            # In a thread: the credentials to sign with may have to be renewed.
+            return await run_to_end(self._sign, self.access, ref.key, key)
+        except StoreError as error:
+            log.warning("cannot_sign", participant=participant_id, round=round_, error=str(error))
+            return None
+
+    @staticmethod
+    def _sign(access: DirectAccess, model: str, upload: str) -> Offer:
+        return Offer(access.download_url(model), upload, access.upload_url(upload))
+
     async def inline(self, ref: WeightsRef) -> bytes:
         """The model's bytes if it is to travel inside its reference, else nothing."""
         return await self._small(ref) if ref.size_bytes <= INLINE_BYTES else b""
@@ -240,7 +338,11 @@ def _read(store: WeightsStore, key: str, offset: int) -> bytes:
 
 def _check_digest(inspector: Inspector, announced: str) -> None:
     if inspector.digest != announced:
-        raise InvalidUpdate("the upload's digest is not the one announced; send it again")
+        raise _wrong_digest()
+
+
+def _wrong_digest() -> InvalidUpdate:
+    return InvalidUpdate("the upload's digest is not the one announced; send it again")
 
 
 class _Reception:

@@ -13,10 +13,10 @@ def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
     return cast(pb.State.ValueType, STATE_NUMBERS[state])
 
 
-def ref_message(ref: WeightsRef, data: bytes = b"") -> pb.WeightsRef:
-    """data: the object itself, if it is to travel inside."""
+def ref_message(ref: WeightsRef, data: bytes = b"", url: str = "") -> pb.WeightsRef:
+    """data: the object itself, if it is to travel inside. url: where it can be fetched directly."""
     return pb.WeightsRef(
-        key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest), data=data
+        key=ref.key, size_bytes=ref.size_bytes, digest=bytes.fromhex(ref.digest), data=data, url=url
     )
 
 

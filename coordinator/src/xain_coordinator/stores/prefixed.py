@@ -1,8 +1,19 @@
 """A part of another store, such as one session's."""
 
 from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
 
-from xain_coordinator.ports import KeyExists, KeyNotFound, Reader, Upload, WeightsStore
+from xain_coordinator.ports import (
+    DirectAccess,
+    KeyClaimed,
+    KeyExists,
+    KeyNotFound,
+    ObjectChanged,
+    Reader,
+    Upload,
+    WeightsStore,
+)
 from xain_coordinator.stores.paths import check_key
 
 
@@ -19,7 +30,7 @@ class PrefixedStore:
 
     def open(self, key: str) -> Reader:
         try:
-            return self._store.open(self._whole(key))
+            return PrefixedReader(self._store.open(self._whole(key)), key)
         except KeyNotFound as error:
             raise KeyNotFound(key) from error
 
@@ -47,6 +58,62 @@ class PrefixedStore:
         return self._prefix + key
 
 
+class PrefixedAccess:
+    """Direct access to the objects of `access` under "prefix/"."""
+
+    def __init__(self, access: DirectAccess, prefix: str) -> None:
+        check_key(prefix)
+        self._access = access
+        self._prefix = f"{prefix}/"
+
+    def download_url(self, key: str) -> str:
+        return self._access.download_url(self._whole(key))
+
+    def upload_url(self, key: str) -> str:
+        return self._access.upload_url(self._whole(key))
+
+    def copy(self, source: str, target: str) -> None:
+        try:
+            self._access.copy(self._whole(source), self._whole(target))
+        except KeyNotFound as error:
+            raise KeyNotFound(source) from error
+        except ObjectChanged as error:
+            raise ObjectChanged(source) from error
+
+    def _whole(self, key: str) -> str:
+        check_key(key)
+        return self._prefix + key
+
+
+class PrefixedReader:
+    """A reader that calls its key what the caller called it."""
+
+    def __init__(self, reader: Reader, key: str) -> None:
+        self._reader = reader
+        self._key = key
+        self.size = reader.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            return self._reader.read(offset, length)
+        except ObjectChanged as error:
+            raise ObjectChanged(self._key) from error
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
 class PrefixedUpload:
     """An upload that calls its key what the caller called it."""
 
@@ -62,6 +129,8 @@ class PrefixedUpload:
             self._upload.commit(overwrite=overwrite)
         except KeyExists as error:
             raise KeyExists(self._key) from error
+        except KeyClaimed as error:
+            raise KeyClaimed(self._key, error.claim) from error
 
     def abort(self) -> None:
         self._upload.abort()

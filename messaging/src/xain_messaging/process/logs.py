@@ -32,6 +32,14 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 
+# What signed URLs and the headers of S3 and InfluxDB carry. No message of ours has them; tracebacks
+# and what libraries log at debug may.
+_SIGNED = re.compile(
+    r"""((?:X-Amz-[A-Za-z-]+|Signature|Credential|AWSAccessKeyId)(?:=|%3D)"""
+    r"""|Authorization\W+(?:Token|Bearer)\s+)[^&,;\s"'\\]+""",
+    re.IGNORECASE,
+)
+
 
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
@@ -108,7 +116,10 @@ def configure(level: str, console: bool, third_party: bool) -> None:
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Ours, to know it again."""
+    """Ours, to know it again; the last to see a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _SIGNED.sub(rf"\1{MASK}", super().format(record))
 
 
 def _json() -> list[Processor]:

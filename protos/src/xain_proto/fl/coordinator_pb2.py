@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fxain_proto/fl/coordinator.proto\x12\rxain_proto.fl\"I\n\x0b\x44\x61taProfile\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x03\x12\x14\n\x0cnum_features\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\t\"@\n\x11RendezvousRequest\x12+\n\x07profile\x18\n \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\"\x8e\x01\n\x12RendezvousResponse\x12-\n\x05reply\x18\x01 \x01(\x0e\x32\x1e.xain_proto.fl.RendezvousReply\x12\x16\n\x0eretry_after_ms\x18\n \x01(\r\x12\x1d\n\x15heartbeat_interval_ms\x18\x0b \x01(\r\x12\x12\n\nsession_id\x18\x0c \x01(\t\"F\n\x10HeartbeatRequest\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\"\x83\x01\n\x11HeartbeatResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x17\n\x0fupdate_accepted\x18\n \x01(\x08\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\r\n\x05\x63\x61use\x18\x0c \x01(\t\"\x0e\n\x0cWatchRequest\"\xb8\x01\n\rWatchResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x17\n\x0fupdate_accepted\x18\n \x01(\x08\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\r\n\x05\x63\x61use\x18\x0c \x01(\t\x12\x37\n\x04work\x18\r \x01(\x0b\x32).xain_proto.fl.StartTrainingRoundResponse\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\"K\n\nWeightsRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x1b\n\x19StartTrainingRoundRequest\"\xb5\x02\n\x1aStartTrainingRoundResponse\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\x05\x12\x12\n\nepoch_base\x18\x02 \x01(\x05\x12\r\n\x05round\x18\n \x01(\x05\x12(\n\x05model\x18\x0b \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12%\n\x06layout\x18\x0c \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12I\n\x08metadata\x18\r \x03(\x0b\x32\x37.xain_proto.fl.StartTrainingRoundResponse.MetadataEntry\x12\x17\n\x0fupdate_accepted\x18\x0e \x01(\x08\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x17\x45ndTrainingRoundRequest\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x16\n\x0enumber_samples\x18\x02 \x01(\x05\x12\x0f\n\x07metrics\x18\x03 \x01(\t\x12\x12\n\x05round\x18\n \x01(\x05H\x00\x88\x01\x01\x12)\n\x06update\x18\x0b \x01(\x0b\x32\x19.xain_proto.fl.WeightsRefB\x08\n\x06_round\"\x1a\n\x18\x45ndTrainingRoundResponse\"0\n\x11GetWeightsRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"J\n\x12GetWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\"\x97\x01\n\x11PutWeightsRequest\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.xain_proto.fl.PutWeightsRequest.Header\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x1a;\n\x06Header\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"<\n\x12PutWeightsResponse\x12&\n\x03ref\x18\x01 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef*(\n\x0fRendezvousReply\x12\n\n\x06\x41\x43\x43\x45PT\x10\x00\x12\t\n\x05LATER\x10\x01*F\n\x05State\x12\x0b\n\x07STANDBY\x10\x00\x12\t\n\x05ROUND\x10\x01\x12\x0c\n\x08\x46INISHED\x10\x02\x12\t\n\x05READY\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x32\xfe\x04\n\x0b\x43oordinator\x12S\n\nRendezvous\x12 .xain_proto.fl.RendezvousRequest\x1a!.xain_proto.fl.RendezvousResponse\"\x00\x12P\n\tHeartbeat\x12\x1f.xain_proto.fl.HeartbeatRequest\x1a .xain_proto.fl.HeartbeatResponse\"\x00\x12k\n\x12StartTrainingRound\x12(.xain_proto.fl.StartTrainingRoundRequest\x1a).xain_proto.fl.StartTrainingRoundResponse\"\x00\x12\x65\n\x10\x45ndTrainingRound\x12&.xain_proto.fl.EndTrainingRoundRequest\x1a\'.xain_proto.fl.EndTrainingRoundResponse\"\x00\x12\x46\n\x05Watch\x12\x1b.xain_proto.fl.WatchRequest\x1a\x1c.xain_proto.fl.WatchResponse\"\x00\x30\x01\x12U\n\nGetWeights\x12 .xain_proto.fl.GetWeightsRequest\x1a!.xain_proto.fl.GetWeightsResponse\"\x00\x30\x01\x12U\n\nPutWeights\x12 .xain_proto.fl.PutWeightsRequest\x1a!.xain_proto.fl.PutWeightsResponse\"\x00(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fxain_proto/fl/coordinator.proto\x12\rxain_proto.fl\"I\n\x0b\x44\x61taProfile\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x03\x12\x14\n\x0cnum_features\x18\x02 \x01(\x05\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\t\"@\n\x11RendezvousRequest\x12+\n\x07profile\x18\n \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\"\x8e\x01\n\x12RendezvousResponse\x12-\n\x05reply\x18\x01 \x01(\x0e\x32\x1e.xain_proto.fl.RendezvousReply\x12\x16\n\x0eretry_after_ms\x18\n \x01(\r\x12\x1d\n\x15heartbeat_interval_ms\x18\x0b \x01(\r\x12\x12\n\nsession_id\x18\x0c \x01(\t\"F\n\x10HeartbeatRequest\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\"\x83\x01\n\x11HeartbeatResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x17\n\x0fupdate_accepted\x18\n \x01(\x08\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\r\n\x05\x63\x61use\x18\x0c \x01(\t\"\x0e\n\x0cWatchRequest\"\xb8\x01\n\rWatchResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05round\x18\x02 \x01(\x05\x12\x17\n\x0fupdate_accepted\x18\n \x01(\x08\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\r\n\x05\x63\x61use\x18\x0c \x01(\t\x12\x37\n\x04work\x18\r \x01(\x0b\x32).xain_proto.fl.StartTrainingRoundResponse\"4\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\"X\n\nWeightsRef\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0b\n\x03url\x18\x05 \x01(\t\"\x1b\n\x19StartTrainingRoundRequest\"\xe0\x02\n\x1aStartTrainingRoundResponse\x12\x0e\n\x06\x65pochs\x18\x01 \x01(\x05\x12\x12\n\nepoch_base\x18\x02 \x01(\x05\x12\r\n\x05round\x18\n \x01(\x05\x12(\n\x05model\x18\x0b \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12%\n\x06layout\x18\x0c \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12I\n\x08metadata\x18\r \x03(\x0b\x32\x37.xain_proto.fl.StartTrainingRoundResponse.MetadataEntry\x12\x17\n\x0fupdate_accepted\x18\x0e \x01(\x08\x12)\n\x06upload\x18\x0f \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x17\x45ndTrainingRoundRequest\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x16\n\x0enumber_samples\x18\x02 \x01(\x05\x12\x0f\n\x07metrics\x18\x03 \x01(\t\x12\x12\n\x05round\x18\n \x01(\x05H\x00\x88\x01\x01\x12)\n\x06update\x18\x0b \x01(\x0b\x32\x19.xain_proto.fl.WeightsRefB\x08\n\x06_round\"\x1a\n\x18\x45ndTrainingRoundResponse\"0\n\x11GetWeightsRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"J\n\x12GetWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\"\x97\x01\n\x11PutWeightsRequest\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.xain_proto.fl.PutWeightsRequest.Header\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x1a;\n\x06Header\x12\r\n\x05round\x18\x01 \x01(\x05\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\"<\n\x12PutWeightsResponse\x12&\n\x03ref\x18\x01 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef*(\n\x0fRendezvousReply\x12\n\n\x06\x41\x43\x43\x45PT\x10\x00\x12\t\n\x05LATER\x10\x01*F\n\x05State\x12\x0b\n\x07STANDBY\x10\x00\x12\t\n\x05ROUND\x10\x01\x12\x0c\n\x08\x46INISHED\x10\x02\x12\t\n\x05READY\x10\x03\x12\x0c\n\x08TRAINING\x10\x04\x32\xfe\x04\n\x0b\x43oordinator\x12S\n\nRendezvous\x12 .xain_proto.fl.RendezvousRequest\x1a!.xain_proto.fl.RendezvousResponse\"\x00\x12P\n\tHeartbeat\x12\x1f.xain_proto.fl.HeartbeatRequest\x1a .xain_proto.fl.HeartbeatResponse\"\x00\x12k\n\x12StartTrainingRound\x12(.xain_proto.fl.StartTrainingRoundRequest\x1a).xain_proto.fl.StartTrainingRoundResponse\"\x00\x12\x65\n\x10\x45ndTrainingRound\x12&.xain_proto.fl.EndTrainingRoundRequest\x1a\'.xain_proto.fl.EndTrainingRoundResponse\"\x00\x12\x46\n\x05Watch\x12\x1b.xain_proto.fl.WatchRequest\x1a\x1c.xain_proto.fl.WatchResponse\"\x00\x30\x01\x12U\n\nGetWeights\x12 .xain_proto.fl.GetWeightsRequest\x1a!.xain_proto.fl.GetWeightsResponse\"\x00\x30\x01\x12U\n\nPutWeights\x12 .xain_proto.fl.PutWeightsRequest\x1a!.xain_proto.fl.PutWeightsResponse\"\x00(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._loaded_options = None
   _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_RENDEZVOUSREPLY']._serialized_start=1753
-  _globals['_RENDEZVOUSREPLY']._serialized_end=1793
-  _globals['_STATE']._serialized_start=1795
-  _globals['_STATE']._serialized_end=1865
+  _globals['_RENDEZVOUSREPLY']._serialized_start=1809
+  _globals['_RENDEZVOUSREPLY']._serialized_end=1849
+  _globals['_STATE']._serialized_start=1851
+  _globals['_STATE']._serialized_end=1921
   _globals['_DATAPROFILE']._serialized_start=50
   _globals['_DATAPROFILE']._serialized_end=123
   _globals['_RENDEZVOUSREQUEST']._serialized_start=125
@@ -54,27 +54,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSOR']._serialized_start=745
   _globals['_TENSOR']._serialized_end=797
   _globals['_WEIGHTSREF']._serialized_start=799
-  _globals['_WEIGHTSREF']._serialized_end=874
-  _globals['_STARTTRAININGROUNDREQUEST']._serialized_start=876
-  _globals['_STARTTRAININGROUNDREQUEST']._serialized_end=903
-  _globals['_STARTTRAININGROUNDRESPONSE']._serialized_start=906
-  _globals['_STARTTRAININGROUNDRESPONSE']._serialized_end=1215
-  _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._serialized_start=1168
-  _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._serialized_end=1215
-  _globals['_ENDTRAININGROUNDREQUEST']._serialized_start=1218
-  _globals['_ENDTRAININGROUNDREQUEST']._serialized_end=1381
-  _globals['_ENDTRAININGROUNDRESPONSE']._serialized_start=1383
-  _globals['_ENDTRAININGROUNDRESPONSE']._serialized_end=1409
-  _globals['_GETWEIGHTSREQUEST']._serialized_start=1411
-  _globals['_GETWEIGHTSREQUEST']._serialized_end=1459
-  _globals['_GETWEIGHTSRESPONSE']._serialized_start=1461
-  _globals['_GETWEIGHTSRESPONSE']._serialized_end=1535
-  _globals['_PUTWEIGHTSREQUEST']._serialized_start=1538
-  _globals['_PUTWEIGHTSREQUEST']._serialized_end=1689
-  _globals['_PUTWEIGHTSREQUEST_HEADER']._serialized_start=1630
-  _globals['_PUTWEIGHTSREQUEST_HEADER']._serialized_end=1689
-  _globals['_PUTWEIGHTSRESPONSE']._serialized_start=1691
-  _globals['_PUTWEIGHTSRESPONSE']._serialized_end=1751
-  _globals['_COORDINATOR']._serialized_start=1868
-  _globals['_COORDINATOR']._serialized_end=2506
+  _globals['_WEIGHTSREF']._serialized_end=887
+  _globals['_STARTTRAININGROUNDREQUEST']._serialized_start=889
+  _globals['_STARTTRAININGROUNDREQUEST']._serialized_end=916
+  _globals['_STARTTRAININGROUNDRESPONSE']._serialized_start=919
+  _globals['_STARTTRAININGROUNDRESPONSE']._serialized_end=1271
+  _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._serialized_start=1224
+  _globals['_STARTTRAININGROUNDRESPONSE_METADATAENTRY']._serialized_end=1271
+  _globals['_ENDTRAININGROUNDREQUEST']._serialized_start=1274
+  _globals['_ENDTRAININGROUNDREQUEST']._serialized_end=1437
+  _globals['_ENDTRAININGROUNDRESPONSE']._serialized_start=1439
+  _globals['_ENDTRAININGROUNDRESPONSE']._serialized_end=1465
+  _globals['_GETWEIGHTSREQUEST']._serialized_start=1467
+  _globals['_GETWEIGHTSREQUEST']._serialized_end=1515
+  _globals['_GETWEIGHTSRESPONSE']._serialized_start=1517
+  _globals['_GETWEIGHTSRESPONSE']._serialized_end=1591
+  _globals['_PUTWEIGHTSREQUEST']._serialized_start=1594
+  _globals['_PUTWEIGHTSREQUEST']._serialized_end=1745
+  _globals['_PUTWEIGHTSREQUEST_HEADER']._serialized_start=1686
+  _globals['_PUTWEIGHTSREQUEST_HEADER']._serialized_end=1745
+  _globals['_PUTWEIGHTSRESPONSE']._serialized_start=1747
+  _globals['_PUTWEIGHTSRESPONSE']._serialized_end=1807
+  _globals['_COORDINATOR']._serialized_start=1924
+  _globals['_COORDINATOR']._serialized_end=2562
 # @@protoc_insertion_point(module_scope)

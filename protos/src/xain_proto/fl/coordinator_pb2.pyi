@@ -297,6 +297,7 @@ class WeightsRef(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """"{round}/global" or "{round}/{participant_id}" """
     size_bytes: _builtins.int
@@ -305,6 +306,10 @@ class WeightsRef(_message.Message):
     """xxh3-128 of the stored object, 16 bytes, big-endian"""
     data: _builtins.bytes
     """the whole object, or nothing"""
+    url: _builtins.str
+    """Where the object can be fetched (GET) or, for an upload, is to be put (PUT), past the
+    coordinator. An offer, valid for a while; who cannot use it takes the stream.
+    """
     def __init__(
         self,
         *,
@@ -312,10 +317,11 @@ class WeightsRef(_message.Message):
         size_bytes: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
+        url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "key", b"key", "size_bytes", b"size_bytes", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,6 +373,7 @@ class StartTrainingRoundResponse(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
+    UPLOAD_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -383,6 +390,10 @@ class StartTrainingRoundResponse(_message.Message):
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """what the workload needs beside the weights"""
 
+    @_builtins.property
+    def upload(self) -> Global___WeightsRef:
+        """Where the update may be put directly: key and url. Who does so hands in this key."""
+
     def __init__(
         self,
         *,
@@ -393,10 +404,11 @@ class StartTrainingRoundResponse(_message.Message):
         layout: _abc.Iterable[Global___Tensor] | None = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         update_accepted: _builtins.bool = ...,
+        upload: Global___WeightsRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_base", b"epoch_base", "epochs", b"epochs", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_base", b"epoch_base", "epochs", b"epochs", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,7 +432,7 @@ class EndTrainingRoundRequest(_message.Message):
     """the round this update belongs to"""
     @_builtins.property
     def update(self) -> Global___WeightsRef:
-        """as PutWeights answered, or with the object inside"""
+        """as PutWeights answered, with the object inside, or put at upload.url"""
 
     def __init__(
         self,

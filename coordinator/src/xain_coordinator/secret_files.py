@@ -1,0 +1,28 @@
+"""Secrets of the configuration, given as they are or as the name of a file that holds them."""
+
+from pathlib import Path
+
+from xain_coordinator.ports import StoreError
+from xain_messaging.process.fields import Section
+
+
+def read_secret(section: str, settings: Section, name: str) -> str:
+    """The value of `name`, or what the file `name`_file holds, without blanks at its ends; "" if
+    neither is given.
+
+    section: what messages call the settings. Raises StoreError.
+    """
+    path: Path | None = getattr(settings, f"{name}_file")
+    if path is None:
+        value: str = getattr(settings, name).get_secret_value()
+        return value
+    try:
+        value = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise StoreError(f"cannot read {section}.{name}_file {path}: {reason}") from None
+    except UnicodeDecodeError:
+        value = ""
+    if not value:
+        raise StoreError(f"{section}.{name}_file {path} holds no text")
+    return value

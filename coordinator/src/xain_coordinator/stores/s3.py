@@ -1,0 +1,488 @@
+"""Weights in an S3 bucket: AWS, or a server that speaks its protocol.
+
+Objects lie under "PREFIX/KEY" (s3_names.py). What is published once is claimed first
+(s3_claims.py). A server that is away, or refuses us, raises StoreUnavailable: its callers wait.
+"""
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+from typing import IO, Self, TypeVar, cast
+
+import xxhash
+
+from xain_coordinator.config import StorageSettings
+from xain_coordinator.ports import (
+    KeyExists,
+    KeyNotFound,
+    ObjectChanged,
+    StoreError,
+    StoreUnavailable,
+)
+from xain_coordinator.stores.s3_bucket import (
+    Bucket,
+    BucketMissing,
+    Declined,
+    Piece,
+    Refused,
+    connect,
+)
+from xain_coordinator.stores.s3_claims import Claims
+from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
+
+T = TypeVar("T")
+
+_MIB = 1 << 20
+
+# What opening an object brings with it: all of a small one, and of a large one little enough that
+# opening it for each chunk that is streamed costs next to nothing.
+HEAD_BYTES = 256 << 10
+# A read of more is cut into ranges, which come at the same time.
+RANGE_BYTES = 8 * _MIB
+# An object of more is uploaded in parts, of which there may be 10,000: 156 GiB.
+PART_BYTES = 16 * _MIB
+MAX_PARTS = 10_000
+MAX_PARTS_IN_FLIGHT = 3  # of one upload
+# A part waits in memory up to here and in a file from there on: many may upload at once.
+SPOOL_BYTES = 256 << 10
+# A copy of more goes in parts. S3 would do 5 GiB at once, but some servers are silent while they
+# copy, for longer than we wait.
+COPY_PART_BYTES = 128 * _MIB
+# Requests at a time beside those of the callers' own threads.
+NUM_THREADS = 12
+
+_TRIAL = ".trial"
+
+
+class S3Store:
+    """A WeightsStore, and DirectAccess to it.
+
+    prefix: of all keys, or "". spool: the folder, created if it is missing, for the files in which
+    uploads wait.
+    """
+
+    def __init__(self, bucket: Bucket, prefix: str, spool: Path) -> None:
+        self._bucket = bucket
+        self._prefix = f"{key_to_name(prefix)}/" if prefix else ""
+        self._spool = spool
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "s3")
+        self._claims = Claims(bucket, self._prefix)
+
+        try:
+            spool.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise StoreError(
+                f"cannot use the folder {spool}, in which uploads wait: {reason}"
+            ) from error
+
+    def try_out(self) -> None:
+        """Write, read and delete an object of our own, so that an operator hears now of what will
+        not work. Raises what those do."""
+        name = f"{self._prefix}{_TRIAL}/{uuid.uuid4().hex}"
+        self._bucket.put(_TRIAL, name, b"x")
+        self._bucket.get(_TRIAL, name, 0, 1)
+        self._bucket.delete(_TRIAL, name)
+
+    def close(self) -> None:
+        """Requests that are under way come to their end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._bucket.close()
+
+    # --- WeightsStore ---
+
+    def open(self, key: str) -> "S3Reader":
+        name = self._name(key)
+        return S3Reader(self._bucket, self._pool, key, name, self._head(key, name, HEAD_BYTES))
+
+    def upload(self, key: str) -> "S3Upload":
+        """Nothing is asked of the server until there is a part to send."""
+        return S3Upload(self._bucket, self._pool, self._claims, self._spool, key, self._name(key))
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        names = {key: self._name(key) for key in objects}
+        _all(
+            [
+                self._pool.submit(self._bucket.put, key, names[key], data)
+                for key, data in objects.items()
+            ]
+        )
+
+    def settle(self, key: str) -> None:
+        # What S3 shows is durable.
+        self._head(key, self._name(key), 1)
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        """Raises StoreUnavailable, while iterating."""
+        folder = prefix.rpartition("/")[0]
+        try:
+            start = f"{self._prefix}{key_to_name(folder)}/" if folder else self._prefix
+        except ValueError:
+            return  # no key begins like this
+        for name in self._bucket.names(start):
+            key = name_to_key(name.removeprefix(self._prefix))
+            if key is not None and key.startswith(prefix):
+                yield key
+
+    def delete(self, key: str) -> None:
+        self._bucket.delete(key, self._name(key))
+
+    # --- DirectAccess ---
+
+    def download_url(self, key: str) -> str:
+        return self._bucket.signed_url("get_object", self._name(key))
+
+    def upload_url(self, key: str) -> str:
+        return self._bucket.signed_url("put_object", self._name(key))
+
+    def copy(self, source: str, target: str) -> None:
+        """Raises ObjectChanged too, if somebody replaces the source meanwhile."""
+        from_, to = self._name(source), self._name(target)
+        head = self._head(source, from_, 1)
+        if not head.size:
+            self._bucket.put(target, to, b"")
+            return
+        try:
+            if head.size <= COPY_PART_BYTES:
+                self._bucket.copy(source, from_, to, head.etag)
+            else:
+                self._copy_in_parts(source, target, from_, to, head)
+        except Declined:
+            raise ObjectChanged(source) from None
+
+    def _copy_in_parts(self, source: str, target: str, from_: str, to: str, head: Piece) -> None:
+        upload_id = self._bucket.begin(target, to)
+        try:
+            # No more parts than are allowed, however large the object is.
+            length = max(COPY_PART_BYTES, -(-head.size // MAX_PARTS))
+            whole = range(head.size)
+            parts = [
+                self._pool.submit(
+                    self._bucket.copy_part,
+                    source,
+                    from_,
+                    head.etag,
+                    whole[offset : offset + length],
+                    to,
+                    upload_id,
+                    number,
+                )
+                for number, offset in enumerate(whole[::length], 1)
+            ]
+            self._bucket.complete(target, to, upload_id, _all(parts))
+        except BaseException:  # no part of it stays in the bucket
+            with contextlib.suppress(StoreError):
+                self._bucket.abort(target, to, upload_id)
+            raise
+
+    def _head(self, key: str, name: str, length: int) -> Piece:
+        """The beginning of an object. Raises KeyNotFound.
+
+        A GET, because the answer to a HEAD cannot tell a missing object from a missing bucket.
+        """
+        try:
+            return self._bucket.get(key, name, 0, length)
+        except Declined:
+            return Piece(b"", 0, "")  # an empty object has no first byte
+
+    def _name(self, key: str) -> str:
+        name = self._prefix + key_to_name(key)
+        size = len(name.encode())
+        if size > MAX_NAME_BYTES:
+            raise ValueError(
+                f"{key[:64]!r}... cannot be a key: with its prefix it has {size} bytes in S3, "
+                f"the limit is {MAX_NAME_BYTES}"
+            )
+        return name
+
+
+class S3Reader:
+    """One object, and no other that comes in its place: then reading raises ObjectChanged."""
+
+    def __init__(
+        self, bucket: Bucket, pool: ThreadPoolExecutor, key: str, name: str, head: Piece
+    ) -> None:
+        self._bucket = bucket
+        self._pool = pool
+        self._key = key
+        self._name = name
+        self._head = head
+        self._closed = False
+        self.size = head.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Raises ObjectChanged and StoreUnavailable."""
+        if self._closed:
+            raise ValueError("the reader is closed")
+        if offset < 0 or length < 0:
+            raise ValueError(f"offset {offset} and length {length} must not be negative")
+        end = min(offset + length, self.size)
+        known = self._head.data[offset:end]
+        offset += len(known)
+        if offset >= end:
+            return known
+        starts = range(offset, end, RANGE_BYTES)
+        if len(starts) == 1:
+            return known + self._range(offset, end)
+        ranges = [
+            self._pool.submit(self._range, start, min(start + RANGE_BYTES, end)) for start in starts
+        ]
+        return b"".join([known, *_all(ranges)])
+
+    def _range(self, start: int, end: int) -> bytes:
+        try:
+            piece = self._bucket.get(self._key, self._name, start, end - start, self._head.etag)
+        except (Declined, KeyNotFound):
+            raise ObjectChanged(self._key) from None
+        # Should the server not look at If-Match, we do.
+        if (piece.size, piece.etag, len(piece.data)) != (self.size, self._head.etag, end - start):
+            raise ObjectChanged(self._key)
+        return piece.data
+
+    def close(self) -> None:
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class S3Upload:
+    """Up to PART_BYTES one request, beyond that parts that are sent while the next is filled. A
+    failed write or commit ends it: nothing of it stays, if the server can still be asked to."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        pool: ThreadPoolExecutor,
+        claims: Claims,
+        spool: Path,
+        key: str,
+        name: str,
+    ) -> None:
+        self._bucket = bucket
+        self._pool = pool
+        self._claims = claims
+        self._spool = spool
+        self._key = key
+        self._name = name
+        self._is_over = False
+        self._digest = xxhash.xxh3_128()
+        self._file: IO[bytes] | None = None  # the part that is being filled
+        self._file_bytes = 0
+        self._upload_id = ""  # on the server; "" until there is more than one part
+        self._parts: list[tuple[Future[str], IO[bytes]]] = []  # their ETags, and where they wait
+
+    def write(self, chunk: bytes) -> None:
+        self._require_open()
+        view = memoryview(chunk).cast("B")
+        with self._ended_by_failure():
+            self._digest.update(view)
+            while view:
+                if self._file_bytes == PART_BYTES:
+                    self._send_part()
+                taken = view[: PART_BYTES - self._file_bytes]
+                self._keep(taken)
+                view = view[len(taken) :]
+
+    def commit(self, *, overwrite: bool) -> None:
+        """Raises KeyExists, KeyClaimed or StoreUnavailable. After the latter the object may be
+        there all the same: the answer may have got lost."""
+        self._require_open()
+        with self._ended_by_failure():
+            if self._upload_id:
+                self._send_part()
+                _all([part for part, _ in self._parts])
+            if overwrite:
+                self._make_visible()
+            else:
+                self._publish()
+        self._end()
+
+    def abort(self) -> None:
+        if self._is_over:
+            return
+        self._end()
+        if self._upload_id:
+            # What stays if this fails, the bucket's lifecycle rule removes.
+            with contextlib.suppress(StoreError):
+                self._bucket.abort(self._key, self._name, self._upload_id)
+
+    def _keep(self, data: memoryview) -> None:
+        try:
+            if self._file is None:
+                self._file = self._new_file()
+            self._file.write(data)
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise StoreUnavailable(
+                f"cannot keep a part of an upload in {self._spool}: {reason}"
+            ) from error
+        self._file_bytes += len(data)
+
+    def _new_file(self) -> IO[bytes]:
+        """In memory as long as it is small. On the disk, because many may upload at once."""
+        return cast(IO[bytes], SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._spool)))
+
+    def _send_part(self) -> None:
+        if not self._upload_id:
+            self._upload_id = self._bucket.begin(self._key, self._name)
+        number = len(self._parts) + 1
+        if number > MAX_PARTS:
+            raise StoreError(
+                f"{self._key!r} is too large for S3: an object has at most {MAX_PARTS} parts, "
+                f"of {PART_BYTES} bytes here"
+            )
+        if number > MAX_PARTS_IN_FLIGHT:
+            self._parts[-MAX_PARTS_IN_FLIGHT][0].result()
+        file, self._file, self._file_bytes = self._file, None, 0
+        assert file is not None, "a part has bytes"
+        self._parts.append((self._pool.submit(self._put_part, number, file), file))
+
+    def _put_part(self, number: int, file: IO[bytes]) -> str:
+        with file:
+            file.seek(0)
+            try:
+                return self._bucket.put_part(self._key, self._name, self._upload_id, number, file)
+            except Declined:
+                raise self._gone() from None
+
+    def _publish(self) -> None:
+        claims = self._claims.take(self._key, self._name, self._digest.hexdigest(), self._is_taken)
+        try:
+            # The condition is against those who write without a claim; a server may ignore it.
+            self._make_visible(only_if_free=True)
+        except KeyExists:
+            self._claims.drop(self._key, claims)
+            raise
+        self._claims.drop(self._key, claims)
+
+    def _is_taken(self) -> bool:
+        try:
+            self._bucket.get(self._key, self._name, 0, 1)
+        except KeyNotFound:
+            return False
+        except Declined:
+            pass  # it is empty
+        return True
+
+    def _make_visible(self, *, only_if_free: bool = False) -> None:
+        try:
+            self._send(only_if_free=only_if_free)
+        except Declined as answer:
+            status = answer.status
+        else:
+            return
+        if status == 412:
+            raise KeyExists(self._key)
+        if status in (400, 501):  # it does not know the condition
+            self._make_visible()
+            return
+        if status == 404 and only_if_free and self._is_taken():
+            raise KeyExists(self._key)  # by our own request, whose answer got lost
+        raise self._gone()
+
+    def _gone(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the S3 server at {self._bucket.host} has ended the upload of {self._key!r}, because "
+            "somebody else writes it at the same time or because unfinished ones are removed there"
+        )
+
+    def _send(self, *, only_if_free: bool) -> None:
+        if self._upload_id:
+            etags = [part.result() for part, _ in self._parts]
+            self._bucket.complete(
+                self._key, self._name, self._upload_id, etags, only_if_free=only_if_free
+            )
+            return
+        self._bucket.put(self._key, self._name, self._file or b"", only_if_free=only_if_free)
+
+    @contextlib.contextmanager
+    def _ended_by_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # half an object stays in nobody's way
+            self.abort()
+            raise
+
+    def _require_open(self) -> None:
+        if self._is_over:
+            raise ValueError(f"the upload of {self._key!r} is over")
+
+    def _end(self) -> None:
+        """Nothing is sent any more, and no file stays open."""
+        self._is_over = True
+        for part, _ in self._parts:
+            part.cancel()
+        wait([part for part, _ in self._parts])
+        for _, file in self._parts:
+            file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _all(futures: Sequence[Future[T]]) -> list[T]:
+    """Their results; if one has failed, its error, once none is under way any more."""
+    _, others = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in others:
+        future.cancel()
+    wait(others)
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+    try:
+        return [future.result() for future in futures]
+    except CancelledError:
+        raise StoreUnavailable("the store is being closed") from None
+
+
+def open_s3(settings: StorageSettings) -> S3Store:
+    """The store of [storage], tried out.
+
+    Raises StoreUnavailable if the server cannot be reached, and StoreError where a person must act.
+    """
+    bucket = connect(settings)
+    try:
+        store = S3Store(bucket, settings.prefix, settings.path)
+    except BaseException:
+        bucket.close()
+        raise
+    trouble = ""
+    try:
+        _find(bucket, settings)
+        store.try_out()
+    except Refused as error:
+        trouble = str(error)
+    except BaseException:
+        store.close()
+        raise
+    if trouble:
+        store.close()
+        raise StoreError(trouble)
+    return store
+
+
+def _find(bucket: Bucket, settings: StorageSettings) -> None:
+    try:
+        bucket.check(settings.prefix)
+    except BucketMissing as error:
+        if not settings.create_bucket:
+            raise StoreError(f"{error}; create it, or set storage.create_bucket = true") from None
+        bucket.create(settings.region)

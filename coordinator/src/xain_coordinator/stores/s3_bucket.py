@@ -1,0 +1,444 @@
+"""One bucket on one S3 server, as far as we use it: requests in, our own errors out.
+
+No error of botocore leaves this module, not even as the cause of ours: what a server writes into
+its answers may repeat our credentials, and what botocore says may name a signed URL.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+from urllib3.exceptions import HTTPError
+
+from xain_coordinator.config import StorageSettings
+from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
+from xain_coordinator.secret_files import read_secret
+
+# Whatever is wanted from third-party logs: at debug, botocore writes down headers and tokens.
+logging.getLogger("botocore").setLevel(logging.WARNING)
+
+NUM_ATTEMPTS = 3  # of each request; botocore waits between them, a random time of up to 1, then 2 s
+MAX_CONNECT_S = 5.0
+# Threads that read and write parts, and those in which the coordinator calls a store.
+MAX_CONNECTIONS = 48
+MAX_LISTED = 1000  # keys in a page, the most that S3 gives
+
+_CREDENTIALS: Final = {
+    "InvalidAccessKeyId": "the access key id is not known there",
+    "SignatureDoesNotMatch": "the secret access key does not belong to the access key id",
+    "InvalidToken": "the session token is not valid",
+    "InvalidClientTokenId": "the session token is not valid",
+    "InvalidTokenId": "the session token is not valid",
+    "ExpiredToken": "the session token has expired",
+    "ExpiredTokenException": "the session token has expired",
+    "TokenRefreshRequired": "the session token must be renewed",
+    "RequestTimeTooSkewed": "the clocks of the two machines differ; set them",
+}
+# What If-None-Match may be answered with.
+_CONDITION: Final = frozenset((400, 409, 412, 501))
+_REGIONS: Final = frozenset(
+    (
+        "AuthorizationHeaderMalformed",
+        "IllegalLocationConstraintException",
+        "InvalidRegion",
+        "PermanentRedirect",
+        "TemporaryRedirect",
+    )
+)
+# What goes wrong on the way and not with the request, though the status says otherwise.
+_PASSING: Final = frozenset(
+    ("BadDigest", "IncompleteBody", "OperationAborted", "RequestTimeout", "SlowDown", "Throttling")
+)
+
+
+class Refused(StoreUnavailable):
+    """The server is there and does nothing for us until an operator acts."""
+
+
+class BucketMissing(Refused):
+    """There is no such bucket."""
+
+
+class Declined(Exception):
+    """An answer that the caller said it could make something of."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(f"{code} (HTTP {status})")
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of an object. size: that of the whole object. etag: the same as long as it is."""
+
+    data: bytes
+    size: int
+    etag: str
+
+
+class Bucket:
+    """Requests on one bucket, from any thread.
+
+    signer: a client that signs URLs for the address at which participants reach the server.
+    Every request raises Refused, StoreUnavailable, and StoreError where the server cannot do what
+    we need.
+    """
+
+    def __init__(self, client: Any, signer: Any, name: str, url_lifetime_s: int) -> None:
+        self.name = name
+        parts = urlsplit(client.meta.endpoint_url)
+        self.host = parts.netloc.rpartition("@")[2]
+        self._client = client
+        self._signer = signer
+        self._url_lifetime_s = url_lifetime_s
+
+    def close(self) -> None:
+        self._client.close()
+        self._signer.close()
+
+    # --- the bucket itself ---
+
+    def check(self, prefix: str) -> None:
+        """It is there and we may look into it. Raises BucketMissing too.
+
+        A listing, and not HeadBucket, whose refusals carry no code; and who may not list a bucket
+        hears "forbidden" of an object that is merely not there.
+        """
+        self._call("list", "list_objects_v2", {"Prefix": prefix, "MaxKeys": 1})
+
+    def create(self, region: str) -> None:
+        where: dict[str, Any] = {}
+        if region != "us-east-1":  # which must not be named
+            where = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        try:
+            self._call("create", "create_bucket", where, answers={409})
+        except Declined as answer:
+            if answer.code != "BucketAlreadyOwnedByYou":  # another of us was faster
+                raise StoreError(
+                    f"the bucket {self.name!r} on {self._server()} belongs to somebody else "
+                    f"({answer.code}); choose another storage.bucket"
+                ) from None
+
+    # --- objects ---
+
+    def get(self, key: str, name: str, offset: int, length: int, etag: str = "") -> Piece:
+        """Up to `length` > 0 bytes from `offset`.
+
+        key: what errors call the object. etag: which object it must still be.
+        Raises KeyNotFound, and Declined with 412 (another object) or 416 (it ends before `offset`).
+        """
+        wanted = {"Key": name, "Range": f"bytes={offset}-{offset + length - 1}"}
+        if etag:
+            wanted["IfMatch"] = etag
+        for _ in range(NUM_ATTEMPTS):
+            answer = self._call("read", "get_object", wanted, key=key, answers={412, 416})
+            body = answer["Body"]
+            try:
+                size = self._size_in(answer, length)
+                data = _read(body)
+            finally:
+                body.close()
+            if data is not None:
+                return Piece(data, size, self._etag_in(answer))
+        # botocore tries requests again, but not the reading of what they bring.
+        raise StoreUnavailable(f"{self._server()} broke off {NUM_ATTEMPTS} times in {key!r}")
+
+    def put(self, key: str, name: str, body: Any, *, only_if_free: bool = False) -> None:
+        """body: bytes, or a file, which is read from its beginning.
+
+        Raises Declined if it was to be written only if the name is free: with 412 (it is not), 409
+        (somebody is writing it), 400 or 501 (the server does not know such a condition).
+        """
+        parameters = {"Key": name, "Body": body}
+        answers: Set[int] = {404}
+        if only_if_free:
+            parameters["IfNoneMatch"] = "*"
+            answers |= _CONDITION
+        for _ in range(NUM_ATTEMPTS):
+            if not isinstance(body, bytes):
+                body.seek(0)
+            try:
+                self._call("write", "put_object", parameters, key=key, answers=answers)
+                return
+            except Declined as answer:
+                # A server that keeps objects in folders may have removed the folder, because it was
+                # empty for a moment.
+                if answer.status != 404:
+                    raise
+        raise StoreUnavailable(f"{self._server()} finds no place for {key!r} at the moment")
+
+    def delete(self, key: str, name: str) -> None:
+        """Nothing happens if there is none."""
+        with contextlib.suppress(KeyNotFound):  # S3 does not say so; some others do
+            self._call("delete", "delete_object", {"Key": name}, key=key)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """The names that begin with `prefix`."""
+        parameters: dict[str, Any] = {"Prefix": prefix, "MaxKeys": MAX_LISTED}
+        while True:
+            page = self._call("list", "list_objects_v2", parameters)
+            for found in page.get("Contents", ()):
+                yield found["Key"]
+            if not page.get("IsTruncated"):
+                return
+            parameters["ContinuationToken"] = page["NextContinuationToken"]
+
+    # --- uploads in parts ---
+
+    def begin(self, key: str, name: str) -> str:
+        """The id of a new upload in parts."""
+        answer = self._call("write", "create_multipart_upload", {"Key": name}, key=key)
+        upload_id: str = answer["UploadId"]
+        return upload_id
+
+    def put_part(self, key: str, name: str, upload_id: str, number: int, body: Any) -> str:
+        """number: from 1. Returns the part's ETag. Raises Declined with 404 if there is no such
+        upload (any more)."""
+        parameters = {"Key": name, "UploadId": upload_id, "PartNumber": number, "Body": body}
+        answer = self._call("write", "upload_part", parameters, key=key, answers={404})
+        etag: str = answer["ETag"]
+        return etag
+
+    def complete(
+        self, key: str, name: str, upload_id: str, etags: list[str], *, only_if_free: bool = False
+    ) -> None:
+        """Raises Declined as put() does, and as put_part() does."""
+        parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
+        parameters = {"Key": name, "UploadId": upload_id, "MultipartUpload": {"Parts": parts}}
+        answers: Set[int] = {404}
+        if only_if_free:
+            parameters["IfNoneMatch"] = "*"
+            answers |= _CONDITION
+        self._call("write", "complete_multipart_upload", parameters, key=key, answers=answers)
+
+    def abort(self, key: str, name: str, upload_id: str) -> None:
+        """Nothing happens if there is no such upload."""
+        parameters = {"Key": name, "UploadId": upload_id}
+        with contextlib.suppress(Declined):
+            self._call("write", "abort_multipart_upload", parameters, key=key, answers={404})
+
+    # --- copies ---
+
+    def copy(self, key: str, source: str, target: str, etag: str) -> None:
+        """key: what errors call the source. etag: which object it must still be.
+
+        Raises KeyNotFound, and Declined with 412 (another object).
+        """
+        parameters = {"Key": target, **self._source(source, etag)}
+        self._call("copy", "copy_object", parameters, key=key, answers={412})
+
+    def copy_part(
+        self,
+        key: str,
+        source: str,
+        etag: str,
+        span: range,
+        target: str,
+        upload_id: str,
+        number: int,
+    ) -> str:
+        """A part of an upload out of a span of another object. Returns its ETag; raises as copy()
+        does."""
+        parameters = {
+            "Key": target,
+            "UploadId": upload_id,
+            "PartNumber": number,
+            "CopySourceRange": f"bytes={span[0]}-{span[-1]}",
+            **self._source(source, etag),
+        }
+        answer = self._call("copy", "upload_part_copy", parameters, key=key, answers={412})
+        part_etag: str = answer["CopyPartResult"]["ETag"]
+        return part_etag
+
+    def _source(self, name: str, etag: str) -> dict[str, Any]:
+        return {"CopySource": {"Bucket": self.name, "Key": name}, "CopySourceIfMatch": etag}
+
+    # --- URLs ---
+
+    def signed_url(self, operation: str, name: str) -> str:
+        """operation: "get_object" or "put_object". No request is made."""
+        try:
+            url: str = self._signer.generate_presigned_url(
+                operation,
+                Params={"Bucket": self.name, "Key": name},
+                ExpiresIn=self._url_lifetime_s,
+            )
+        except boto.BotoCoreError as error:
+            trouble = self._trouble(error, "sign")
+        else:
+            return url
+        raise trouble
+
+    # --- answers ---
+
+    def _call(
+        self,
+        verb: str,
+        operation: str,
+        parameters: Mapping[str, Any],
+        *,
+        key: str = "",
+        answers: Set[int] = frozenset(),
+    ) -> Any:
+        """answers: HTTP statuses that are raised as Declined."""
+        try:
+            return getattr(self._client, operation)(Bucket=self.name, **parameters)
+        except boto.ClientError as error:
+            trouble = self._refusal(error, verb, key, answers)
+        except boto.BotoCoreError as error:
+            trouble = self._trouble(error, verb)
+        # Here and not above, so that botocore's error is not the context of ours.
+        raise trouble
+
+    def _refusal(
+        self, error: boto.ClientError, verb: str, key: str, answers: Set[int]
+    ) -> Exception:
+        status: int = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = _harmless(error.response.get("Error", {}).get("Code", ""))
+        what = repr(key) if key else f"the bucket {self.name!r}"
+        server = self._server()
+        if code == "NoSuchBucket":
+            return BucketMissing(f"there is no bucket {self.name!r} on {server}")
+        if code in _CREDENTIALS:
+            return Refused(f"{server} refuses our credentials: {_CREDENTIALS[code]} ({code})")
+        if code in _REGIONS or status in (301, 307):
+            return Refused(
+                f"{server} says that storage.region, {self._client.meta.region_name}, "
+                f"is not the region of the bucket {self.name!r} ({code})"
+            )
+        if status in (401, 403):
+            return Refused(
+                f"{server} does not allow us to {verb} {what} ({code}); "
+                "our credentials need the right to read, write, delete and list there"
+            )
+        if status in answers:
+            return Declined(status, code)
+        if status == 404 and verb in ("read", "copy", "delete"):
+            return KeyNotFound(key)
+        if status == 429 or (status >= 500 and status != 501) or code in _PASSING:
+            return StoreUnavailable(
+                f"{server} cannot {verb} {what} at the moment ({code}, HTTP {status})"
+            )
+        return StoreError(f"{server} does not {verb} {what} ({code}, HTTP {status})")
+
+    def _trouble(self, error: boto.BotoCoreError, verb: str) -> StoreError:
+        server = self._server()
+        match error:
+            case boto.NoCredentialsError() | boto.PartialCredentialsError():
+                return Refused(
+                    "there are no S3 credentials: give storage.access_key_id and "
+                    "storage.secret_access_key (or ..._file), or what boto3 looks for, such as "
+                    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                )
+            case boto.CredentialRetrievalError() | boto.TokenRetrievalError():
+                return Refused("the S3 credentials cannot be renewed by what provides them")
+            case boto.SSLError():
+                return Refused(
+                    f"{server} cannot be spoken to by TLS; is its certificate one that we trust "
+                    "(AWS_CA_BUNDLE names a file with others)?"
+                )
+            case boto.ReadTimeoutError() | boto.ConnectTimeoutError():
+                return StoreUnavailable(f"{server} does not answer")
+            case boto.HTTPClientError() | boto.ConnectionError():
+                return StoreUnavailable(f"{server} cannot be reached")
+            case boto.ParamValidationError():
+                return StoreError(f"{self.name!r} cannot be the name of a bucket")
+        return StoreUnavailable(f"cannot {verb} on {server}: {type(error).__name__}")
+
+    def _server(self) -> str:
+        return f"the S3 server at {self.host}"
+
+    def _size_in(self, answer: Any, length: int) -> int:
+        """The size of the whole object, out of the answer to a ranged GET."""
+        sent: int = answer["ContentLength"]
+        if sent > length:
+            self._unfit("answers a request for a range with more than that")
+        if "ContentRange" not in answer:
+            return sent  # the whole object, as is allowed
+        span = re.fullmatch(r"bytes \d+-\d+/(\d+)", answer["ContentRange"])
+        if span is None:
+            self._unfit("does not say how large the object is of which it sends a range")
+        return int(span[1])
+
+    def _etag_in(self, answer: Any) -> str:
+        etag: str = answer.get("ETag", "")
+        if not etag:
+            self._unfit(
+                "gives no ETag, by which a changed object is known "
+                "(juicefs gateway does with --keep-etag)"
+            )
+        return etag
+
+    def _unfit(self, reason: str) -> NoReturn:
+        raise StoreError(f"{self._server()} cannot be used: it {reason}")
+
+
+def _read(body: Any) -> bytes | None:
+    """All of it; None if it broke off."""
+    try:
+        data: bytes = body.read()
+    except (boto.BotoCoreError, HTTPError, OSError):
+        return None
+    return data
+
+
+def _harmless(code: str) -> str:
+    """An error code as servers send it, or what could not do any harm in a log."""
+    return re.sub(r"[^A-Za-z0-9._-]", "?", code)[:64]
+
+
+def connect(settings: StorageSettings) -> Bucket:
+    """The bucket of [storage]; no request is made yet.
+
+    Raises StoreError if a file of credentials cannot be read or a value makes no sense to boto3.
+    """
+    key_id = read_secret("storage", settings, "access_key_id")
+    secret = read_secret("storage", settings, "secret_access_key")
+    token = settings.session_token.get_secret_value() if key_id else ""
+    trouble = ""
+    try:
+        session = boto3.session.Session(
+            aws_access_key_id=key_id or None,
+            aws_secret_access_key=secret or None,
+            aws_session_token=token or None,
+            region_name=settings.region,
+        )
+        client = session.client(
+            "s3", endpoint_url=settings.endpoint or None, config=_config(settings)
+        )
+        signer = session.client(
+            "s3",
+            endpoint_url=settings.public_endpoint or settings.endpoint or None,
+            config=_config(settings),
+        )
+    except (boto.BotoCoreError, ValueError) as error:
+        # Told as it is: no server and no request has been involved yet.
+        trouble = str(error)
+    if trouble:
+        raise StoreError(f"[storage] does not lead to an S3 server: {trouble}")
+    return Bucket(client, signer, settings.bucket, settings.url_lifetime_s)
+
+
+def _config(settings: StorageSettings) -> Config:
+    return Config(
+        signature_version="s3v4",
+        connect_timeout=min(settings.timeout_s, MAX_CONNECT_S),
+        read_timeout=settings.timeout_s,
+        retries={"mode": "standard", "total_max_attempts": NUM_ATTEMPTS},
+        max_pool_connections=MAX_CONNECTIONS,
+        tcp_keepalive=True,
+        # Servers of one's own seldom have a DNS name for each bucket.
+        s3={"addressing_style": "path" if settings.endpoint else "virtual"},
+        # Others do not know the checksums that botocore adds by default, and a signed URL with them
+        # could not be used by a plain PUT.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )

@@ -1,0 +1,473 @@
+"""What goes wrong with S3: refused, missing, away, slow, broken off. Each ends in words, none of
+which is a secret, and what may pass in a StoreUnavailable."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.crooked import Answer, Proxy, http_server, s3_error
+from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
+from xain_coordinator.config import StorageSettings
+from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
+from xain_coordinator.stores import s3
+from xain_coordinator.stores.s3 import S3Store, open_s3
+
+MIB = 1 << 20
+TOKEN = "t0ken-that-nobody-issued"
+
+Open = Callable[..., S3Store]
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither those of whoever runs the tests, nor a cloud's."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(params=["seaweedfs", "minio_gateway"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    running: S3Server = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture
+def mortal() -> Iterator[S3Server]:
+    """One of the test's own, to be killed. The gateway, since it is back in no time."""
+    if (missing := MinioGateway.missing()) is not None:
+        pytest.skip(missing)
+    with MinioGateway() as running:
+        yield running
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Open]:
+    """Open stores; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(settings: dict[str, object], **others: object) -> S3Store:
+            whole = {"path": tmp_path / "spool", **settings, **others}
+            store = open_s3(StorageSettings.model_validate(whole))
+            stack.callback(store.close)
+            return store
+
+        yield open_one
+
+
+def put(store: S3Store, key: str, data: bytes, *, overwrite: bool = False) -> None:
+    upload = store.upload(key)
+    try:
+        upload.write(data)
+        upload.commit(overwrite=overwrite)
+    finally:
+        upload.abort()
+
+
+def get(store: S3Store, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+def everything_told(error: BaseException | None) -> str:
+    """The error and all that led to it, as a traceback, a log or a debugger would show it."""
+    told = ""
+    while error is not None:
+        told += f"{error} {error!r} {vars(error)} "
+        error = error.__cause__ or error.__context__
+    return told
+
+
+def assert_discreet(error: BaseException, *secrets: str) -> None:
+    told = everything_told(error)
+    for secret in (*secrets, "X-Amz", "Signature=", "AWS4"):
+        assert secret not in told
+    assert "\n" not in str(error)
+
+
+# --- starting ---
+
+
+@pytest.mark.parametrize("part", ["access_key_id", "secret_access_key"])
+def test_wrong_credentials(connect: Open, server: S3Server, part: str) -> None:
+    """An operator must act: no StoreUnavailable, which would be waited for."""
+    wrong = Identity().settings()
+    with pytest.raises(StoreError) as caught:
+        connect(server.settings("any", **{part: wrong[part]}))
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert f"the S3 server at 127.0.0.1:{server.port} refuses our credentials" in str(caught.value)
+    known = server.owner.settings()
+    assert_discreet(caught.value, *wrong.values(), *known.values())
+
+
+def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None:
+    """Known to the server, and with nothing to do in this bucket."""
+    stranger = seaweedfs.stranger.settings()
+    with pytest.raises(StoreError) as caught:
+        connect(seaweedfs.settings(seaweedfs.new_bucket(), **stranger))
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert "does not allow us to list the bucket" in str(caught.value)
+    assert "the right to read, write, delete and list" in str(caught.value)
+    assert_discreet(caught.value, *stranger.values())
+
+
+def test_a_session_token_that_is_refused(connect: Open, server: S3Server) -> None:
+    """Such as one that has expired."""
+    with pytest.raises(StoreError) as caught:
+        connect(server.settings("any", session_token=TOKEN))
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert "refuses our credentials" in str(caught.value)
+    assert_discreet(caught.value, TOKEN, *server.owner.settings().values())
+
+
+def test_no_credentials(connect: Open, server: S3Server) -> None:
+    nothing = {"access_key_id": "", "secret_access_key": ""}
+    with pytest.raises(StoreError, match=r"give storage\.access_key_id and") as caught:
+        connect(server.settings("any", **nothing))
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_credentials_from_the_environment(
+    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What boto3 finds by itself, if the configuration says nothing."""
+    nothing = {"access_key_id": "", "secret_access_key": ""}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.owner.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.owner.secret_access_key)
+    put(connect(server.settings(server.new_bucket(), **nothing)), "1/global", b"x")
+
+
+def test_the_configuration_comes_before_the_environment(
+    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: no session token of somebody else is added."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    put(connect(server.settings(server.new_bucket())), "1/global", b"x")
+
+
+def test_credentials_from_files(connect: Open, server: S3Server, tmp_path: Path) -> None:
+    """As secrets are mounted, with a line end or without."""
+    settings = server.settings(server.new_bucket(), access_key_id="", secret_access_key="")
+    for name, value in server.owner.settings().items():
+        path = tmp_path / name
+        settings[f"{name}_file"] = str(path)
+        path.write_text(f" {value}\n")
+    put(connect(settings), "1/global", b"x")
+
+    path = tmp_path / "secret_access_key"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(StoreError, match=r"secret_access_key_file .* holds no text"):
+        connect(settings)
+    path.unlink()
+    with pytest.raises(
+        StoreError, match=r"cannot read storage\.secret_access_key_file .*: No such file"
+    ) as caught:
+        connect(settings)
+    assert not isinstance(caught.value, StoreUnavailable)
+    assert_discreet(caught.value, *server.owner.settings().values())
+
+
+def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
+    """Is created only if that is wanted; a second coordinator finds it."""
+    settings = server.settings(f"new-{time.time_ns()}")
+    with pytest.raises(StoreError, match=r"no bucket .*create_bucket = true") as caught:
+        connect(settings)
+    assert not isinstance(caught.value, StoreUnavailable)
+    put(connect(settings, create_bucket=True), "1/global", b"x")
+    assert get(connect(settings, create_bucket=True), "1/global") == b"x"
+    assert get(connect(settings), "1/global") == b"x"
+
+
+def test_a_bucket_that_cannot_be(connect: Open, server: S3Server) -> None:
+    with pytest.raises(StoreError, match=r"bucket") as caught:
+        connect(server.settings("No Bucket!"), create_bucket=True)
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_nobody_there(connect: Open) -> None:
+    """Trying later helps."""
+    settings = {
+        "kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b", **Identity().settings()
+    }  # fmt: skip
+    with pytest.raises(StoreUnavailable, match=r"the S3 server at 127.0.0.1:1 cannot be reached"):
+        connect(settings)
+
+
+@pytest.mark.parametrize("wrong", [{"region": "not a region"}, {"endpoint": "http://a_b..c"}])
+def test_values_that_make_no_sense(connect: Open, wrong: dict[str, str]) -> None:
+    settings = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
+    with pytest.raises(StoreError) as caught:
+        connect(settings | Identity().settings() | wrong)
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_folder_for_uploads_that_cannot_be(
+    connect: Open, server: S3Server, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot use the folder .*file/x, in which uploads wait"):
+        connect(server.settings("any"), path=tmp_path / "file" / "x")
+
+
+# --- what a server may answer ---
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "passing", "message"),
+    [
+        (403, "InvalidAccessKeyId", False, "the access key id is not known there"),
+        (400, "ExpiredToken", False, "the session token has expired (ExpiredToken)"),
+        (403, "RequestTimeTooSkewed", False, "the clocks of the two machines differ"),
+        (403, "QuotaExceeded", False, "does not allow us to list the bucket 'b' (QuotaExceeded)"),
+        (
+            400,
+            "AuthorizationHeaderMalformed",
+            False,
+            "storage.region, us-east-1, is not the region",
+        ),
+        (501, "NotImplemented", False, "does not list the bucket 'b' (NotImplemented, HTTP 501)"),
+        (400, "Bad\r\n\u202ecode", False, "(Bad??code, HTTP 400)"),
+        (503, "SlowDown", True, "cannot list the bucket 'b' at the moment (SlowDown, HTTP 503)"),
+        (429, "TooManyRequests", True, "at the moment (TooManyRequests, HTTP 429)"),
+        (500, "InternalError", True, "at the moment (InternalError, HTTP 500)"),
+        (507, "XMinioStorageFull", True, "at the moment (XMinioStorageFull, HTTP 507)"),
+        (400, "RequestTimeout", True, "at the moment (RequestTimeout, HTTP 400)"),
+    ],
+)
+def test_answers(connect: Open, status: int, code: str, passing: bool, message: str) -> None:
+    """What waiting helps against is waited for, all else is told at once; and nothing that a server
+    says beside its code is repeated, whatever it says."""
+    identity = Identity().settings()
+    everything = " ".join([*identity.values(), TOKEN])
+    with (
+        http_server(lambda *_: s3_error(status, code, everything)) as url,
+        pytest.raises(StoreError) as caught,
+    ):
+        connect({"kind": "s3", "endpoint": url, "bucket": "b", "session_token": TOKEN, **identity})
+    assert isinstance(caught.value, StoreUnavailable) == passing
+    assert message in str(caught.value)
+    assert_discreet(caught.value, *identity.values(), TOKEN)
+    assert str(caught.value).isprintable()
+
+
+class OneObject:
+    """A server whose only object is a mebibyte; `answer` is what a GET of it gets."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[int], Answer] = self.whole
+        self.num_gets = 0
+
+    def whole(self, _: int) -> Answer:
+        data = b"x" * 1000
+        headers = {"ETag": '"e"', "Content-Range": f"bytes 0-999/{MIB}"}
+        return 206, headers, data
+
+    def __call__(self, method: str, path: str) -> Answer:
+        if method != "GET" or "list-type" in path:
+            return 200, {}, b"<ListBucketResult/>"
+        if ".trial" in path:
+            return 206, {"ETag": '"t"', "Content-Range": "bytes 0-0/1"}, b"x"
+        self.num_gets += 1
+        return self.answer(self.num_gets)
+
+
+@pytest.fixture
+def one_object(
+    connect: Open, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[OneObject, S3Store]]:
+    monkeypatch.setattr(s3, "HEAD_BYTES", 1000)
+    server = OneObject()
+    with http_server(server) as url:
+        yield (
+            server,
+            connect({"kind": "s3", "endpoint": url, "bucket": "b", **Identity().settings()}),
+        )
+
+
+def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> None:
+    """Is asked for again, a few times."""
+    server, store = one_object
+
+    def short(number: int) -> Answer:
+        status, headers, data = server.whole(number)
+        if number >= 3:
+            return status, headers, data
+        return status, {**headers, "Content-Length": "1000", "Connection": "close"}, data[:10]
+
+    server.answer = short
+    store.open("k").close()
+    assert server.num_gets == 3
+    server.answer = lambda number: short(0)
+    with pytest.raises(StoreUnavailable, match="broke off 3 times in 'k'"):
+        store.open("k")
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"Content-Range": f"bytes 0-999/{MIB}"}, "gives no ETag"),
+        ({"ETag": '"e"', "Content-Range": "bytes 0-999/*"}, "does not say how large"),
+        ({"ETag": '"e"', "Content-Length": str(MIB)}, "with more than that"),
+    ],
+)
+def test_a_server_that_cannot_be_used(
+    one_object: tuple[OneObject, S3Store], headers: dict[str, str], message: str
+) -> None:
+    """Without ranges or ETags a reader could mix two objects: no use in waiting."""
+    server, store = one_object
+    status = 206 if "Content-Range" in headers else 200
+    body = b"x" * (1000 if status == 206 else MIB)
+    server.answer = lambda _: (status, headers, body)
+    with pytest.raises(StoreError, match=message) as caught:
+        store.open("k")
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_a_server_without_conditions(connect: Open) -> None:
+    """One that refuses If-None-Match instead of ignoring it is published on all the same."""
+    objects: dict[str, bytes] = {}
+    refused = []
+
+    def answer(method: str, path: str) -> Answer:
+        name = path.partition("?")[0].removeprefix("/b/")
+        if "list-type" in path:
+            listed = "".join(f"<Contents><Key>{each}</Key></Contents>" for each in objects)
+            return 200, {}, f"<ListBucketResult>{listed}</ListBucketResult>".encode()
+        if method == "PUT":
+            if name == "1/global" and not refused:
+                refused.append(name)
+                return s3_error(501, "NotImplemented")
+            objects[name] = b"x"
+            return 200, {"ETag": '"e"'}, b""
+        if method == "DELETE":
+            objects.pop(name)
+            return 204, {}, b""
+        if name not in objects:
+            return s3_error(404, "NoSuchKey")
+        return 206, {"ETag": '"e"', "Content-Range": "bytes 0-0/1"}, b"x"
+
+    with http_server(answer) as url:
+        identity = Identity().settings()
+        store = connect({"kind": "s3", "endpoint": url, "bucket": "b", **identity})
+        put(store, "1/global", b"x")
+        with pytest.raises(KeyExists):
+            put(store, "1/global", b"y")
+    assert refused
+    assert list(objects) == ["1/global"]
+
+
+# --- while it runs ---
+
+
+def uses_of(store: S3Store) -> dict[str, Callable[[], object]]:
+    return {
+        "open": lambda: store.open("1/a"),
+        "settle": lambda: store.settle("1/a"),
+        "put": lambda: store.put({"1/b": b"x", "1/c": b"y"}),
+        "overwrite": lambda: put(store, "1/b", b"x", overwrite=True),
+        "create": lambda: put(store, "1/b", b"x"),
+        "keys": lambda: list(store.keys()),
+        "delete": lambda: store.delete("1/a"),
+        "copy": lambda: store.copy("1/a", "1/b"),
+    }
+
+
+def test_a_bucket_that_vanishes(connect: Open, server: S3Server) -> None:
+    """Waited for, in words of its own: what it held is not taken for lost, and when it is back all
+    is well."""
+    settings = server.settings(server.new_bucket())
+    store = connect(settings)
+    with contextlib.closing(server.client()) as client:
+        client.delete_bucket(Bucket=settings["bucket"])
+        for name, use in uses_of(store).items():
+            with pytest.raises(StoreUnavailable, match="there is no bucket") as caught:
+                use()
+            assert str(settings["bucket"]) in str(caught.value), name
+        client.create_bucket(Bucket=settings["bucket"])
+    put(store, "1/a", b"x")
+    assert get(store, "1/a") == b"x"
+
+
+def test_a_server_that_dies_and_comes_back(connect: Open, mortal: S3Server) -> None:
+    """Every use fails with StoreUnavailable and without secrets meanwhile, and works afterwards."""
+    store = connect(mortal.settings(mortal.new_bucket()))
+    put(store, "1/a", b"x" * MIB)
+    reader = store.open("1/a")
+    mortal.kill()
+    uses = uses_of(store) | {"read": lambda: reader.read(0, MIB)}
+    for use in uses.values():
+        with pytest.raises(StoreUnavailable, match="cannot be reached") as caught:
+            use()
+        assert_discreet(caught.value, *mortal.owner.settings().values())
+    mortal.start()
+    assert reader.read(0, MIB) == b"x" * MIB
+    put(store, "1/b", b"x")
+    assert sorted(store.keys()) == ["1/a", "1/b"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("size", [1000, 12 * MIB], ids=["small", "in-parts"])
+def test_killed_in_mid_upload(
+    connect: Open,
+    mortal: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    overwrite: bool,
+    tmp_path: Path,
+) -> None:
+    """The upload fails; nothing is visible, and doing it again works."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    store = connect(mortal.settings(mortal.new_bucket()))
+    upload = store.upload("1/global")
+    upload.write(b"x" * size)
+    mortal.kill()
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        upload.commit(overwrite=overwrite)
+    upload.abort()
+    assert list((tmp_path / "spool").iterdir()) == []
+    mortal.start()
+    assert list(store.keys()) == []
+    put(store, "1/global", b"x" * size, overwrite=overwrite)
+    assert get(store, "1/global") == b"x" * size
+
+
+def test_a_server_that_hangs(connect: Open, server: S3Server) -> None:
+    """It is given up after timeout_s, a few times; once it answers again, so do we."""
+    proxy = Proxy(server.port)
+    try:
+        store = connect(
+            server.settings(server.new_bucket(), timeout_s=0.5),
+            endpoint=f"http://127.0.0.1:{proxy.port}",
+        )
+        put(store, "1/a", b"x" * MIB)
+        proxy.hang()
+        for use in (lambda: store.open("1/a"), lambda: put(store, "1/b", b"x")):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="does not answer"):
+                use()
+            assert time.monotonic() - began < 60
+        proxy.flow()
+        assert get(store, "1/a") == b"x" * MIB
+    finally:
+        proxy.close()
+
+
+def test_no_secret_in_debug_logs(
+    connect: Open, server: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever level an operator asks for."""
+    with caplog.at_level("DEBUG"):
+        store = connect(server.settings(server.new_bucket()))
+        put(store, "1/a", b"x")
+        store.download_url("1/a")
+    secrets: list[Any] = [*server.owner.settings().values(), "AWS4-HMAC", "X-Amz-Signature"]
+    for secret in secrets:
+        assert secret not in caplog.text

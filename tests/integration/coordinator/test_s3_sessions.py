@@ -1,0 +1,244 @@
+"""Sessions whose weights lie in S3, while the server or the coordinator dies."""
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.process import CoordinatorProcess
+from support.s3_servers import MinioGateway, S3Server, SeaweedFS
+from support.wire import Member
+from xain_proto.fl import coordinator_pb2 as pb
+
+pytestmark = pytest.mark.e2e
+
+# Too large to travel inside its reference: it goes through the store, both ways.
+VECTOR = np.linspace(-1, 1, 50_000, dtype=np.float32)
+
+Launch = Callable[..., CoordinatorProcess]
+Enter = Callable[..., Member]
+
+
+@pytest.fixture(params=[MinioGateway])
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    """The test's own, to be killed. The gateway, since it is back in no time."""
+    kind: type[S3Server] = request.param
+    if (missing := kind.missing()) is not None:
+        pytest.skip(missing)
+    with kind() as running:
+        yield running
+
+
+both = pytest.mark.parametrize(
+    "server", [SeaweedFS, MinioGateway], ids=["seaweedfs", "minio_gateway"], indirect=True
+)
+
+
+@pytest.fixture
+async def launch(server: S3Server, tmp_path: Path) -> AsyncIterator[Launch]:
+    """Coordinators with their weights in a bucket that they make. None outlives the test."""
+    processes = []
+    for name, value in server.owner.settings().items():
+        (tmp_path / name).write_text(value)
+
+    def make(**others: object) -> CoordinatorProcess:
+        settings: dict[str, object] = {
+            "storage.kind": "s3",
+            "storage.endpoint": server.endpoint,
+            "storage.bucket": "weights",
+            "storage.create_bucket": "true",
+            "storage.access_key_id_file": tmp_path / "access_key_id",
+            "storage.secret_access_key_file": tmp_path / "secret_access_key",
+            "storage.timeout_s": 2,
+            "rounds.rounds": 2,
+            "rounds.min_participants": 2,
+            # A member of these tests beats once, and its round may take as long as it takes.
+            "server.heartbeat_timeout_s": 600,
+        }
+        process = CoordinatorProcess(tmp_path / "coordinator", {**settings, **others})
+        processes.append(process)
+        return process
+
+    yield make
+    for process in processes:
+        await process.end()
+        assert all(secret not in process.log() for secret in server.owner.settings().values())
+        assert "X-Amz" not in process.log()
+
+
+@pytest.fixture
+async def enter() -> AsyncIterator[Enter]:
+    members: list[Member] = []
+
+    def make(process: CoordinatorProcess, name: str) -> Member:
+        members.append(Member(process.port, name))
+        return members[-1]
+
+    yield make
+    for member in members:
+        await member.close()
+
+
+async def hand_in(member: Member, vector: Any, round_: int) -> None:
+    """As a participant does: as long as the store is away, again."""
+    while True:
+        try:
+            await member.hand_in(vector, round_=round_)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.1)  # a poll, not a race: it ends when the store is back
+        else:
+            return
+
+
+def stored(server: S3Server) -> dict[str, bytes]:
+    """Objects by the rest of their key, behind the session's id."""
+    with contextlib.closing(server.client()) as client:
+        return {
+            found["Key"].partition("/")[2]: client.get_object(Bucket="weights", Key=found["Key"])[
+                "Body"
+            ].read()
+            for found in client.list_objects_v2(Bucket="weights").get("Contents", ())
+        }
+
+
+def model(server: S3Server, round_: int) -> list[float]:
+    vector: list[float] = np.load(io.BytesIO(stored(server)[f"{round_}/global"])).tolist()
+    return vector
+
+
+async def told(process: CoordinatorProcess, text: str) -> None:
+    """Wait until the log has it."""
+    seen = False
+    while not seen:
+        await asyncio.sleep(0.05)  # a poll, not a race: it ends when the line is there
+        seen = text in process.log()
+
+
+async def begin(process: CoordinatorProcess, enter: Enter) -> tuple[Member, Member]:
+    """Two members in round 0."""
+    await process.start()
+    a, b = enter(process, "a"), enter(process, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    return a, b
+
+
+@both
+async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None:
+    """To its end; models and updates lie in the bucket, and none of our own bookkeeping."""
+    process = launch()
+    a, b = await begin(process, enter)
+    for round_ in range(2):
+        await a.hand_in(VECTOR, round_=round_)
+        await b.hand_in(3 * VECTOR, round_=round_)
+        state = (pb.ROUND, 1) if round_ == 0 else (pb.FINISHED, 1)
+        seen = await a.until(*state)
+        assert seen.state == state[0]
+    assert sorted(stored(server)) == [
+        "0/a", "0/b", "0/global", "1/a", "1/b", "1/global", "2/global",
+    ]  # fmt: skip
+    assert model(server, 2) == (2 * VECTOR).tolist()
+    assert np.load(io.BytesIO(await a.download("2/global"))).tolist() == (2 * VECTOR).tolist()
+    assert await process.stop() == 0
+
+
+@both
+async def test_s3_dies_in_mid_round_and_comes_back(
+    server: S3Server, launch: Launch, enter: Enter
+) -> None:
+    """Who hands in meanwhile hears UNAVAILABLE; the coordinator lives and the same round goes on,
+    with what was acknowledged before."""
+    process = launch()
+    a, b = await begin(process, enter)
+    await a.hand_in(VECTOR)
+    server.kill()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await b.hand_in(3 * VECTOR)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert str(server.port) not in (caught.value.details() or "")
+    beat = await a.heartbeat()
+    assert (beat.state, beat.round) == (pb.ROUND, 0)
+    server.start()
+    await hand_in(b, 3 * VECTOR, 0)
+    await a.until(pb.ROUND, 1)
+    assert model(server, 1) == (2 * VECTOR).tolist()
+    assert '"store_unavailable"' in process.log()
+    assert await process.stop() == 0
+
+
+async def test_s3_dies_before_the_aggregation(
+    server: S3Server, launch: Launch, enter: Enter
+) -> None:
+    """The round closes without it: the coordinator tries again until it is back, says so, and
+    publishes."""
+    process = launch()
+    a, b = await begin(process, enter)
+    await a.hand_in(VECTOR)
+    ref = await b.upload(3 * VECTOR)
+    server.kill()
+    await b.end(ref)  # it is stored and measured: nothing more is asked of the store
+    await told(process, '"work": "aggregate"')
+    server.start()
+    await a.until(pb.ROUND, 1)
+    assert model(server, 1) == (2 * VECTOR).tolist()
+
+
+async def test_the_coordinator_dies(server: S3Server, launch: Launch, enter: Enter) -> None:
+    """kill -9 and a restart: the same round goes on, and who was acknowledged need not come
+    again."""
+    process = launch()
+    a, b = await begin(process, enter)
+    await a.hand_in(VECTOR)
+    await process.kill()
+    await process.start()
+    a, b = enter(process, "a"), enter(process, "b")
+    assert (await a.heartbeat()).update_accepted
+    await b.hand_in(3 * VECTOR)
+    await a.until(pb.ROUND, 1)
+    assert model(server, 1) == (2 * VECTOR).tolist()
+
+
+async def test_both_die(server: S3Server, launch: Launch, enter: Enter) -> None:
+    """A coordinator that comes up first waits for its store."""
+    process = launch()
+    a, b = await begin(process, enter)
+    await a.hand_in(VECTOR)
+    server.kill()
+    await process.kill()
+    starting = asyncio.ensure_future(process.start())
+    await told(process, '"next_try_s"')
+    server.start()
+    await starting
+    a, b = enter(process, "a"), enter(process, "b")
+    assert (await a.heartbeat()).update_accepted
+    await b.hand_in(3 * VECTOR)
+    await a.until(pb.ROUND, 1)
+    assert model(server, 1) == (2 * VECTOR).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"storage.create_bucket": "false"}, "create it, or set storage.create_bucket = true"),
+        ({"storage.access_key_id_file": "/dev/null"}, "access_key_id_file /dev/null holds no text"),
+    ],
+)
+async def test_what_an_operator_must_mend(
+    server: S3Server, launch: Launch, settings: dict[str, object], message: str
+) -> None:
+    """One line that says what, and exit status 1, at once and not after a minute's patience."""
+    process = launch(**settings)
+    assert await process.fails() == 1
+    told = json.loads(process.log().splitlines()[-1])
+    assert told["event"] == "cannot_start"
+    assert message in told["error"]

@@ -1,0 +1,378 @@
+"""The S3 store beyond what every store does: large objects, signed URLs, buckets, claims."""
+
+import contextlib
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import urllib3
+import xxhash
+
+from support.s3_servers import S3Server
+from xain_coordinator.config import StorageSettings
+from xain_coordinator.ports import (
+    KeyClaimed,
+    KeyExists,
+    KeyNotFound,
+    ObjectChanged,
+    StoreError,
+)
+from xain_coordinator.stores import s3
+from xain_coordinator.stores.s3 import S3Store, open_s3
+
+MIB = 1 << 20
+
+Open = Callable[..., S3Store]
+
+
+@pytest.fixture(params=["seaweedfs", "minio_gateway"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    running: S3Server = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> str:
+    return server.new_bucket()
+
+
+@pytest.fixture
+def client(server: S3Server) -> Iterator[Any]:
+    """For what happens behind the store's back."""
+    with contextlib.closing(server.client()) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(server: S3Server, bucket: str, tmp_path: Path) -> Iterator[Open]:
+    """Open stores on the bucket; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(**others: object) -> S3Store:
+            settings = server.settings(bucket, path=tmp_path / "spool", **others)
+            store = open_s3(StorageSettings.model_validate(settings))
+            stack.callback(store.close)
+            return store
+
+        yield open_one
+
+
+@pytest.fixture
+def store(connect: Open) -> S3Store:
+    return connect()
+
+
+def put(store: S3Store, key: str, data: bytes, *, overwrite: bool = False) -> None:
+    upload = store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=overwrite)
+
+
+def get(store: S3Store, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+def names(client: Any, bucket: str) -> list[str]:
+    found = client.list_objects_v2(Bucket=bucket)
+    return [each["Key"] for each in found.get("Contents", ())]
+
+
+def uploads(client: Any, bucket: str) -> list[str]:
+    found = client.list_multipart_uploads(Bucket=bucket)
+    return [each["Key"] for each in found.get("Uploads", ())]
+
+
+# --- names ---
+
+
+def test_objects_lie_where_people_look_for_them(connect: Open, client: Any, bucket: str) -> None:
+    """Under the prefix and the key itself, and nothing else is in the bucket."""
+    put(connect(), "5e55104/3/global", b"x")
+    put(connect(prefix="trials/7"), "5e55104/3/ipv4:127.0.0.1:6087", b"x")
+    assert names(client, bucket) == [
+        "5e55104/3/global",
+        "trials/7/5e55104/3/ipv4:127.0.0.1:6087",
+    ]
+
+
+def test_prefixes_keep_stores_apart(connect: Open) -> None:
+    plain, other = connect(prefix="a"), connect(prefix="a/b")
+    put(plain, "1/global", b"plain")
+    put(other, "1/global", b"other")
+    assert get(plain, "1/global") == b"plain"
+    assert list(other.keys()) == ["1/global"]
+
+
+def test_what_others_put_there_is_not_listed(store: S3Store, client: Any, bucket: str) -> None:
+    put(store, "1/global", b"x")
+    for name in (".claims/1/global/x", ".trial/x", "100%", "1/back%5Cslash"):
+        client.put_object(Bucket=bucket, Key=name, Body=b"")
+    assert list(store.keys()) == ["1/global"]
+
+
+def test_a_listing_of_many(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page after page."""
+    monkeypatch.setattr("xain_coordinator.stores.s3_bucket.MAX_LISTED", 7)
+    keys = [f"3/participant-{number:03}" for number in range(40)]
+    store.put(dict.fromkeys(keys, b"x"))
+    assert sorted(store.keys("3/")) == keys
+
+
+def test_a_name_that_is_too_long(connect: Open) -> None:
+    with pytest.raises(ValueError, match="with its prefix it has 949 bytes in S3, the limit is"):
+        connect(prefix="p" * 200).upload("x/" * 350 + "x" * 48)
+
+
+# --- large objects ---
+
+
+def test_an_upload_in_parts(
+    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of any size, read back in ranges that come at the same time; its parts are in no folder
+    afterwards."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)  # the least that S3 takes
+    monkeypatch.setattr(s3, "RANGE_BYTES", 2 * MIB)
+    data = os.urandom(5 * MIB) * 3 + b"the rest"
+    upload = store.upload("1/global")
+    for start in range(0, len(data), 3 * MIB):
+        upload.write(data[start : start + 3 * MIB])
+        assert list(store.keys()) == []
+    upload.commit(overwrite=False)
+    assert names(client, bucket) == ["1/global"]
+    assert uploads(client, bucket) == []
+    assert list((tmp_path / "spool").iterdir()) == []
+    with store.open("1/global") as reader:
+        assert reader.size == len(data)
+        assert reader.read(0, len(data)) == data
+        assert reader.read(MIB + 1, 9 * MIB) == data[MIB + 1 : 10 * MIB + 1]
+        assert reader.read(len(data) - 5, 10) == b" rest"[-5:]
+    put(store, "1/global", data[::-1], overwrite=True)
+    assert get(store, "1/global") == data[::-1]
+
+
+def test_exactly_a_part(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    for size in (5 * MIB, 10 * MIB):
+        put(store, f"{size}", b"x" * size)
+        assert get(store, f"{size}") == b"x" * size
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_aborted_upload_in_parts_leaves_nothing(
+    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """Neither one that its writer gives up, nor one whose key was taken meanwhile."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    given_up = store.upload("1/a")
+    given_up.write(b"x" * 16 * MIB)
+    given_up.abort()
+    late = store.upload("1/global")
+    late.write(b"late" * 3 * MIB)
+    put(store, "1/global", b"first")
+    if not overwrite:
+        with pytest.raises(KeyExists):
+            late.commit(overwrite=False)
+    else:
+        late.abort()
+    assert get(store, "1/global") == b"first"
+    assert names(client, bucket) == ["1/global"]
+    assert uploads(client, bucket) == []
+
+
+def test_too_many_parts(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused as soon as it is known, in words."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(s3, "MAX_PARTS", 2)
+    upload = store.upload("1/global")
+    with pytest.raises(StoreError, match="at most 2 parts, of 5242880 bytes"):
+        upload.write(b"x" * 16 * MIB)
+    assert list(store.keys()) == []
+
+
+def test_waiting_parts_are_on_the_disk(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However many participants upload at once: memory does not hold what they have sent."""
+    import tracemalloc
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        waiting = [store.upload(f"1/{number}") for number in range(20)]
+        for upload in waiting:
+            for _ in range(4):
+                upload.write(b"x" * MIB)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for upload in waiting:
+        upload.abort()
+    assert peak < 20 * MIB
+
+
+def test_a_full_disk(store: S3Store, tmp_path: Path) -> None:
+    """The upload fails, and says why; the store lives."""
+    (tmp_path / "spool").rmdir()
+    upload = store.upload("1/a")
+    with pytest.raises(StoreError, match=r"cannot keep a part of an upload in .*: No such file"):
+        upload.write(b"x" * MIB)
+    put(store, "1/b", b"small")
+
+
+def test_a_reader_of_a_large_object_that_changes(store: S3Store) -> None:
+    """It never gets a mixture, and says what happened."""
+    put(store, "1/a", b"o" * MIB)
+    with store.open("1/a") as reader:
+        put(store, "1/a", b"n" * MIB, overwrite=True)
+        with pytest.raises(ObjectChanged) as caught:
+            reader.read(0, MIB)
+    assert caught.value.key == "1/a"
+    assert "'1/a' were replaced while they were being read" in str(caught.value)
+
+
+# --- claims ---
+
+
+def test_a_claim_left_by_a_coordinator_that_died(store: S3Store, client: Any, bucket: str) -> None:
+    """Its successor, with the same content, goes on and cleans up. Anybody else is told what to
+    delete."""
+    digest = xxhash.xxh3_128(b"model").hexdigest()
+    claim = f".claims/1/global/{digest}.0123"
+    client.put_object(Bucket=bucket, Key=claim, Body=b"")
+    with pytest.raises(KeyClaimed) as caught:
+        put(store, "1/global", b"another model")
+    assert f"delete {bucket}/{claim} and start again" in str(caught.value)
+    assert names(client, bucket) == [claim]
+    put(store, "1/global", b"model")
+    assert names(client, bucket) == ["1/global"]
+
+
+def test_what_others_published_is_respected(store: S3Store, client: Any, bucket: str) -> None:
+    """Without a claim, too; and a claim that is left beside an object says nothing any more."""
+    client.put_object(Bucket=bucket, Key="1/global", Body=b"theirs")
+    client.put_object(Bucket=bucket, Key="2/global", Body=b"")
+    client.put_object(Bucket=bucket, Key=".claims/1/global/x.1", Body=b"")
+    for key in ("1/global", "2/global"):
+        with pytest.raises(KeyExists):
+            put(store, key, b"ours")
+    assert get(store, "1/global") == b"theirs"
+    assert names(client, bucket) == [".claims/1/global/x.1", "1/global", "2/global"]
+
+
+def test_of_concurrent_creates_in_parts_one_wins(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SeaweedFS takes If-None-Match for an upload in parts and lets several through."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    gate = threading.Barrier(4)
+    winners = []
+
+    def create(number: int) -> None:
+        upload = store.upload("1/global")
+        upload.write(bytes([number]) * 6 * MIB)
+        gate.wait()
+        with contextlib.suppress(KeyExists, KeyClaimed):
+            upload.commit(overwrite=False)
+            winners.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(winners) <= 1
+    if winners:
+        assert get(store, "1/global") == bytes(winners) * 6 * MIB
+    else:
+        assert list(store.keys()) == []
+
+
+# --- direct access ---
+
+
+def http(method: str, url: str, body: bytes | None = None) -> urllib3.BaseHTTPResponse:
+    with urllib3.PoolManager(retries=False, timeout=30) as pool:
+        return pool.request(method, url, body=body)
+
+
+def test_signed_urls(store: S3Store) -> None:
+    """A plain HTTP client without credentials reads and writes the very object, and no other."""
+    answer = http("PUT", store.upload_url("incoming/1/Zürich & co"), b"weights" * 100_000)
+    assert answer.status == 200
+    assert get(store, "incoming/1/Zürich & co") == b"weights" * 100_000
+    url = store.download_url("incoming/1/Zürich & co")
+    assert http("GET", url).data == b"weights" * 100_000
+    assert http("PUT", url, b"x").status == 403
+    assert http("GET", url.replace("incoming/1", "incoming/2")).status == 403
+    assert http("GET", url.partition("?")[0]).status == 403
+    assert http("GET", store.download_url("none")).status == 404
+
+
+def test_signed_urls_are_for_the_public_address(
+    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which participants reach, and the coordinator perhaps not."""
+    public = f"http://localhost:{server.port}"
+    store = connect(public_endpoint=public, url_lifetime_s=77)
+    put(store, "1/global", b"x")
+    url = store.download_url("1/global")
+    assert url.startswith(public)
+    assert "X-Amz-Expires=77" in urlsplit(url).query
+    assert http("GET", url).data == b"x"
+
+
+def test_signed_urls_expire(connect: Open) -> None:
+    """As early as one wants; the server looks at its own clock."""
+    store = connect()
+    put(store, "1/global", b"x")
+    store._bucket._url_lifetime_s = 1  # less than may be configured
+    url = store.download_url("1/global")
+    deadline = time.monotonic() + 60
+    while (status := http("GET", url).status) == 200:
+        assert time.monotonic() < deadline, "it never expires"
+        time.sleep(0.2)
+    assert status == 403
+
+
+@pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
+def test_copy(store: S3Store, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """In the place of what was there, whatever its size; an object without a source is none."""
+    monkeypatch.setattr(s3, "COPY_PART_BYTES", part)
+    for data in (b"", b"small", os.urandom(11 * MIB)):
+        put(store, "incoming/1/a b%", data, overwrite=True)
+        store.copy("incoming/1/a b%", "1/a b%")
+        assert get(store, "1/a b%") == data
+    with pytest.raises(KeyNotFound) as caught:
+        store.copy("none", "1/b")
+    assert caught.value.key == "none"
+    assert sorted(store.keys()) == ["1/a b%", "incoming/1/a b%"]
+
+
+@pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
+def test_a_source_that_changes_is_not_copied(
+    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Whoever holds the URL may write at any time: a copy is of one object, or there is none."""
+    monkeypatch.setattr(s3, "COPY_PART_BYTES", part)
+    put(store, "incoming/1/a", b"old" * 2 * MIB)
+    head = S3Store._head
+
+    def head_and_change(self: S3Store, *args: Any) -> Any:
+        found = head(self, *args)
+        client.put_object(Bucket=bucket, Key="incoming/1/a", Body=b"new" * 2 * MIB)
+        return found
+
+    monkeypatch.setattr(S3Store, "_head", head_and_change)
+    with pytest.raises(ObjectChanged) as caught:
+        store.copy("incoming/1/a", "1/a")
+    assert caught.value.key == "incoming/1/a"
+    assert list(store.keys("1/")) == []
+    assert uploads(client, bucket) == []

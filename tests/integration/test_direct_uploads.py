@@ -1,0 +1,206 @@
+"""What participants put into the store themselves counts only as a copy that we have measured."""
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.wire import digest, npy, reason
+from xain_coordinator import app
+from xain_coordinator.core.keys import incoming_key
+from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.server.transfer import INLINE_BYTES
+from xain_coordinator.stores.memory import MemoryStore
+from xain_proto.fl import coordinator_pb2 as pb
+
+SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
+
+
+class Reachable(MemoryStore):
+    """A store that participants reach, too: "get:KEY" and "put:KEY" stand for signed URLs."""
+
+    signs = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.removed = threading.Event()
+
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        self.removed.set()
+
+    def download_url(self, key: str) -> str:
+        if not self.signs:
+            raise StoreUnavailable("the credentials cannot be renewed")
+        return f"get:{key}"
+
+    def upload_url(self, key: str) -> str:
+        return f"put:{key}"
+
+    def copy(self, source: str, target: str) -> None:
+        with self.open(source) as reader:
+            self.put({target: reader.read(0, reader.size)})
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
+    store = Reachable()
+    monkeypatch.setattr(app, "_open_store", lambda _: app._OpenStore(store, store))
+    return store
+
+
+async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes) -> pb.WeightsRef:
+    """What a participant does with the offer."""
+    store.put({work.upload.url.removeprefix("put:"): data})
+    return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
+
+
+async def first_round(start: Any, join: Any, rounds: int = 2) -> tuple[Any, Any]:
+    """A coordinator, and a member whose round 0 is open with a model that is not small."""
+    coordinator = await start(rounds={"rounds": rounds, "min_participants": 1})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    await member.hand_in(np.zeros(SIZE, np.float32))
+    await member.until(pb.ROUND, 1)
+    return coordinator, member
+
+
+async def test_an_update_put_directly_counts(store, start, join):
+    """The offer names both ways; what was put is moved to its place, and used."""
+    coordinator, member = await first_round(start, join)
+    work = await member.start()
+    session = coordinator.driver.session.session_id
+    assert work.model.url == f"get:{session}/1/global"
+    assert work.upload.key == incoming_key(1, "a")
+    assert work.upload.url == f"put:{session}/{incoming_key(1, 'a')}"
+    vector = np.arange(SIZE, dtype=np.float32)
+    await member.end(await put(store, work, npy(vector)), round_=1)
+    await member.until(pb.FINISHED, 1)
+    assert await member.download("2/global") == npy(vector)
+    assert await asyncio.to_thread(store.removed.wait, 60)
+    assert list(store.keys(f"{session}/incoming")) == []
+
+
+async def test_small_models_are_not_offered(store, start, join):
+    """They travel inside; a URL to sign for each participant would cost more."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    work = await member.start()
+    assert work.model.data
+    assert not work.model.url
+    assert not work.HasField("upload")
+
+
+async def test_presigned_false_offers_nothing(store, start, join):
+    coordinator = await start(
+        rounds={"rounds": 2, "min_participants": 1},
+        storage={"kind": "s3", "bucket": "b", "presigned": False},
+    )
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    await member.hand_in(np.zeros(SIZE, np.float32))
+    await member.until(pb.ROUND, 1)
+    work = await member.start()
+    assert not work.model.url
+    assert not work.HasField("upload")
+
+
+async def test_what_cannot_be_signed_is_not_offered(store, start, join):
+    """The round goes on through the coordinator."""
+    _, member = await first_round(start, join)
+    store.signs = False
+    work = await member.start()
+    assert not work.model.url
+    assert not work.HasField("upload")
+    await member.hand_in(np.ones(SIZE, np.float32), round_=1)
+    await member.until(pb.FINISHED, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (npy(np.full(SIZE, np.nan, np.float32)), "not finite"),
+        (npy(np.zeros(SIZE - 1, np.float32)), "shape"),
+        (b"no array", "cannot be read"),
+    ],
+)
+async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join, data, message):
+    _, member = await first_round(start, join)
+    work = await member.start()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(await put(store, work, data), round_=1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in caught.value.details()
+    good = npy(np.ones(SIZE, np.float32))
+    await member.end(await put(store, work, good), round_=1)
+    await member.until(pb.FINISHED, 1)
+    assert await member.download("2/global") == good
+
+
+@pytest.mark.parametrize("claim", ["size", "digest"])
+async def test_it_must_be_what_its_sender_says(store, start, join, claim):
+    """Size and digest are checked against the object, not believed."""
+    _, member = await first_round(start, join)
+    ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
+    if claim == "size":
+        ref.size_bytes -= 1
+    else:
+        ref.digest = digest(b"another")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(ref, round_=1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("announced" if claim == "size" else "digest") in caught.value.details()
+
+
+async def test_nothing_there_is_said_so(store, start, join):
+    _, member = await first_round(start, join)
+    ref = pb.WeightsRef(key=incoming_key(1, "a"), size_bytes=300, digest=digest(b"x"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(ref, round_=1)
+    assert reason(caught.value) == "UPLOAD_MISSING"
+
+
+async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join):
+    """The same URL, used again, changes neither what counts nor the answer to a resend."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await member.rendezvous()
+    for member in (a, b):
+        await member.until(pb.ROUND, 0)
+        await member.hand_in(np.zeros(SIZE, np.float32))
+    await a.until(pb.ROUND, 1)
+    work = await a.start()
+    good = npy(np.full(SIZE, 2, np.float32))
+    ref = await put(store, work, good)
+    await a.end(ref, round_=1)
+    other = await put(store, work, npy(np.full(SIZE, 1000, np.float32)))
+    await a.end(ref, round_=1)  # as after a lost answer
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.end(other, round_=1)
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    await b.hand_in(np.full(SIZE, 4, np.float32), round_=1)
+    await b.until(pb.FINISHED, 1)
+    assert await b.download("2/global") == npy(np.full(SIZE, 3, np.float32))
+
+
+async def test_nobody_hands_in_what_another_has_put(store, start, join):
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await member.rendezvous()
+    for member in (a, b):
+        await member.until(pb.ROUND, 0)
+        await member.hand_in(np.zeros(SIZE, np.float32))
+    await a.until(pb.ROUND, 1)
+    ref = await put(store, await a.start(), npy(np.ones(SIZE, np.float32)))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await b.end(ref, round_=1)
+    assert reason(caught.value) == "UPLOAD_MISSING"

@@ -1,0 +1,90 @@
+"""What a session measures of itself."""
+
+from tests.unit.core.bench import Bench, make_rules, opened_round, replay
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.session import evolve
+from xain_coordinator.core.values import Phase, Point
+
+OF_A_ROUND = {"round_seconds", "num_updates", "update_bytes", "aggregation_seconds"}
+
+
+def of_rounds(bench: Bench) -> list[Point]:
+    """The points that tell of a round."""
+    return [point for point in bench.points if OF_A_ROUND & point.fields.keys()]
+
+
+def test_a_round_is_measured_when_its_model_is_published() -> None:
+    """In one point with the state that it leads to, so that both have one time."""
+    bench = opened_round("a", "b", rules=make_rules(rounds=2, min_participants=2), answers=False)
+    opened_at = bench.now
+    bench.now += 2.0
+    bench.end("a")
+    bench.now += 0.5
+    bench.end("b")
+    assert of_rounds(bench) == []
+    bench.now += 0.25
+    bench.answer()
+    (point,) = of_rounds(bench)
+    assert bench.now - opened_at == 2.75
+    assert point == Point(
+        "coordinator",
+        {
+            "state": 1,
+            "round": 1,
+            "connected": 2,
+            "selected": 2,
+            "round_seconds": 2.75,
+            "num_updates": 2,
+            "update_bytes": 256,
+            "aggregation_seconds": 0.25,
+        },
+    )
+    assert bench.points.count(point) == 1
+
+
+def test_every_round_is_measured_by_itself() -> None:
+    """The last one too."""
+    bench = opened_round("a", rules=make_rules(rounds=2))
+    bench.now += 4.0
+    bench.end("a")
+    bench.now += 1.5
+    bench.end("a", "better")
+    _, point = of_rounds(bench)
+    assert point is bench.points[-1]
+    assert (point.fields["state"], point.fields["round"]) == (2, 1)
+    assert (point.fields["round_seconds"], point.fields["num_updates"]) == (1.5, 1)
+
+
+def test_what_was_accepted_from_those_who_left_counts() -> None:
+    bench = opened_round("a", "b", rules=make_rules(rounds=1, min_participants=2))
+    bench.end("a")
+    bench.leave("a")
+    bench.join("c")
+    bench.end("b")
+    (point,) = of_rounds(bench)
+    assert (point.fields["num_updates"], point.fields["update_bytes"]) == (2, 256)
+
+
+def test_aggregation_is_timed_over_a_restart() -> None:
+    """The times are in the journal: whoever reads it measures the same."""
+    bench = opened_round("a", rules=make_rules(rounds=1), answers=False)
+    bench.now += 1.0
+    bench.end("a")
+    bench.restart()
+    bench.now += 4.0
+    bench.answer()
+    (point,) = of_rounds(bench)
+    assert (point.fields["round_seconds"], point.fields["aggregation_seconds"]) == (5.0, 4.0)
+
+
+def test_a_journal_that_does_not_say_when_a_round_closed() -> None:
+    """It was begun by a version that did not write that; the rest is measured."""
+    bench = opened_round("a", rules=make_rules(rounds=1), answers=False)
+    bench.end("a")
+    before = [event for event in bench.journal if not isinstance(event, e.RoundClosed)]
+    bench.session = evolve(replay(before), e.RoundClosed(0))
+    assert bench.phase is Phase.AGGREGATING
+    bench.answer()
+    (point,) = of_rounds(bench)
+    assert OF_A_ROUND - point.fields.keys() == {"aggregation_seconds"}
