@@ -1,32 +1,105 @@
 """What every MetricsStore does."""
 
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from support.influx_servers import StrictInflux, VictoriaMetrics
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.local_file import MAX_WAITING, LocalMetricsFile
+from xain_coordinator.metrics import queue
+from xain_coordinator.metrics.influx import InfluxMetrics
+from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.metrics.queue import MAX_WAITING
 from xain_coordinator.ports import MetricsStore
 
-FACTORIES: dict[str, Callable[[Path], MetricsStore]] = {
-    "null": lambda _: NullMetricsStore(),
-    "file": lambda folder: LocalMetricsFile(folder / "metrics.jsonl", lambda: 1),
-}
+# Whole milliseconds, which is all that some stores keep, and not too long ago for any of them.
+START_NS = time.time_ns() // 10**6 * 10**6 - 3600 * 10**9
+MS = 10**6
+
+# (measurement, id, field, nanoseconds, value): what every store keeps that keeps anything.
+Number = tuple[str, str, str, int, float]
 
 
-@pytest.fixture(params=FACTORIES)
-def metrics(request: pytest.FixtureRequest, tmp_path: Path) -> MetricsStore:
-    return FACTORIES[request.param](tmp_path)
+@dataclass(frozen=True)
+class Kept:
+    """A store, and how to read what it has kept; None if it keeps nothing."""
+
+    store: MetricsStore
+    read: Callable[[], list[Number]] | None
+
+
+def null(_: Path) -> Iterator[Kept]:
+    yield Kept(NullMetricsStore(), None)
+
+
+def file(folder: Path) -> Iterator[Kept]:
+    path = folder / "metrics.jsonl"
+
+    def read() -> list[Number]:
+        points = [json.loads(line) for line in path.read_bytes().splitlines()]
+        return [
+            (point["measurement"], point["tags"].get("id", ""), name, point["time"], value)
+            for point in points
+            for name, value in point["fields"].items()
+            if not isinstance(value, str)
+        ]
+
+    yield Kept(LocalMetricsFile(path), read)
+
+
+def strict_influx(_: Path) -> Iterator[Kept]:
+    with StrictInflux() as server:
+
+        def read() -> list[Number]:
+            return [
+                (line.measurement, line.tags.get("id", ""), name, line.at_ns, value)
+                for line in server.lines
+                for name, value in line.fields.items()
+                if not isinstance(value, str)
+            ]
+
+        yield Kept(InfluxMetrics(server.url, server.org, server.bucket, server.token), read)
+
+
+def victoria_metrics(_: Path) -> Iterator[Kept]:
+    missing = VictoriaMetrics.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with VictoriaMetrics() as server:
+
+        def read() -> list[Number]:
+            found = []
+            for (name, participant_id), points in server.series().items():
+                measurement, _, field = name.partition("_")
+                found += [(measurement, participant_id, field, ms * MS, v) for ms, v in points]
+            return found
+
+        yield Kept(InfluxMetrics(server.url, "org", "bucket", ""), read)
+
+
+ADAPTERS = {f.__name__: f for f in (null, file, strict_influx, victoria_metrics)}
+
+
+@pytest.fixture(params=ADAPTERS)
+def kept(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Kept]:
+    # A slow machine is to fail no test; that the end is bounded is tested with each adapter.
+    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 60.0)
+    for one in ADAPTERS[request.param](tmp_path):
+        yield one
+        one.store.close()
 
 
 @pytest.fixture
-def num_stored(tmp_path: Path) -> Callable[[], int | None]:
-    """How many points the store has kept; None if it keeps none."""
-    path = tmp_path / "metrics.jsonl"
-    return lambda: len(path.read_bytes().splitlines()) if path.exists() else None
+def metrics(kept: Kept) -> MetricsStore:
+    return kept.store
 
 
 def test_points_are_taken(metrics: MetricsStore) -> None:
@@ -37,20 +110,56 @@ def test_points_are_taken(metrics: MetricsStore) -> None:
     assert metrics.num_lost == 0
 
 
-def test_waiting_is_bounded_and_what_is_lost_is_counted(
-    metrics: MetricsStore, num_stored: Callable[[], int | None]
-) -> None:
+def test_every_number_is_read_back(kept: Kept) -> None:
+    """Point by point: series, field, time and value."""
+    coordinator = [
+        Point("coordinator", {"round": n, "round_seconds": n / 8}, {}, START_NS + n * MS)
+        for n in range(5)
+    ]
+    participants = [
+        Point("participant", {"state": 4, "loss": n - 0.375}, {"id": name}, START_NS + n * MS)
+        for n in range(5)
+        for name in ("ward-7", "a b,c=d")
+    ]
+    kept.store.write(coordinator)
+    kept.store.write(participants)
+    kept.store.close()
+    assert kept.store.num_lost == 0
+    if kept.read is None:
+        return
+    assert sorted(kept.read()) == sorted(
+        (point.measurement, point.tags.get("id", ""), name, point.at_ns, value)
+        for point in (*coordinator, *participants)
+        for name, value in point.fields.items()
+    )
+
+
+def test_points_without_a_time_are_stamped(kept: Kept) -> None:
+    """With that of their writing."""
+    before = time.time_ns() // MS * MS
+    kept.store.write([Point("coordinator", {"round": 1})])
+    after = time.time_ns()
+    kept.store.close()
+    if kept.read is not None:
+        ((*_, at_ns, value),) = kept.read()
+        assert before <= at_ns <= after
+        assert value == 1
+
+
+def test_waiting_is_bounded_and_what_is_lost_is_counted(kept: Kept) -> None:
     """Whatever comes at once: writing returns, and every point is stored or counted as lost,
-    except where nobody wants any. What may wait is never lost."""
-    points = [Point("coordinator", {"round": n}) for n in range(3 * MAX_WAITING)]
-    metrics.write(points)
-    metrics.close()
-    stored = num_stored()
-    if stored is None:
-        assert metrics.num_lost == 0
+    except where nobody wants any. What may wait is never lost, and the newest may."""
+    points = [
+        Point("coordinator", {"round": n}, {}, START_NS + n * MS) for n in range(3 * MAX_WAITING)
+    ]
+    kept.store.write(points)
+    kept.store.close()
+    if kept.read is None:
+        assert kept.store.num_lost == 0
     else:
-        assert stored + metrics.num_lost == len(points)
-        assert stored >= MAX_WAITING
+        stored = sorted(int(value) for *_, value in kept.read())
+        assert len(stored) + kept.store.num_lost == len(points)
+        assert stored[-MAX_WAITING:] == list(range(2 * MAX_WAITING, 3 * MAX_WAITING))
 
 
 def test_what_comes_after_the_end_is_lost(metrics: MetricsStore) -> None:
@@ -70,4 +179,5 @@ def test_nothing_is_raised(metrics: MetricsStore) -> None:
     metrics.write([Point("x", {"bad": float("nan")}), Point("x", cast(Any, {"bad": object()}))])
     metrics.write([Point("x", cast(Any, None))])
     metrics.close()
+    assert metrics.num_lost == (0 if isinstance(metrics, NullMetricsStore) else 3)
     metrics.write([Point("x", {"late": 1})])

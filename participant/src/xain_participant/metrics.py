@@ -63,8 +63,9 @@ def to_json(measured: Sequence[Measured], *, participant_id: str, round_: int) -
             {
                 "measurement": "participant",
                 "time": point.time_ns,
-                "tags": {"id": participant_id, "round": str(round_)},
-                "fields": dict(point.values),
+                "tags": {"id": participant_id},
+                # A field: as a tag, every round would begin new series in the metrics store.
+                "fields": {**point.values, "round": round_},
             },
             allow_nan=False,
         )

@@ -1,5 +1,6 @@
 """A participant that needs no code: it trains whatever workload the coordinator declares."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ from xain_workloads.workload import Workload, from_metadata
 
 
 class WorkloadParticipant(Participant):
-    """Trains on one local data set.
+    """Trains on one local data set. It reports what the workload measures, and "samples" and
+    "seconds" of its training.
 
     seed: of the shuffles, 0 or more. The same seed, data and model give the same update.
     test: rows that are not trained on. If there are any, every global model that comes in is
@@ -57,10 +59,12 @@ class WorkloadParticipant(Participant):
         if epochs == 0:  # a round that only measures
             self.update_metrics(**self._workload.evaluate(model, self._data))
             return weights, self._data.num_samples
+        started_at = time.monotonic()
         result = self._workload.train(
             model, self._data, epochs=epochs, epoch_base=epoch_base, seed=self._seed
         )
-        self.update_metrics(**result.metrics)
+        seconds = time.monotonic() - started_at
+        self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
         return result.vector, result.num_samples
 
 

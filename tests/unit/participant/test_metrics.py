@@ -75,8 +75,8 @@ def test_json_round_trip(points: list[dict[str, float]], name: str, round_: int)
         {
             "measurement": "participant",
             "time": i,
-            "tags": {"id": name, "round": str(round_)},
-            "fields": values,
+            "tags": {"id": name},
+            "fields": {**values, "round": round_},
         }
         for i, values in enumerate(points)
     ]

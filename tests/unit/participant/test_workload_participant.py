@@ -31,7 +31,13 @@ def test_it_trains_what_the_metadata_declare(iris: Dataset, model: Model) -> Non
     expected = create("sgd").train(model, iris, epochs=2, epoch_base=0, seed=3)
     assert num_samples == 150
     assert vector.tobytes() == expected.vector.tobytes()
-    assert [point.values for point in take_metrics(participant)] == [expected.metrics]
+    (point,) = take_metrics(participant)
+    assert point.values["seconds"] >= 0
+    assert point.values == {
+        **expected.metrics,
+        "samples": 150.0,
+        "seconds": point.values["seconds"],
+    }
 
 
 def test_its_profile_is_that_of_the_data(iris: Dataset) -> None:
@@ -43,7 +49,7 @@ def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) ->
     train(participant, model)
     before, after = take_metrics(participant)
     assert sorted(before.values) == ["test_accuracy", "test_loss"]
-    assert sorted(after.values) == ["accuracy", "loss"]
+    assert sorted(after.values) == ["accuracy", "loss", "samples", "seconds"]
 
 
 def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:

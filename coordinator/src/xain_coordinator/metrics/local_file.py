@@ -6,29 +6,26 @@
 import contextlib
 import json
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xain_coordinator.core.values import Point
+from xain_coordinator.metrics.queue import MAX_WAITING, Outcome, QueuedMetrics, Stamped
 
-MAX_WAITING = 10_000
 MAX_BYTES = 64 * 1024 * 1024
-LINGER_S = 0.2
-CLOSE_TIMEOUT_S = 5.0
 
 _BATCH = 500  # points that are written, or lost, together
+_LINGER_S = 0.2
 
 
-class LocalMetricsFile:
-    """Appends to `path` from a thread of its own, so that a slow disk holds nobody up.
+class LocalMetricsFile(QueuedMetrics):
+    """Appends to `path`. What a disk does not take is lost.
 
     wall_ns: the time for points that have none.
     max_bytes: a file that would grow beyond is renamed to `path` with ".1" behind it, in place of
         the one that was renamed before.
-    max_waiting: points that may wait for the disk; what comes on top is lost, and counted.
+    max_waiting: points that may wait for the disk.
     """
 
     def __init__(
@@ -39,60 +36,25 @@ class LocalMetricsFile:
         max_bytes: int = MAX_BYTES,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._file = RotatingFile(path.absolute(), max_bytes)
-        self._wall_ns = wall_ns
-        self._max_waiting = max_waiting
-        self._waiting: deque[tuple[int, Point]] = deque()
-        self._num_lost = 0
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
-        self._thread.start()
+        super().__init__(
+            _LineWriter(RotatingFile(path.absolute(), max_bytes)),
+            wall_ns,
+            batch=_BATCH,
+            linger_s=_LINGER_S,
+            max_waiting=max_waiting,
+        )
 
-    @property
-    def num_lost(self) -> int:
-        return self._num_lost
 
-    def write(self, points: Sequence[Point]) -> None:
-        now = self._wall_ns()
-        with self._changed:
-            was_waiting = bool(self._waiting)
-            room = 0 if self._closed else self._max_waiting - len(self._waiting)
-            for point in points[:room]:
-                self._waiting.append((now if point.at_ns is None else point.at_ns, point))
-            self._num_lost += max(len(points) - room, 0)
-            if not was_waiting or len(self._waiting) >= _BATCH:
-                self._changed.notify()
+class _LineWriter:
+    def __init__(self, file: "RotatingFile") -> None:
+        self._file = file
+
+    def write(self, batch: Sequence[Stamped]) -> Outcome:
+        lines = [line for at_ns, point in batch if (line := _line(at_ns, point)) is not None]
+        return Outcome(num_lost=len(batch) - self._file.append(lines))
 
     def close(self) -> None:
-        """Waits at most CLOSE_TIMEOUT_S; points that are still waiting then are lost."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(CLOSE_TIMEOUT_S)
-        with self._changed:
-            self._num_lost += len(self._waiting)
-            self._waiting.clear()
-
-    def _run(self) -> None:
-        while batch := self._next_batch():
-            lines = [line for at_ns, point in batch if (line := _line(at_ns, point)) is not None]
-            num_written = self._file.append(lines)
-            with self._changed:
-                self._num_lost += len(batch) - num_written
         self._file.close()
-
-    def _next_batch(self) -> list[tuple[int, Point]]:
-        """Waits for points; empty only at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            # Points come in bursts. Waking up for each would take the interpreter away from the
-            # very round that they tell of.
-            self._changed.wait_for(
-                lambda: self._closed or len(self._waiting) >= _BATCH, timeout=LINGER_S
-            )
-            num = min(len(self._waiting), _BATCH)
-            return [self._waiting.popleft() for _ in range(num)]
 
 
 class RotatingFile:

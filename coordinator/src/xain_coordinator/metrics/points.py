@@ -4,6 +4,11 @@
       "tags": {NAME: TEXT}, "fields": {NAME: NUMBER OR TEXT}}, ...]
 
 `tags` may be missing; other keys are passed over, as XAIN did.
+
+A time-series database keeps a field of the type that it first had, and refuses points in which it
+has another. JSON has both 1 and 1.0 for a loss, so every number becomes a float, except in the two
+fields that the coordinator writes of participants itself: those are whole numbers, and a
+participant that could make them something else would keep the others' out.
 """
 
 import math
@@ -15,6 +20,8 @@ from xain_coordinator.core.values import Point
 
 MAX_BYTES = 64 * 1024
 MAX_POINTS = 1000
+
+WHOLE_FIELDS = ("state", "round")
 
 _INT64 = 2**63  # what a time-series database keeps of a whole number
 _SHOWN = 40  # characters of a name in a message
@@ -73,13 +80,26 @@ def _point(element: Any) -> Point:
         raise ValueError(f"'fields' must be an object, got {_kind(fields)}")
     if not fields:
         raise ValueError("'fields' is empty")  # there would be nothing to store
-    for name, value in fields.items():
-        if not isinstance(value, str) and not _is_number(value):
-            raise ValueError(
-                f"field {name[:_SHOWN]!r} must be a string or a finite 64-bit number, "
-                f"got {_kind(value)}"
-            )
-    return Point("participant", fields, tags, at_ns=time)
+    typed = {name: _field(name, value) for name, value in fields.items()}
+    return Point("participant", typed, tags, at_ns=time)
+
+
+def _field(name: str, value: Any) -> int | float | str:
+    """Raises ValueError."""
+    if name in WHOLE_FIELDS:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # which may still be out of range
+        if isinstance(value, float) or not _is_number(value):
+            raise ValueError(f"field {name!r} must be a whole number, got {_kind(value)}")
+        return int(value)
+    if isinstance(value, str):
+        return value
+    if not _is_number(value):
+        raise ValueError(
+            f"field {name[:_SHOWN]!r} must be a string or a finite 64-bit number, "
+            f"got {_kind(value)}"
+        )
+    return float(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -36,7 +36,16 @@ def test_points_as_xain_sends_them() -> None:
         Point("participant", GOOD["fields"], GOOD["tags"], GOOD["time"]),
         Point("participant", GOOD["fields"], {}, GOOD["time"]),
     )
-    assert [type(value) for value in points[0].fields.values()] == [float, int, str]
+
+
+def test_a_field_has_one_type_whoever_sends_it() -> None:
+    """A database keeps the type that a field first had: a loss of 1 must not keep out one of 0.5,
+    nor a round of 1.0 those of the heartbeats."""
+    fields = {"loss": 1, "n": 2**63 - 1, "note": "1", "state": 4.0, "round": 7}
+    (point,), error = parse_points(json.dumps([with_(fields=fields)]))
+    assert error is None
+    assert point.fields == {"loss": 1.0, "n": 2.0**63, "note": "1", "state": 4, "round": 7}
+    assert [type(value) for value in point.fields.values()] == [float, float, str, int, int]
 
 
 def test_lenient_where_xain_was() -> None:
@@ -69,6 +78,10 @@ def test_lenient_where_xain_was() -> None:
         (with_(fields={"x": None}), "field 'x' .* got null"),
         (with_(fields={"x": {}}), "field 'x' .* got an object"),
         (with_(fields={"x": -(2**63) - 1}), "field 'x' .* out of range"),
+        (with_(fields={"round": 0.5}), "field 'round' must be a whole number, got a number"),
+        (with_(fields={"state": "ready"}), "field 'state' must be a whole number, got a string"),
+        (with_(fields={"round": True}), "field 'round' must be a whole number, got a boolean"),
+        (with_(fields={"round": 1e300}), "field 'round' .* out of range"),
     ],
 )
 @pytest.mark.parametrize("position", [0, 1, 5])

@@ -1,0 +1,250 @@
+"""The metrics of whole sessions, in InfluxDB's protocol."""
+
+import asyncio
+import io
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.influx_servers import Answer, StrictInflux, VictoriaMetrics
+from support.process import CoordinatorProcess
+from support.wire import Member, npy
+from xain_participant.metrics import Measured, to_json
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.inspection_pb2 import GetStatusRequest
+
+ROUNDS = 3
+SIZE = 5
+MS = 10**6
+
+Launch = Callable[..., CoordinatorProcess]
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    """A coordinator of two participants in a process of its own, to be started."""
+    launched: list[CoordinatorProcess] = []
+
+    def make(**metrics: object) -> CoordinatorProcess:
+        settings = {"rounds.rounds": ROUNDS, "rounds.min_participants": 2}
+        for key, value in metrics.items():
+            settings[f"metrics.{key}"] = value  # type: ignore[assignment]  # of several types
+        coordinator = CoordinatorProcess(tmp_path, dict(settings))
+        launched.append(coordinator)
+        return coordinator
+
+    yield make
+    for coordinator in launched:
+        await coordinator.end()
+
+
+@pytest.fixture
+def influx() -> Iterator[StrictInflux]:
+    with StrictInflux() as server:
+        yield server
+
+
+@pytest.fixture
+def victoria() -> Iterator[VictoriaMetrics]:
+    missing = VictoriaMetrics.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with VictoriaMetrics() as server:
+        yield server
+
+
+def report(name: str, round_: int) -> Measured:
+    """What this participant measures in this round; the loss of one is whole, as JSON may have it,
+    and the time is what every store keeps exactly."""
+    at_ns = time.time_ns() // MS * MS
+    share = 1.0 if name == "a" else 0.5
+    return Measured(
+        at_ns, {"loss": share / 2**round_, "accuracy": 0.25, "samples": 10.0, "seconds": 0.125}
+    )
+
+
+async def train(members: Sequence[Member], rounds: int = ROUNDS) -> dict[tuple[str, int], Measured]:
+    """A whole session by these; what each reported in each round."""
+    reported: dict[tuple[str, int], Measured] = {}
+    for member in members:
+        await member.rendezvous()
+    for round_ in range(rounds):
+        for member in members:
+            assert member.participant_id is not None
+            await member.until(pb.ROUND, round_)
+            await member.heartbeat(pb.TRAINING, round_)
+            one = report(member.participant_id, round_)
+            reported[member.participant_id, round_] = one
+            text, _ = to_json([one], participant_id=member.participant_id, round_=round_)
+            ref = await member.upload(np.ones(SIZE, np.float32), round_)
+            await member.end(ref, 10, round_, metrics=text)
+    for member in members:
+        await member.until(pb.FINISHED, rounds - 1)
+    return reported
+
+
+async def join(coordinator: CoordinatorProcess, *names: str) -> list[Member]:
+    return [Member(coordinator.port, name) for name in names]
+
+
+async def leave(members: Sequence[Member]) -> None:
+    for member in members:
+        await member.close()
+
+
+async def test_a_session_is_read_back_point_by_point(
+    launch: Launch, victoria: VictoriaMetrics
+) -> None:
+    """Every round of the coordinator's series, and every value that a participant reported."""
+    coordinator = launch(kind="influxdb", url=victoria.url, org="o", bucket="b")
+    await coordinator.start()
+    members = await join(coordinator, "a", "b")
+    reported = await train(members)
+    await leave(members)
+    assert await coordinator.stop() == 0
+    series = victoria.series()
+
+    def values(measurement: str, field: str, name: str = "") -> list[float]:
+        return [value for _, value in series[f"{measurement}_{field}", name]]
+
+    states = values("coordinator", "state")
+    rounds = values("coordinator", "round")
+    assert len(states) == len(rounds)
+    assert states[-1] == 2
+    assert [r for i, r in enumerate(rounds) if r not in rounds[:i]] == list(range(ROUNDS))
+    assert rounds == sorted(rounds)
+    assert max(values("coordinator", "connected")) == 2
+    assert max(values("coordinator", "selected")) == 2
+    assert values("coordinator", "num_updates") == [2] * ROUNDS
+    size = len(npy(np.ones(SIZE, np.float32)))
+    assert values("coordinator", "update_bytes") == [2 * size] * ROUNDS
+    durations = values("coordinator", "round_seconds")
+    aggregations = values("coordinator", "aggregation_seconds")
+    assert len(durations) == len(aggregations) == ROUNDS
+    assert all(0 < a < d for a, d in zip(aggregations, durations, strict=True))
+    for name in ("a", "b"):
+        measured = [reported[name, round_] for round_ in range(ROUNDS)]
+        for field in ("loss", "accuracy", "samples", "seconds"):
+            assert series[f"participant_{field}", name] == [
+                (one.time_ns // MS, one.values[field]) for one in measured
+            ]
+        # One from each heartbeat, and the round of each report.
+        assert values("participant", "state", name) == [4] * ROUNDS
+        assert sorted(values("participant", "round", name)) == sorted(2 * [*range(ROUNDS)])
+    assert {name for _, name in series} == {"", "a", "b"}
+    assert '"metrics_' not in coordinator.log()
+
+
+async def test_types_are_those_that_a_field_keeps(launch: Launch, influx: StrictInflux) -> None:
+    """Whole numbers are whole, what participants report is not, and nothing is refused."""
+    coordinator = launch(**influx.settings())
+    await coordinator.start()
+    members = await join(coordinator, "a", "b")
+    await train(members)
+    await leave(members)
+    assert await coordinator.stop() == 0
+    whole = {"state", "round", "connected", "selected", "num_updates", "update_bytes"}
+    seen = set()
+    for line in influx.lines:
+        for name, value in line.fields.items():
+            assert type(value) is (int if name in whole else float), f"{name}={value!r}"
+            seen.add(name)
+        expected = set() if line.measurement == "coordinator" else {"id"}
+        assert set(line.tags) == expected
+    assert seen == whole | {
+        "round_seconds",
+        "aggregation_seconds",
+        "loss",
+        "accuracy",
+        "samples",
+        "seconds",
+    }
+    assert set(influx.statuses) == {204}
+    log = coordinator.log()
+    assert influx.token not in log
+
+
+async def test_a_server_that_hangs_costs_no_round_anything(
+    launch: Launch, influx: StrictInflux
+) -> None:
+    """The session is over while the very first request is still open. What was never written is
+    told at the end."""
+    influx.always = Answer(hangs=True)
+    coordinator = launch(**influx.settings(), timeout_s=600.0)
+    await coordinator.start()
+    members = await join(coordinator, "a", "b")
+    await members[0].rendezvous()
+    await asyncio.to_thread(influx.wait_for, lambda: influx.num_open == 1)
+    await train(members)
+    assert (influx.num_open, influx.num_requests) == (1, 1)
+    await leave(members)
+    assert await coordinator.stop() == 0
+    assert influx.num_requests == 1
+    (told,) = [
+        entry
+        for line in coordinator.log().splitlines()
+        if (entry := json.loads(line))["event"] == "metrics_lost"
+    ]
+    assert told["points"] >= 2 * ROUNDS  # at the least, what participants reported
+    assert told["in_all"] == told["points"]
+
+
+async def test_what_is_lost_is_in_the_status(launch: Launch, influx: StrictInflux) -> None:
+    """One participant's points are refused: they are counted, and the others arrive."""
+    influx.refuses = lambda line: line.tags.get("id") == "b"
+    coordinator = launch(**influx.settings())
+    await coordinator.start()
+    members = await join(coordinator, "a", "b")
+    await train(members)
+    num_bad = 2 * ROUNDS  # a heartbeat and a report in each
+    while True:  # bounded by the test's time limit
+        status = await members[0].inspection.GetStatus(GetStatusRequest())
+        if status.counters["lost_metrics"] == num_bad:
+            break
+        assert status.counters["lost_metrics"] < num_bad
+        await asyncio.sleep(0.05)  # a poll
+    shown = await shown_status(coordinator.port)
+    assert shown["status"]["counters"]["lost_metrics"] == num_bad
+    await leave(members)
+    assert await coordinator.stop() == 0
+    assert sum("loss" in line.fields for line in influx.lines) == ROUNDS
+    assert {line.tags.get("id", "") for line in influx.lines} == {"", "a"}
+    assert influx.lines[-1].fields["state"] == 2
+
+
+async def shown_status(port: int) -> dict[str, dict[str, dict[str, int]]]:
+    """What `xain-coordinator status --json` prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "xain_coordinator",
+        "status",
+        f"--address=127.0.0.1:{port}",
+        "--json",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    shown: dict[str, dict[str, dict[str, int]]] = json.load(io.BytesIO(out))
+    return shown
+
+
+@pytest.mark.parametrize("wrong", [Answer(401, "unauthorized access"), Answer(503), Answer(413)])
+async def test_training_goes_on_whatever_the_server_says(
+    launch: Launch, influx: StrictInflux, wrong: Answer
+) -> None:
+    influx.always = wrong
+    coordinator = launch(**influx.settings())
+    await coordinator.start()
+    members = await join(coordinator, "a", "b")
+    await train(members)
+    await leave(members)
+    assert await coordinator.stop() == 0
+    log = coordinator.log()
+    assert log.count('"metrics_unavailable"') == (wrong.status != 413)
+    assert log.count('"metrics_lost"') == (wrong.status != 413)
+    assert influx.token not in log

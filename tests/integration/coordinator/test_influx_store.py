@@ -1,0 +1,440 @@
+"""InfluxMetrics against a server that is strict, and misbehaves when told to."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from support.influx_servers import Answer, StrictInflux
+from xain_coordinator.config import MetricsSettings
+from xain_coordinator.core.values import Point
+from xain_coordinator.metrics import influx, queue
+from xain_coordinator.metrics.influx import InfluxMetrics, InfluxWriter, open_influx
+from xain_coordinator.metrics.queue import Outcome, QueuedMetrics
+from xain_coordinator.ports import StoreError
+
+
+@pytest.fixture
+def server() -> Iterator[StrictInflux]:
+    with StrictInflux() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tries again at once, and a slow machine has time to end."""
+    monkeypatch.setattr(influx, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(influx, "LAST_RETRY_S", 0.02)
+    monkeypatch.setattr(influx, "LINGER_S", 0.02)
+    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 60.0)
+
+
+@pytest.fixture
+def write(server: StrictInflux) -> Iterator[Callable[[Sequence[Point]], Outcome]]:
+    """Write one batch, in this thread."""
+    writer = InfluxWriter(server.url, server.org, server.bucket, server.token, 60.0)
+    yield lambda points: writer.write([(point.at_ns or 0, point) for point in points])
+    writer.close()
+
+
+def connect(server: StrictInflux, **kwargs: float) -> InfluxMetrics:
+    return InfluxMetrics(server.url, server.org, server.bucket, server.token, **kwargs)  # type: ignore[arg-type]  # numbers
+
+
+def numbered(*numbers: int) -> list[Point]:
+    return [Point("m", {"n": n}, {}, 1000 + n) for n in numbers]
+
+
+def numbers(server: StrictInflux) -> list[int]:
+    return [int(line.fields["n"]) for line in server.lines]
+
+
+def is_bad(*bad: int) -> Callable[[object], bool]:
+    return lambda line: line.fields["n"] in bad  # type: ignore[attr-defined]  # a Line
+
+
+def test_a_request_is_what_influxdb_expects(server: StrictInflux) -> None:
+    """The server checks address, token, precision and compression of everything it is sent."""
+    metrics = connect(server)
+    metrics.write(
+        [Point("m", {"a": 1, "b": 1.0, "c": "x"}, {"id": "p q"}, 1_700_000_000_000_000_001)]
+    )
+    metrics.close()
+    (line,) = server.lines
+    assert (line.tags, line.fields) == ({"id": "p q"}, {"a": 1, "b": 1.0, "c": "x"})
+    assert [type(value) for value in line.fields.values()] == [int, float, str]
+    assert line.at_ns == 1_700_000_000_000_000_001
+    assert server.statuses == [204]
+
+
+def test_many_points_are_few_requests(server: StrictInflux) -> None:
+    metrics = connect(server)
+    metrics.write(numbered(*range(2500)))
+    metrics.close()
+    assert numbers(server) == list(range(2500))
+    assert server.num_requests == 3
+
+
+# --- a server that is away ---
+
+
+AWAY = [
+    Answer(500, "an error of its own"),
+    Answer(503, "starting"),
+    Answer(503, raw=b"<html>\xff\xfe not text"),
+    Answer(429, "busy"),
+    Answer(408),
+    Answer(cuts=True),
+]
+
+
+@pytest.mark.parametrize("answer", AWAY, ids=str)
+def test_a_server_that_is_away_is_tried_again(server: StrictInflux, answer: Answer) -> None:
+    """Nothing is lost, and the order stays."""
+    server.next.extend([answer] * 3)
+    with capture_logs() as logs:
+        metrics = connect(server)
+        metrics.write(numbered(1, 2))
+        server.wait_for(lambda: server.num_requests == 4)
+        metrics.write(numbered(3))
+        metrics.close()
+    assert [entry["event"] for entry in logs] == ["metrics_unavailable", "metrics_available"]
+    assert "check" not in logs[0]["error"], "the settings are not at fault"
+    assert numbers(server) == [1, 2, 3]
+    assert metrics.num_lost == 0
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(server: StrictInflux) -> None:
+    server.next.append(Answer(hangs=True))
+    metrics = connect(server, timeout_s=0.05)
+    metrics.write(numbered(1))
+    server.wait_for(lambda: bool(server.lines))
+    metrics.close()
+    assert numbers(server) == [1]
+    assert metrics.num_lost == 0
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as taken:  # bound, and not listening: nobody else can
+        taken.bind(("127.0.0.1", 0))
+        metrics = InfluxMetrics(f"http://127.0.0.1:{taken.getsockname()[1]}", "o", "b", "t")
+        metrics.write(numbered(1, 2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queue, "CLOSE_TIMEOUT_S", 0.1)
+            metrics.close()
+    assert metrics.num_lost == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "at_least", "at_most"),
+    [
+        ("7", 7, 7),
+        (formatdate(time.time() + 200, usegmt=True), 100, 200),
+        ("86400", 300, 300),
+        ("1e9", 0, 0.02),
+        ("-5", 0, 0.02),
+        ("soon", 0, 0.02),
+        ("", 0, 0.02),
+    ],
+)
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_says_when_to_come_back(
+    server: StrictInflux,
+    write: Callable[[Sequence[Point]], Outcome],
+    header: str,
+    at_least: float,
+    at_most: float,
+    status: int,
+) -> None:
+    """It is obeyed, within reason."""
+    server.next.append(Answer(status, headers={"Retry-After": header}))
+    outcome = write(numbered(1, 2))
+    assert at_least <= outcome.retry_s <= at_most
+    assert [point for _, point in outcome.rest] == numbered(1, 2)
+    assert outcome.num_lost == 0
+
+
+def test_the_time_between_tries_grows_to_a_limit(
+    server: StrictInflux,
+    write: Callable[[Sequence[Point]], Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(influx, "LAST_RETRY_S", 30.0)
+    server.always = Answer(503)
+    delays = [write(numbered(1)).retry_s for _ in range(20)]
+    for n, delay in enumerate(delays):
+        longest = min(0.01 * 2**n, 30.0)
+        assert longest / 2 <= delay <= longest
+    server.always = None
+    assert write(numbered(1)) == Outcome()
+    server.always = Answer(503)
+    assert write(numbered(1)).retry_s <= 0.01, "it begins anew"
+
+
+# --- a server that does not take the points ---
+
+
+@pytest.mark.parametrize("bad", [(0,), (500,), (999,), (3, 4, 700)])
+def test_a_bad_point_is_lost_alone(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome], bad: tuple[int, ...]
+) -> None:
+    """Though the server takes none of a request that has one in it."""
+    server.refuses = is_bad(*bad)
+    assert write(numbered(*range(1000))) == Outcome(num_lost=len(bad))
+    assert numbers(server) == [n for n in range(1000) if n not in bad]
+    assert server.num_requests < influx.MAX_REQUESTS
+
+
+def test_what_the_server_has_dropped_it_says(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    """InfluxDB takes the others: nothing is to be sent again."""
+    server.partial = True
+    server.refuses = is_bad(3, 5)
+    assert write(numbered(*range(10))) == Outcome(num_lost=2)
+    assert numbers(server) == [0, 1, 2, 4, 6, 7, 8, 9]
+    assert server.statuses == [422]
+
+
+def test_a_field_of_another_type_costs_its_point(server: StrictInflux) -> None:
+    """As when one participant sends text where the others send numbers."""
+    metrics = connect(server)
+    values: list[float | str] = [0.5, "high", 0.25]
+    metrics.write(
+        [Point("participant", {"loss": v}, {"id": str(i)}, i) for i, v in enumerate(values)]
+    )
+    metrics.close()
+    assert [line.fields["loss"] for line in server.lines] == [0.5, 0.25]
+    assert metrics.num_lost == 1
+
+
+def test_requests_that_are_too_large_are_cut(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    server.max_lines = 100
+    assert write(numbered(*range(1000))) == Outcome()
+    assert numbers(server) == list(range(1000))
+
+
+def test_the_search_for_bad_points_is_bounded(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    server.refuses = lambda _: True
+    assert write(numbered(*range(1000))) == Outcome(num_lost=1000)
+    assert server.num_requests < influx.MAX_REQUESTS + 20
+
+
+def test_a_search_that_is_cut_off_goes_on_with_the_rest(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    server.refuses = is_bad(1)
+    server.next.extend([Answer(400), Answer(400), Answer(503)])
+    outcome = write(numbered(*range(8)))
+    assert [point for _, point in outcome.rest] == numbered(*range(8))
+    assert outcome.retry_s > 0
+    assert write([point for _, point in outcome.rest]) == Outcome(num_lost=1)
+    assert numbers(server) == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_refused_points_are_told_once(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    """A participant may send such a point in every round; the counter tells of the others."""
+    server.refuses = lambda _: True
+    with capture_logs() as logs:
+        for n in range(5):
+            write(numbered(n))
+    first, *later = logs
+    assert (first["event"], first["log_level"], first["status"]) == (
+        "metric_points_refused",
+        "warning",
+        400,
+    )
+    assert {entry["log_level"] for entry in later} == {"debug"}
+
+
+# --- a server that does not let us in ---
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "why"),
+    [
+        ({"token": "another"}, 401, "unauthorized access"),
+        ({"token": ""}, 401, "unauthorized access"),
+        ({"org": "another"}, 404, 'organization name "another" not found'),
+        ({"bucket": "another"}, 404, 'bucket "another" not found'),
+    ],
+)
+def test_a_wrong_setting_is_told_once(
+    server: StrictInflux, wrong: dict[str, str], status: int, why: str
+) -> None:
+    """And the points wait until somebody has put it right."""
+    settings = {"org": server.org, "bucket": server.bucket, "token": server.token, **wrong}
+    with capture_logs() as logs:
+        metrics = InfluxMetrics(server.url, **settings)
+        metrics.write(numbered(1, 2))
+        server.wait_for(lambda: server.num_requests == 5)
+        server.always = Answer()
+        metrics.close()
+    assert metrics.num_lost == 0
+    warning, info = logs
+    assert (warning["event"], warning["log_level"]) == ("metrics_unavailable", "warning")
+    assert warning["status"] == status
+    assert why in warning["error"]
+    assert "check url, org, bucket and token of [metrics]" in warning["error"]
+    assert info == {"event": "metrics_available", "log_level": "info"}
+
+
+def test_meanwhile_the_newest_points_are_kept(server: StrictInflux) -> None:
+    server.always = Answer(401)
+    metrics = connect(server, max_waiting=10)
+    metrics.write(numbered(*range(8)))
+    server.wait_for(lambda: server.num_requests >= 2)
+    for n in range(8, 20):
+        metrics.write(numbered(n))
+    num_before = server.num_requests
+    server.wait_for(lambda: server.num_requests >= num_before + 2)
+    server.always = None
+    metrics.close()
+    assert numbers(server) == list(range(10, 20))
+    assert metrics.num_lost == 10
+
+
+@pytest.mark.parametrize("status", [301, 307, 402, 403, 405, 501])
+def test_other_answers_lose_nothing(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome], status: int
+) -> None:
+    server.next.append(Answer(status))
+    outcome = write(numbered(1))
+    assert (outcome.num_lost, len(outcome.rest)) == (0, 1)
+    assert outcome.retry_s > 0
+
+
+def test_a_redirection_in_a_circle_ends(
+    server: StrictInflux, write: Callable[[Sequence[Point]], Outcome]
+) -> None:
+    target = f"/api/v2/write?org={server.org}&bucket={server.bucket}&precision=ns"
+    server.always = Answer(307, headers={"Location": target})
+    assert len(write(numbered(1)).rest) == 1
+    assert server.num_requests < 10
+
+
+# --- one that hangs, and the end ---
+
+
+def test_a_server_that_hangs_holds_nobody_up(
+    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Points are taken while one request hangs; there is never a second one beside it."""
+    server.always = Answer(hangs=True)
+    metrics = connect(server, timeout_s=60.0, max_waiting=100)
+    metrics.write(numbered(0))
+    server.wait_for(lambda: server.num_open == 1)
+    for n in range(1, 1000):
+        metrics.write(numbered(n))
+    assert metrics.num_lost == 899
+    assert (server.num_open, server.num_requests) == (1, 1)
+    monkeypatch.setattr(queue, "CLOSE_TIMEOUT_S", 0.0)
+    metrics.close()
+    assert metrics.num_lost == 1000
+    assert (server.num_open, server.num_requests) == (1, 1)
+    server.release()
+    metrics._thread.join(60.0)
+    assert not metrics._thread.is_alive()
+    assert metrics.num_lost == 1000
+
+
+def test_the_end_does_not_wait_for_a_try_that_comes_too_late(
+    server: StrictInflux, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most one more is made when the end comes."""
+    monkeypatch.setattr(influx, "LAST_RETRY_S", 1000.0)
+    server.always = Answer(401)
+    waits = threading.Event()
+    wait = QueuedMetrics._wait
+
+    def announced(self: QueuedMetrics, retry_s: float) -> bool:
+        waits.set()
+        return wait(self, retry_s)
+
+    monkeypatch.setattr(QueuedMetrics, "_wait", announced)
+    metrics = connect(server)
+    metrics.write(numbered(1))
+    assert waits.wait(60.0)
+    with capture_logs() as logs:
+        metrics.close()
+    assert not metrics._thread.is_alive()
+    assert server.statuses in ([401], [401, 401])
+    assert metrics.num_lost == 1
+    assert {"event": "metrics_lost", "points": 1, "in_all": 1, "log_level": "warning"} in logs
+
+
+def test_the_end_waits_for_a_server_that_comes_back(server: StrictInflux) -> None:
+    server.next.extend([Answer(503)] * 3)
+    metrics = connect(server)
+    metrics.write(numbered(1))
+    metrics.close()
+    assert numbers(server) == [1]
+    assert metrics.num_lost == 0
+
+
+# --- the token ---
+
+
+def test_the_token_is_shown_to_nobody_but_the_server(
+    server: StrictInflux, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even if a proxy answers with the request that it did not like."""
+    caplog.set_level(logging.DEBUG)
+    echo = f"bad header: Authorization: Token {server.token}"
+    answers = [Answer(s, echo, {"X-Echo": echo}) for s in (401, 400, 503, 200, 422, 302)]
+    raw = [Answer(s, raw=echo.encode()) for s in (404, 413, 500)]
+    server.next.extend([*answers, *raw, Answer(cuts=True)])
+    with capture_logs() as logs:
+        metrics = connect(server)
+        while server.next:
+            num_before = server.num_requests
+            metrics.write(numbered(num_before))
+            server.wait_for(lambda before=num_before: server.num_requests > before)
+        metrics.close()
+    assert any("***" in str(entry) for entry in logs)
+    shown = f"{logs} {caplog.text} {[record.__dict__ for record in caplog.records]} {metrics!r}"
+    assert server.token not in shown
+    assert server.token not in repr(vars(metrics))
+
+
+@pytest.mark.parametrize("token", ["sec\nret", "sécret", " secret", "secret\r"])
+def test_a_token_that_cannot_be_one(token: str) -> None:
+    """It is refused at the start: the error of the one who could not send it would show it."""
+    with pytest.raises(StoreError, match="printable ASCII") as caught:
+        InfluxMetrics("http://127.0.0.1:1", "o", "b", token)
+    assert token.strip() not in str(caught.value)
+
+
+def test_the_token_may_come_from_a_file(server: StrictInflux, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{server.token}\n")
+    settings = MetricsSettings.model_validate(
+        {**server.settings(), "token": "", "token_file": str(path)}
+    )
+    metrics = open_influx(settings, lambda: 5)
+    metrics.write([Point("m", {"n": 1})])
+    metrics.close()
+    assert [line.at_ns for line in server.lines] == [5]
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_an_empty_file_is_no_token(server: StrictInflux, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    settings = MetricsSettings.model_validate(
+        {**server.settings(), "token": "", "token_file": str(path)}
+    )
+    with pytest.raises(StoreError, match=r"metrics\.token_file .* holds no text"):
+        open_influx(settings, lambda: 5)
