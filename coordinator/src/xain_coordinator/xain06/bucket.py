@@ -1,0 +1,91 @@
+"""Between the session's own objects, which are .npy files, and what XAIN's participants see.
+
+They know one bucket, its bare keys, and pickles. Everything else in a coordinator knows .npy files
+alone: a model is translated when it is published, an update when it is handed in.
+"""
+
+from collections.abc import Generator
+from contextlib import closing
+
+import numpy as np
+import xxhash
+
+from xain_coordinator.admission import chunks
+from xain_coordinator.aggregation.engine import publish
+from xain_coordinator.core.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.keys import model_key, update_key
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.xain06.codec import NotAnArray, PickledArray, find_array, pickle_around
+from xain_proto.np import npy_header
+
+PICKLE_BYTES = 1024  # what a pickle has beside the elements, and some more
+
+
+class XainBucket:
+    """The bare keys of a bucket that XAIN's participants read and write themselves.
+
+    bare: the bucket from its root.
+    store: the session's own part of it.
+    max_update_bytes: larger updates are refused before they are read.
+    """
+
+    def __init__(self, bare: WeightsStore, store: WeightsStore, max_update_bytes: int) -> None:
+        self._bare = bare
+        self._store = store
+        self._max_update_bytes = max_update_bytes
+
+    def publish(self, model: GlobalModel) -> None:
+        """Show the model to XAIN's participants. Doing it again changes nothing.
+
+        Raises Fenced if they are shown another model of that round already, and the stores' errors.
+        """
+        # Closed at once when a store fails, so that no reader stays open as long as the error does.
+        with closing(self._pickled(model)) as pieces:
+            publish(self._bare, model_key(model.round), pieces)
+
+    def _pickled(self, model: GlobalModel) -> Generator[bytes, None, None]:
+        ref = model.ref
+        dtype = np.dtype(model.dtype).newbyteorder("<")
+        head, tail = pickle_around(dtype, model.shape)
+        digest = xxhash.xxh3_128()
+        yield head
+        with self._store.open(ref.key) as reader:
+            header = npy_header(dtype, model.shape)
+            digest.update(reader.read(0, len(header)))
+            for piece in chunks(reader, len(header)):
+                digest.update(piece)
+                yield piece
+        if digest.hexdigest() != ref.digest:
+            # Raised before the end, so that nobody is shown it.
+            raise StoreError(f"the model {ref.key!r} has changed in the store")
+        yield tail
+
+    def fetch(self, round_: int, name: str) -> None:
+        """Bring the update that a participant has put into the bucket to the session's own objects,
+        under the same key, as an .npy file. Durable when this returns.
+
+        Raises KeyNotFound, InvalidUpdate, TooLarge, and the stores' errors.
+        """
+        key = update_key(round_, name)
+        with self._bare.open(key) as reader:
+            if reader.size > self._max_update_bytes + PICKLE_BYTES:
+                raise TooLarge(
+                    f"an upload of {reader.size} bytes; at most {self._max_update_bytes} are taken"
+                )
+            try:
+                self._store_array(key, find_array(reader))
+            except NotAnArray as error:
+                raise InvalidUpdate(
+                    f"the upload {key!r} is not the pickle of a plain array: {error}"
+                ) from None
+
+    def _store_array(self, key: str, array: PickledArray) -> None:
+        upload = self._store.upload(key)
+        try:
+            upload.write(npy_header(array.dtype, array.shape))
+            for piece in array.pieces():
+                upload.write(piece)
+            upload.commit(overwrite=True)
+        finally:
+            upload.abort()

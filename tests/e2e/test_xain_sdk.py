@@ -1,0 +1,282 @@
+"""Participants of XAIN 0.6.0: its own SDK, unchanged, against a coordinator and an S3 server."""
+
+import asyncio
+import json
+import os
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.process import CoordinatorProcess
+from support.s3_servers import SeaweedFS
+from support.wire import Member, reason
+from support.xain_sdk import environment
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2
+
+# The environment is installed once, which takes as long as the network does.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PARTICIPANT = Path(environment.__file__).with_name("participant.py")
+PATIENCE_S = 240.0  # XAIN's participants ask every 10 s, and wait 5 s before they try again
+
+
+@pytest.fixture(scope="module")
+def sdk_python() -> Path:
+    try:
+        return environment.sdk_python()
+    except environment.NotInstalled as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SeaweedFS]:
+    if (missing := SeaweedFS.missing()) is not None:
+        pytest.skip(missing)
+    with SeaweedFS() as running:
+        yield running
+
+
+class Bucket:
+    """A bucket as XAIN's participants use it."""
+
+    def __init__(self, server: SeaweedFS, client: Any) -> None:
+        self.name = server.new_bucket()
+        self._client = client
+
+    def names(self) -> set[str]:
+        """Those outside the session's own part."""
+        listed = self._client.list_objects_v2(Bucket=self.name)
+        keys = {one["Key"] for one in listed.get("Contents", [])}
+        return {key for key in keys if key.partition("/")[0].isdigit()}
+
+    async def holds(self, key: str) -> None:
+        """Wait until it does."""
+        while True:
+            if key in self.names():
+                return
+            await asyncio.sleep(0.1)  # a poll, not a race: it ends when the object is there
+
+    def put(self, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self.name, Key=key, Body=data)
+
+    def unpickle(self, key: str) -> Any:
+        """As XAIN's SDK does."""
+        return pickle.loads(self._client.get_object(Bucket=self.name, Key=key)["Body"].read())
+
+
+@pytest.fixture
+def bucket(server: SeaweedFS) -> Iterator[Bucket]:
+    with closing(server.client()) as client:
+        yield Bucket(server, client)
+
+
+@asynccontextmanager
+async def coordinator(
+    folder: Path, server: SeaweedFS, bucket: Bucket, **rounds: int
+) -> AsyncIterator[CoordinatorProcess]:
+    settings = {f"rounds.{key}": value for key, value in rounds.items()}
+    storage = server.settings(bucket.name, format="xain-pickle")
+    settings |= {f"storage.{key}": value for key, value in storage.items()}
+    process = CoordinatorProcess(folder, settings)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.end()
+
+
+async def status(process: CoordinatorProcess) -> inspection_pb2.GetStatusResponse:
+    member = Member(process.port, None)
+    try:
+        return await member.inspection.GetStatus(inspection_pb2.GetStatusRequest())
+    finally:
+        await member.close()
+
+
+class SdkParticipant:
+    """A process of the SDK. Its weights begin at `first` and grow by `step` in each round."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._config = folder / f"{name}.toml"
+        self._log = folder / f"{name}.log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(
+        self,
+        python: Path,
+        port: int,
+        server: SeaweedFS,
+        bucket: Bucket,
+        num_samples: int,
+        step: float,
+        first: list[float],
+        hurry: int = 1,
+    ) -> None:
+        self._config.write_text(
+            f'[coordinator]\nhost = "127.0.0.1"\nport = {port}\n'
+            f'[storage]\nendpoint = "{server.endpoint}"\nbucket = "{bucket.name}"\n'
+            f'access_key_id = "{server.owner.access_key_id}"\n'
+            f'secret_access_key = "{server.owner.secret_access_key}"\n'
+            '[logging]\nlevel = "warning"\n'
+        )
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(str(python), str(PARTICIPANT), str(self._config)),
+                *(str(number) for number in (hurry, num_samples, step, *first)),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+
+    async def finished(self) -> list[dict[str, Any]]:
+        """Wait until it has ended by itself; returns what it was asked for."""
+        assert self._process is not None
+        output, _ = await self._process.communicate()
+        assert self._process.returncode == 0, self._log.read_text()
+        return [json.loads(line) for line in output.splitlines()]
+
+    async def end(self) -> None:
+        """Whatever its state, it is gone afterwards."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
+
+
+async def all_finished(*participants: SdkParticipant) -> list[list[dict[str, Any]]]:
+    """Wait for all of them, or for the first that fails."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(participant.finished()) for participant in participants]
+    return [task.result() for task in tasks]
+
+
+async def test_participants_of_xain_run_a_session(tmp_path, sdk_python, server, bucket):
+    """Two unchanged participants initialise, train two rounds and end by themselves. The models are
+    the averages of what they handed in, weighted by their samples; bucket, epochs and metrics are
+    as XAIN's own coordinator had them."""
+    async with (
+        coordinator(
+            tmp_path, server, bucket, rounds=3, epochs=2, min_participants=2, max_participants=2
+        ) as process,
+        AsyncExitStack() as stack,
+    ):
+        first, second = SdkParticipant(tmp_path, "first"), SdkParticipant(tmp_path, "second")
+        for participant in (first, second):
+            stack.push_async_callback(participant.end)
+        start = (sdk_python, process.port, server, bucket)
+        await first.start(*start, num_samples=10, step=1.0, first=[1.0, 2.0, -3.0])
+        await second.start(*start, num_samples=30, step=5.0, first=[3.0, 6.0, 1.0])
+        async with asyncio.timeout(PATIENCE_S):
+            calls = await all_finished(first, second)
+        seen = await status(process)
+        assert await process.stop() == 0
+    assert (seen.state, seen.phase) == (pb.FINISHED, "finished")
+
+    # Nobody has samples in round 0, so all count the same; then 10 of 40 add 1 and 30 add 5.
+    models = [[], [2.0, 4.0, -1.0], [6.0, 8.0, 3.0], [10.0, 12.0, 7.0]]
+    names = [participant[0]["id"] for participant in calls]
+    for participant in calls:
+        assert participant[1:] == [
+            {"call": "init_weights"},
+            {"call": "train_round", "epochs": 2, "epoch_base": 0, "weights": models[1]},
+            {"call": "train_round", "epochs": 2, "epoch_base": 2, "weights": models[2]},
+        ]
+    for number, expected in enumerate(models):
+        model = bucket.unpickle(f"{number}/global")
+        assert (type(model), model.dtype) == (np.ndarray, np.float32)
+        assert model.tolist() == expected
+    uploads = {f"{number}/{name}" for number in range(3) for name in names}
+    assert bucket.names() == uploads | {f"{number}/global" for number in range(4)}
+
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [point["fields"]["step"] for point in points if "step" in point["fields"]]
+    assert sorted(steps) == [1.0] * 4 + [5.0] * 4  # an epoch, a point
+
+
+async def test_the_session_goes_on_after_the_coordinator_was_killed(
+    tmp_path, sdk_python, server, bucket
+):
+    """XAIN's participants do not survive the death of their coordinator, but the session does:
+    started again, they go on with the round that was open."""
+    async with (
+        coordinator(tmp_path, server, bucket, rounds=3, epochs=1, min_participants=2) as process,
+        AsyncExitStack() as stack,
+    ):
+
+        async def start(name: str) -> SdkParticipant:
+            participant = SdkParticipant(tmp_path, name)
+            stack.push_async_callback(participant.end)
+            await participant.start(
+                *(sdk_python, process.port, server, bucket),
+                num_samples=10,
+                step=4.0,
+                first=[2.0, 4.0],
+                hurry=10,
+            )
+            return participant
+
+        async with asyncio.timeout(PATIENCE_S):
+            old = [await start("first"), await start("second")]
+            await bucket.holds("1/global")
+            await process.kill()
+            await process.start()
+            for participant in old:
+                await participant.end()
+            new = [await start("third"), await start("fourth")]
+            await all_finished(*new)
+        assert await process.stop() == 0
+    models = [bucket.unpickle(f"{number}/global").tolist() for number in range(4)]
+    assert models == [[], [2.0, 4.0], [6.0, 8.0], [10.0, 12.0]]
+
+
+class Exploit:
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (str(self._marker), "w")
+
+
+async def test_a_hostile_pickle_harms_only_its_sender(tmp_path, server, bucket):
+    """It is refused with the reason and without being run; the round goes on, and its sender may
+    hand in an array in its place. The others may be participants of our own."""
+    marker = tmp_path / "marker"
+    exploit = pickle.dumps(Exploit(marker))
+    pickle.loads(exploit).close()
+    marker.unlink()  # it works
+    weights = np.float32([1, 2])
+    async with (
+        coordinator(
+            tmp_path, server, bucket, rounds=1, epochs=1, min_participants=2, max_participants=2
+        ) as process,
+        AsyncExitStack() as stack,
+    ):
+        good, bad = Member(process.port, "good"), Member(process.port, None)
+        for member in (good, bad):
+            stack.push_async_callback(member.close)
+            await member.rendezvous()
+        async with asyncio.timeout(PATIENCE_S):
+            for member in (good, bad):
+                await member.until(pb.ROUND, 0)
+        bucket.put("0/bad", exploit)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bad.end(round_=None, name="bad")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert reason(caught.value) == "INVALID_UPDATE"
+        assert "'0/bad' is not the pickle of a plain array: it names '" in caught.value.details()
+        await good.hand_in(weights)
+        assert (await status(process)).num_updates == 1
+        bucket.put("0/bad", pickle.dumps(weights + 2))
+        await bad.end(round_=None, name="bad")
+        async with asyncio.timeout(PATIENCE_S):
+            await good.until(pb.FINISHED, 0)
+        assert await process.stop() == 0
+    assert bucket.unpickle("1/global").tolist() == [2.0, 3.0]
+    assert not marker.exists()

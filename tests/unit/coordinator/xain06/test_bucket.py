@@ -1,0 +1,152 @@
+"""What XAIN's participants see, and what becomes of what they hand in."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from xain_coordinator.admission import measure
+from xain_coordinator.aggregation.engine import Fenced
+from xain_coordinator.core.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.ports import KeyNotFound, StoreError
+from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.work import store_model
+from xain_coordinator.xain06.bucket import PICKLE_BYTES, XainBucket
+from xain_proto.np import proto_to_ndarray
+from xain_proto.np.ndarray_pb2 import NDArray
+from xain_workloads.model import Model
+
+MAX_UPDATE_BYTES = 2_000_000
+VECTOR = np.float32([1.5, -2, 3.25])
+LONG = np.arange(400_000, dtype=np.float32)
+
+
+def read(store, key: str) -> bytes:
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+class Place:
+    """A bucket, a session's part of it, and what is between them."""
+
+    def __init__(self) -> None:
+        self.bare = MemoryStore()
+        self.store = PrefixedStore(self.bare, "session")
+        self.bucket = XainBucket(self.bare, self.store, MAX_UPDATE_BYTES)
+
+    def model(self, vector: np.ndarray, round_: int = 1) -> GlobalModel:
+        return store_model(self.store, round_, Model(vector, ()))
+
+    def hand_in(self, data: bytes) -> None:
+        self.bare.put({"1/name": data})
+
+    def fetched(self) -> np.ndarray:
+        self.bucket.fetch(1, "name")
+        return proto_to_ndarray(NDArray(ndarray=read(self.store, "1/name")))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.mark.parametrize("vector", [VECTOR, LONG, np.empty((0,), np.float32)], ids=len)
+def test_a_model_is_shown_as_a_pickle(place, vector):
+    """Under XAIN's key, as the array that XAIN's SDK unpickles."""
+    place.bucket.publish(place.model(vector))
+    shown = pickle.loads(read(place.bare, "1/global"))
+    assert shown.dtype == vector.dtype
+    np.testing.assert_array_equal(shown, vector)
+
+
+def test_showing_it_again_changes_nothing(place):
+    """After a crash between publication and its record it is done again."""
+    model = place.model(VECTOR)
+    place.bucket.publish(model)
+    before = read(place.bare, "1/global")
+    place.bucket.publish(model)
+    assert read(place.bare, "1/global") == before
+
+
+def test_another_model_is_never_shown_in_its_place(place):
+    """Neither one of an old session in the same bucket nor a newer coordinator's."""
+    place.bare.put({"1/global": b"another"})
+    with pytest.raises(Fenced):
+        place.bucket.publish(place.model(VECTOR))
+    assert read(place.bare, "1/global") == b"another"
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"\x01", lambda data: data[:-4]])
+def test_a_model_that_has_changed_is_not_shown(place, change):
+    """What the store gives must be what was published."""
+    model = place.model(VECTOR)
+    place.store.put({"1/global": change(read(place.store, "1/global"))})
+    with pytest.raises(StoreError, match="'1/global' has changed in the store"):
+        place.bucket.publish(model)
+    assert list(place.bare.keys("1/")) == []
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("vector", [VECTOR, LONG, VECTOR.astype(">f8")], ids=["f4", "long", ">f8"])
+def test_an_update_becomes_one_of_ours(place, vector, protocol):
+    """A .npy file that is measured, accepted and aggregated like all others."""
+    if protocol == 2 and vector is LONG:
+        vector = LONG[:200_000]  # its pickle is larger than itself
+    place.hand_in(pickle.dumps(vector, protocol))
+    fetched = place.fetched()
+    np.testing.assert_array_equal(fetched, vector)
+    measured = measure(place.store, "1/name")
+    assert (measured.dtype, measured.shape) == (vector.dtype.name, vector.shape)
+
+
+def test_a_newer_update_takes_the_place_of_the_last(place):
+    """Until one is accepted, the participant may hand in another."""
+    place.hand_in(pickle.dumps(VECTOR))
+    place.fetched()
+    place.hand_in(pickle.dumps(VECTOR + 1))
+    np.testing.assert_array_equal(place.fetched(), VECTOR + 1)
+
+
+def test_there_may_be_no_update(place):
+    with pytest.raises(KeyNotFound):
+        place.bucket.fetch(1, "name")
+
+
+def test_the_limit_is_for_the_elements(place):
+    """A pickle of the largest update allowed is taken; what is larger is not even opened."""
+    largest = np.zeros(MAX_UPDATE_BYTES // 4, np.float32)
+    place.hand_in(pickle.dumps(largest))
+    np.testing.assert_array_equal(place.fetched(), largest)
+    place.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
+    with pytest.raises(TooLarge, match="an upload of 2001025 bytes; at most 2000000 are taken"):
+        place.bucket.fetch(1, "name")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"cos\nsystem\n(Vecho\ntR.", "does not begin with a protocol"),
+        (b"\x80\x03cos\nsystem\nX\x01\x00\x00\x00a\x85R.", "it names 'os.system'"),
+        (pickle.dumps([VECTOR]), "opcode EMPTY_LIST"),
+        (pickle.dumps(LONG)[:-10], "ends too early"),
+        (pickle.dumps(LONG[:1000], 2).replace(b"\xc2\x80", b"aa", 1), "more or fewer elements"),
+        (b"", "ends too early"),
+    ],
+)
+def test_an_update_that_is_no_array_is_refused(place, data, reason):
+    """With the reason, for its sender; nothing of it comes into the session's own objects."""
+    place.hand_in(data)
+    with pytest.raises(InvalidUpdate, match="the upload '1/name' is not the pickle of") as caught:
+        place.bucket.fetch(1, "name")
+    assert reason in str(caught.value)
+    assert list(place.store.keys()) == []
+
+
+def test_integers_are_refused_like_those_of_others(place):
+    """What may be aggregated is decided in one place, for every format."""
+    place.hand_in(pickle.dumps(np.arange(3)))
+    place.bucket.fetch(1, "name")
+    with pytest.raises(InvalidUpdate, match="must be floats, they are int64"):
+        measure(place.store, "1/name")

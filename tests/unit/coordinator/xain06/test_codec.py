@@ -1,0 +1,214 @@
+"""Arrays as pickles: written for every numpy, and found in what every numpy writes."""
+
+import pickle
+import struct
+import warnings
+from math import prod
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pytest
+
+from unit.coordinator.xain06.recorded import EMPTY, VECTORS
+from unit.coordinator.xain06.strict import StrictReader
+from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
+
+PROTOCOLS = [2, 3, 4, 5]
+DTYPES = ["<f2", "<f4", "<f8", ">f4", ">f8", "<i8", ">i2", "u1", "b1", "<c8"]
+# From none to more than one piece of elements; values are short, or stay where they are.
+SHAPES = [(), (0,), (3,), (2, 3), (1000,), (300_001,), (2, 0, 3), (1,) * 32]
+
+
+def load(data: bytes) -> np.ndarray:
+    found = find_array(StrictReader(data))
+    return np.frombuffer(b"".join(found.pieces()), found.dtype).reshape(found.shape)
+
+
+def dump(array: np.ndarray) -> bytes:
+    head, tail = pickle_around(array.dtype, array.shape)
+    return head + array.tobytes() + tail
+
+
+def array_of(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    # Of several bytes each, whose values as text have one byte or two.
+    return (np.arange(prod(shape)) % 101 - 2).astype(dtype).reshape(shape)
+
+
+def assert_same(array: np.ndarray, expected: np.ndarray) -> None:
+    assert array.dtype == expected.dtype.newbyteorder("<")
+    assert array.shape == expected.shape
+    np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_arrays_are_found(protocol, dtype, shape):
+    """In every protocol, bit for bit, and little-endian whatever they were."""
+    array = array_of(dtype, shape)
+    assert_same(load(pickle.dumps(array, protocol)), array)
+
+
+@pytest.mark.parametrize("data", VECTORS.values(), ids=VECTORS)
+def test_vectors_of_other_versions_are_found(data):
+    """From Python 3.6 with numpy 1.16 to Python 3.13 with numpy 2.3."""
+    assert_same(load(data), np.float32([1.5, -2, 3.14159274]))
+
+
+@pytest.mark.parametrize("data", EMPTY.values(), ids=EMPTY)
+def test_empty_vectors_of_other_versions_are_found(data):
+    assert_same(load(data), np.empty((0,)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype[0] != ">"])
+def test_what_is_written_is_unpickled_by_python(dtype, shape):
+    """To an array that can be written to, without a warning; and found by ourselves too."""
+    array = array_of(dtype, shape)
+    with warnings.catch_warnings(action="error"):
+        back = pickle.loads(dump(array))
+    assert_same(back, array)
+    assert back.flags.writeable
+    assert_same(load(dump(array)), array)
+
+
+def test_what_is_written_names_only_what_old_versions_know():
+    """These bytes were loaded by Python 3.6 with numpy 1.16, 3.7 with 1.21, 3.8 with 1.18, 3.9 with
+    1.26, 3.12 with 2.0 and 3.13 with 2.3, each of which gave this vector. A change of them needs
+    that proof anew."""
+    written = (
+        b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        b"(K\x01(\x8a\x08\x02\x00\x00\x00\x00\x00\x00\x00tcnumpy\ndtype\n\x8c\x02f4\x89\x88\x87R"
+        b"(K\x03\x8c\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        b"\x89\x8e\x08\x00\x00\x00\x00\x00\x00\x00\x00\x00\xc0?\x00\x00\x00\xc0tb."
+    )
+    assert dump(np.float32([1.5, -2])) == written
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 3), order="F"), "Fortran order; hand in one flat vector"),
+        (np.zeros(2, "f4,i4"), "'V8'; only numbers are taken"),
+        (np.array([{}]), "'O8'; only numbers are taken"),
+        (np.array(["text"]), "'U4'; only numbers are taken"),
+        (np.zeros(2, "M8[s]"), "'M8'; only numbers are taken"),
+        (np.float32(1), "'numpy._core.multiarray.scalar', which is no part of a plain array"),
+        (np.ma.zeros(2), r"'numpy\.ma\..*', which is no part"),
+        ([np.zeros(2)], "no use for the opcode EMPTY_LIST"),
+        (None, "something else than one array"),
+        ((), "something else than one array"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_other_objects_are_refused(protocol, array, message):
+    """What a participant may hand in by mistake is named in the reason."""
+    with pytest.raises(NotAnArray, match=message):
+        load(pickle.dumps(array, protocol))
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_the_oldest_protocols_are_refused(protocol):
+    """No Python 3 writes them unless it is told to."""
+    with pytest.raises(NotAnArray, match="does not begin with a protocol from 2 to 5"):
+        load(pickle.dumps(np.float32([1]), protocol))
+
+
+class Sparse:
+    """The pickle of an array of zeros that nobody could hold in memory."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.size_of_elements = 4 * prod(shape)
+        self._head, self._tail = pickle_around(np.dtype("<f4"), shape)
+        self.size = len(self._head) + self.size_of_elements + len(self._tail)
+        self.num_read = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        end = min(offset + length, self.size)
+        self.num_read += end - offset
+        tail_at = self.size - len(self._tail)
+        zeros = max(0, min(end, tail_at) - max(offset, len(self._head)))
+        return (
+            self._head[offset:end]
+            + bytes(zeros)
+            + self._tail[max(0, offset - tail_at) :][: max(0, end - tail_at)]
+        )
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def test_elements_are_read_when_they_are_asked_for():
+    """An array of a terabyte is found by reading its two ends; then come pieces."""
+    reader = Sparse((2**38,))
+    found = find_array(reader)
+    assert (found.dtype, found.shape) == (np.dtype("<f4"), (2**38,))
+    assert reader.num_read <= 3 * 4096
+    piece = next(found.pieces())
+    assert 0 < len(piece) <= 1 << 20
+    assert not any(piece)
+
+
+def test_an_object_that_becomes_shorter_is_refused():
+    """A store that gives fewer bytes than it said never gives an array of another length."""
+    reader = Sparse((1_000_000,))
+    found = find_array(reader)
+    reader.size = 2_000_000
+    with pytest.raises(NotAnArray, match="ends too early"):
+        list(found.pieces())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"B\x90\x01\x00\x00", b"B\x91\x01\x00\x00a"),  # protocol 3: one byte too many
+        (b"B\x90\x01\x00\x00a", b"B\x8f\x01\x00\x00"),
+        (b"X\x90\x01\x00\x00", b"X\x92\x03\x00\x00" + b"a" * 514),  # protocol 2: too many
+        (b"X\x90\x01\x00\x00a", b"X\x8f\x01\x00\x00"),
+    ],
+)
+def test_a_length_that_cannot_be_is_refused_before_the_elements_are_read(old, new):
+    """So that nothing is copied for nothing."""
+    data = pickle.dumps(np.frombuffer(b"a" * 400, "<f4"), 2 if old[:1] == b"X" else 3)
+    assert old in data
+    with pytest.raises(NotAnArray, match="more or fewer elements"):
+        find_array(StrictReader(data.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("é" * 200, "more or fewer elements"),
+        ("a" * 200, "more or fewer elements"),
+        ("a" * 398 + "é", "more or fewer elements"),
+        ("a" * 399 + "€", "characters above 255"),
+    ],
+)
+def test_text_that_is_not_the_bytes_is_refused(text, message):
+    """Protocol 2 writes bytes as text: how many there are is seen when they are read."""
+    data = pickle.dumps(np.zeros(100, "<f4"), 2)
+    zeros = b"X" + struct.pack("<I", 400) + bytes(400)
+    assert zeros in data
+    encoded = text.encode()
+    changed = data.replace(zeros, b"X" + struct.pack("<I", len(encoded)) + encoded)
+    with pytest.raises(NotAnArray, match=message):
+        load(changed)
+
+
+def test_a_text_that_is_cut_inside_a_character_is_refused():
+    data = pickle.dumps(np.zeros(100, "<f4"), 2)
+    zeros = struct.pack("<I", 400) + bytes(400)
+    changed = data.replace(zeros, zeros[:-1] + b"\xc3")
+    with pytest.raises(NotAnArray, match="not UTF-8"):
+        load(changed)
