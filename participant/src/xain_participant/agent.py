@@ -31,6 +31,7 @@ from xain_messaging.names import why_not
 from xain_messaging.process import logs
 from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.participant import Participant
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
@@ -79,6 +80,7 @@ def run(
     target: str,
     participant_id: str | None = None,
     *,
+    direct: bool = True,
     observer: Observer | None = None,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
@@ -87,6 +89,7 @@ def run(
     failed, the coordinator refuses us or our updates for good, or the session has ended without a
     result. 130: stopped by SIGINT. A second signal ends the process at once.
     target: HOST:PORT. participant_id: by default the host's name and a random suffix.
+    direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
     observer: called in this thread.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go where structlog is configured to; if it is not, to standard error.
@@ -95,7 +98,7 @@ def run(
     if not structlog.is_configured():
         # Its defaults would print to standard output, which is the caller's.
         logs.configure("info", console=sys.stderr.isatty(), third_party=False)
-    agent = Agent(participant, target, participant_id, observer=observer)
+    agent = Agent(participant, target, participant_id, direct=direct, observer=observer)
     with _stopped_by_signals(agent):
         return agent.run()
 
@@ -130,6 +133,7 @@ class Agent:
         target: str,
         participant_id: str | None = None,
         *,
+        direct: bool = True,
         observer: Observer | None = None,
     ) -> None:
         if participant_id is None:
@@ -141,7 +145,12 @@ class Agent:
         self._target = target
         self._observer = observer
         self._log = structlog.get_logger(__name__).bind(participant=self.participant_id)
-        self._client = CoordinatorClient(target, self.participant_id)
+        self._client = CoordinatorClient(
+            target,
+            self.participant_id,
+            direct=DirectTransfer() if direct else None,
+            on_offer_failed=self._note_failed_offer,
+        )
         self._work = Work(participant, self._client, self.participant_id)
         self._profile: DataProfile | None = None
 
@@ -367,6 +376,18 @@ class Agent:
         )
         if not again:
             self._tell("refused", message=refused.message or refused.reason or refused.status)
+
+    def _note_failed_offer(self, failed: OfferFailed) -> None:
+        """Called by the worker. The weights go on their way through the coordinator."""
+        # A host that a firewall forbids is worth one line, not one for every attempt of a week.
+        log = self._log.debug if failed.again else self._log.warning
+        log(
+            "offer_failed",
+            round=self._protocol.round,
+            method=failed.method,
+            host=failed.host,
+            reason=failed.reason,
+        )
 
     def _info(self, event: str, *, round_: int | None = None, **fields: object) -> None:
         number = self._protocol.round if round_ is None else round_

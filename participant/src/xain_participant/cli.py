@@ -127,7 +127,12 @@ def _run(
     from xain_participant.agent import run
 
     raise typer.Exit(
-        run(participant, settings.coordinator.address, settings.participant.id or None)
+        run(
+            participant,
+            settings.coordinator.address,
+            settings.participant.id or None,
+            direct=settings.coordinator.direct,
+        )
     )
 
 

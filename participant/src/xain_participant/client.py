@@ -1,4 +1,7 @@
-"""The coordinator's methods as blocking calls, and weights as streams of chunks.
+"""The coordinator's methods as blocking calls, and weights by the shortest way.
+
+Small weights travel inside the calls. Others go straight from and to the store if the coordinator
+offers it and that works, else in chunks through the coordinator.
 
 Every failure is a Refused. Retrying is not done here, with one exception: a download that breaks
 off goes on where it stopped.
@@ -15,10 +18,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
 
+from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.download import Damaged, Download
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.np import npy_header, parse_npy_header
-from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_proto.np import npy_header
 from xain_workloads.profile import DataProfile
 
 CHUNK_BYTES = 1 << 20
@@ -29,8 +33,10 @@ IDENTITY_KEY = "xain-participant-id"
 ERROR_DOMAIN = "xain.coordinator"
 
 CALL_TIMEOUT_S = 5.0
-# Answered when the update is durable: measured, synchronised to disk, and committed.
+# Answered when the update is durable: measured, synchronised to disk, and committed. One that was
+# put into the store the coordinator copies and reads before, which takes time by its size.
 HAND_IN_TIMEOUT_S = 60.0
+SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
 # A stream gets this long plus the time its bytes take on the slowest line that is worth using.
 STREAM_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 128 * 1024
@@ -100,20 +106,32 @@ class CoordinatorClient:
 
     target: HOST:PORT, or any other gRPC target.
     participant_id: stable across reconnects, since all that we are due is booked on it.
+    direct: how to use the store's URLs, closed with the client; None: they are not used.
+    on_offer_failed: told when weights go through the coordinator because of it.
     """
 
     def __init__(
-        self, target: str, participant_id: str, *, call_timeout_s: float = CALL_TIMEOUT_S
+        self,
+        target: str,
+        participant_id: str,
+        *,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        direct: DirectTransfer | None = None,
+        on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
     ) -> None:
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = CoordinatorStub(self._channel)
         self._participant_id = participant_id
         self._metadata = ((IDENTITY_KEY, participant_id),)
         self._call_timeout_s = call_timeout_s
+        self._direct = direct
+        self._on_offer_failed = on_offer_failed
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
         self._channel.close()
+        if self._direct is not None:
+            self._direct.close()
 
     def __enter__(self) -> "CoordinatorClient":
         return self
@@ -160,49 +178,31 @@ class CoordinatorClient:
             round=round_,
             update=update,
         )
-        self._unary(self._stub.EndTrainingRound, request, HAND_IN_TIMEOUT_S)
+        timeout_s = HAND_IN_TIMEOUT_S + update.size_bytes / SLOWEST_STORE_BYTES_PER_S
+        self._unary(self._stub.EndTrainingRound, request, timeout_s)
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
         """Download a global model: (d,), writable, and checked against the size and digest of ref.
 
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
-        # One buffer, and the array is a view of it: the model is in memory once.
-        buffer = np.empty(ref.size_bytes, dtype=np.uint8)
-        if ref.data:
-            if len(ref.data) != ref.size_bytes or xxhash.xxh3_128(ref.data).digest() != ref.digest:
-                raise _damaged(ref, "another object than promised")
-            buffer[:] = np.frombuffer(ref.data, np.uint8)
-            return _as_vector(ref, buffer)
-        target = buffer.data
-        digest = xxhash.xxh3_128()
-        received = 0
-        while True:
-            resumed_at = received
-            try:
-                for chunk in self._download(ref, received):
-                    end = received + len(chunk)
-                    if end > len(target):
-                        raise _damaged(ref, "more bytes than promised")
-                    target[received:end] = chunk
-                    digest.update(chunk)
-                    received = end
-            except Refused as refused:
-                # Each attempt must bring something, so there is an end to them.
-                if refused.status is grpc.StatusCode.UNAVAILABLE and received > resumed_at:
-                    continue
-                raise
-            break
-        if received < len(target):
-            raise _damaged(ref, f"{received} of {len(target)} bytes")
-        if digest.digest() != ref.digest:
-            raise _damaged(ref, "another digest than promised")
-        return _as_vector(ref, buffer)
+        download = Download(ref)
+        try:
+            if ref.data:
+                download.add(ref.data)
+            elif not self._fetch_directly(download):
+                self._fetch_in_chunks(download)
+            return download.vector()
+        except Damaged as damaged:
+            raise _damaged(ref, str(damaged)) from None
 
-    def put_weights(self, round_: int, weights: NDArray[Any]) -> pb.WeightsRef:
+    def put_weights(
+        self, round_: int, weights: NDArray[Any], offer: pb.WeightsRef | None = None
+    ) -> pb.WeightsRef:
         """Upload a local update, (d,). Returns what end_round() must be given.
 
-        A small one is not uploaded: it travels inside the reference that is returned.
+        A small one is not uploaded: it travels inside the reference that is returned. offer: where
+        the store takes it; used if the reference that is returned has its key.
         """
         if weights.ndim != 1 or not weights.flags.c_contiguous:
             raise ValueError(f"expected a contiguous vector, got shape {weights.shape}")
@@ -218,6 +218,8 @@ class CoordinatorClient:
                 digest=digest.digest(),
                 data=start + data,
             )
+        if offer is not None and offer.url and self._put_directly(offer, start, data):
+            return pb.WeightsRef(key=offer.key, size_bytes=size_bytes, digest=digest.digest())
         first = pb.PutWeightsRequest(
             header=pb.PutWeightsRequest.Header(
                 round=round_, size_bytes=size_bytes, digest=digest.digest()
@@ -240,7 +242,46 @@ class CoordinatorClient:
         )
         return response.ref
 
-    def _download(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
+    def reject_offer(self, offer: pb.WeightsRef) -> None:
+        """The coordinator did not take what was put there, so the next upload goes through it."""
+        if self._direct is not None:
+            reason = "the coordinator does not take what was put there"
+            self._on_offer_failed(self._direct.failed("PUT", offer.url, reason))
+
+    def _fetch_directly(self, download: Download) -> bool:
+        """Whether all is here now; if not, a part of it may be."""
+        url = download.ref.url
+        return bool(url) and self._use_offer(lambda direct: direct.fetch(url, download))
+
+    def _put_directly(self, offer: pb.WeightsRef, start: bytes, data: memoryview) -> bool:
+        pieces = (memoryview(start), data)
+        return self._use_offer(lambda direct: direct.put(offer.url, pieces))
+
+    def _use_offer(self, transfer: Callable[[DirectTransfer], bool]) -> bool:
+        if self._direct is None:
+            return False
+        try:
+            return transfer(self._direct)
+        except OfferFailed as failed:
+            if not self._direct.is_closed:  # else it is we who have ended it
+                self._on_offer_failed(failed)
+            return False
+
+    def _fetch_in_chunks(self, download: Download) -> None:
+        """Go on where the download stands."""
+        while True:
+            resumed_at = download.received
+            try:
+                for chunk in self._stream(download.ref, download.received):
+                    download.add(chunk)
+            except Refused as refused:
+                # Each attempt must bring something, so there is an end to them.
+                if refused.status is grpc.StatusCode.UNAVAILABLE and download.received > resumed_at:
+                    continue
+                raise
+            return
+
+    def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
         stream = self._guarded(
             lambda: self._stub.GetWeights(
@@ -250,7 +291,7 @@ class CoordinatorClient:
         try:
             for message in stream:
                 if message.HasField("ref") and message.ref.digest != ref.digest:
-                    raise _damaged(ref, "the coordinator sends another object")
+                    raise Damaged("the coordinator sends another object")
                 yield message.data
         except grpc.RpcError as error:
             raise _refused(error) from None
@@ -280,16 +321,6 @@ class CoordinatorClient:
 
 def _stream_timeout_s(size_bytes: int) -> float:
     return STREAM_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
-
-
-def _as_vector(ref: pb.WeightsRef, buffer: NDArray[np.uint8]) -> NDArray[Any]:
-    try:
-        header = parse_npy_header(buffer[:MAX_HEADER_BYTES].tobytes())
-    except ValueError as error:
-        raise _damaged(ref, str(error)) from None
-    if header is None or header.size_bytes != buffer.size or len(header.shape) != 1:
-        raise _damaged(ref, "not a whole vector in .npy format")
-    return buffer[header.data_offset :].view(header.dtype)
 
 
 def _damaged(ref: pb.WeightsRef, what: str) -> Refused:

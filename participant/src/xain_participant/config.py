@@ -49,6 +49,7 @@ class CoordinatorSettings(Section):
 
     host: Host = "localhost"
     port: int = Field(default=50051, ge=1, le=65535)
+    direct: bool = True
 
     @property
     def address(self) -> str:

@@ -25,6 +25,10 @@ from xain_participant.participant import (
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.model import Layout, TensorSpec
 
+# What the coordinator says when it looks for what we have put into the store, and finds nothing or
+# something else.
+_WRONG_OBJECT = ("UPLOAD_MISSING", "INVALID_UPDATE")
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -51,6 +55,8 @@ class Work:
         self._participant_id = participant_id
         self._log = structlog.get_logger(__name__).bind(participant=participant_id)
         self._assignment = pb.StartTrainingRoundResponse()
+        # The result, if it lies in the store already.
+        self._put: pb.WeightsRef | None = None
         self.result: Result | None = None
         # Whether the participant's own code runs, which nobody can interrupt.
         self.in_participant = False
@@ -101,6 +107,7 @@ class Work:
             self._log.warning(
                 "metrics_dropped", round=round_, num_points=num_dropped, limit_bytes=MAX_JSON_BYTES
             )
+        self._put = None
         self.result = Result(
             round_,
             vector,
@@ -117,11 +124,28 @@ class Work:
             # that the session is another one. Either way there is nothing left to send.
             return p.HandedIn(round_)
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
-        # Each attempt uploads anew, since a coordinator that came back may have lost what was not
-        # acknowledged. One that has accepted this very update answers at once, without the bytes.
-        update = self._client.put_weights(round_, result.vector)
-        self._client.end_round(round_, update, result.num_samples, result.metrics_json)
+        offer = self._offer(round_)
+        # Through the coordinator each attempt uploads anew, since one that came back may have lost
+        # what was not acknowledged. One that has accepted this very update answers at once, without
+        # the bytes. What was put into the store stays there, whatever becomes of the coordinator.
+        update = self._put or self._client.put_weights(round_, result.vector, offer)
+        is_put = offer is not None and update.key == offer.key
+        self._put = update if is_put else None
+        try:
+            self._client.end_round(round_, update, result.num_samples, result.metrics_json)
+        except Refused as refused:
+            if offer is not None and is_put and refused.reason in _WRONG_OBJECT:
+                self._put = None
+                self._client.reject_offer(offer)
+            raise
         return p.HandedIn(round_)
+
+    def _offer(self, round_: int) -> pb.WeightsRef | None:
+        """Where the store takes the update of this round, if it does."""
+        assignment = self._assignment
+        if assignment.round != round_ or not assignment.upload.url:
+            return None
+        return assignment.upload
 
     @contextmanager
     def _participants_turn(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Scripted coordinators on free ports, and participants for a real one."""
+"""Scripted coordinators and stores on free ports, and participants for a real coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from integration.participant.scripted import Ledger, ScriptedCoordinator
+from integration.participant.store import ScriptedStore
 from xain_coordinator.app import Coordinator
 from xain_participant import Agent, Participant
 
@@ -35,6 +36,17 @@ def serve() -> Iterator[Serve]:
     yield start
     for coordinator in running:
         coordinator.stop()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedStore]:
+    """Stopped at the end. Without a proxy between, whatever this machine has."""
+    for name in ("http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    store = ScriptedStore()
+    yield store
+    store.stop()
 
 
 @pytest.fixture

@@ -99,6 +99,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.identities: set[str] = set()
         self.uploads: dict[str, bytes] = {}
         self.upload_chunks: list[int] = []
+        self.download_offsets: list[int] = []
         self.heartbeat_interval_ms = 50
         self.has_watch = True
         self.tells_accepted = True
@@ -106,6 +107,9 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.digest_told: bytes | None = None  # instead of the right one
         self.answer_uploads_with: pb.WeightsRef | None = None
         self.chunk_bytes = 1 << 20
+        # Path to URL: where weights are offered. What lies there is in store_objects, by path.
+        self.store_url: Callable[[str], str] | None = None
+        self.store_objects: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._stopped = False
         self._server = grpc.server(ThreadPoolExecutor(16))
@@ -181,18 +185,27 @@ class ScriptedCoordinator(CoordinatorServicer):
     def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
-        self._require_member(self._enter("StartTrainingRound", context), context)
+        name = self._enter("StartTrainingRound", context)
+        self._require_member(name, context)
         ledger = self.ledger
         if ledger.state != pb.ROUND:
             refuse(context, "NOT_IN_ROUND")
         data = npy(ledger.model)
+        model = pb.WeightsRef(
+            key=f"{ledger.round}/global", size_bytes=len(data), digest=digest(data)
+        )
+        upload = None
+        if self.store_url is not None:
+            self.store_objects[f"/{model.key}"] = data
+            model.url = self.store_url(f"/{model.key}")
+            key = f"incoming/{ledger.round}/{name}"
+            upload = pb.WeightsRef(key=key, url=self.store_url(f"/{key}"))
         return pb.StartTrainingRoundResponse(
             round=ledger.round,
             epochs=1,
             epoch_base=ledger.round,
-            model=pb.WeightsRef(
-                key=f"{ledger.round}/global", size_bytes=len(data), digest=digest(data)
-            ),
+            model=model,
+            upload=upload,
             layout=[pb.Tensor(name="w", shape=ledger.model.shape, dtype=ledger.model.dtype.name)],
             metadata=ledger.metadata,
             update_accepted=self.tells_accepted and ledger.round in ledger.accepted,
@@ -202,6 +215,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self, request: pb.GetWeightsRequest, context: Context
     ) -> Iterator[pb.GetWeightsResponse]:
         self._enter("GetWeights", context)
+        self.download_offsets.append(request.offset)
         data = npy(self.ledger.model) if self.stored is None else self.stored
         ref = pb.WeightsRef(
             key=request.key, size_bytes=len(data), digest=self.digest_told or digest(data)
@@ -238,8 +252,11 @@ class ScriptedCoordinator(CoordinatorServicer):
     ) -> pb.EndTrainingRoundResponse:
         name = self._enter("EndTrainingRound", context)
         assert request.participant_id == name, "the upload's name is the last part of its key"
-        data = request.update.data or self.uploads[f"{request.round}/{name}"]
-        assert request.update.digest == digest(data)
+        if request.update.key.startswith("incoming/"):
+            data = self._put_directly(request.update, context)
+        else:
+            data = request.update.data or self.uploads[f"{request.round}/{name}"]
+            assert request.update.digest == digest(data)
         vector = np.asarray(proto_to_ndarray(NDArray(ndarray=data)))
         ledger = self.ledger
         known = ledger.accepted.get(request.round)
@@ -253,6 +270,14 @@ class ScriptedCoordinator(CoordinatorServicer):
         if ledger.round == request.round:
             self.change(round=ledger.round + 1, model=vector)
         return pb.EndTrainingRoundResponse()
+
+    def _put_directly(self, update: pb.WeightsRef, context: Context) -> bytes:
+        data = self.store_objects.get(f"/{update.key}")
+        if data is None:
+            refuse(context, "UPLOAD_MISSING")
+        if (update.size_bytes, update.digest) != (len(data), digest(data)):
+            refuse(context, "INVALID_UPDATE", grpc.StatusCode.INVALID_ARGUMENT)
+        return data
 
     # --- what they share ---
 

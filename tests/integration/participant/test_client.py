@@ -17,7 +17,9 @@ from integration.participant.scripted import (
     refusal,
     refuse,
 )
+from integration.participant.store import ScriptedStore, break_off, object_of, status
 from xain_participant.client import CHUNK_BYTES, CoordinatorClient, Refused
+from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 
@@ -30,9 +32,31 @@ def server(serve: Callable[..., ScriptedCoordinator]) -> ScriptedCoordinator:
 
 
 @pytest.fixture
-def client(server: ScriptedCoordinator) -> Iterator[CoordinatorClient]:
-    with CoordinatorClient(server.target, "ward-7", call_timeout_s=PATIENCE_S) as client:
+def failed_offers() -> list[OfferFailed]:
+    """What the client has told."""
+    return []
+
+
+@pytest.fixture
+def client(
+    server: ScriptedCoordinator, failed_offers: list[OfferFailed]
+) -> Iterator[CoordinatorClient]:
+    with CoordinatorClient(
+        server.target,
+        "ward-7",
+        call_timeout_s=PATIENCE_S,
+        direct=DirectTransfer(),
+        on_offer_failed=failed_offers.append,
+    ) as client:
         yield client
+
+
+@pytest.fixture
+def offers(server: ScriptedCoordinator, store: ScriptedStore) -> ScriptedStore:
+    """The store where the coordinator offers to fetch and put weights."""
+    server.store_url = store.url
+    server.store_objects = store.objects
+    return store
 
 
 def test_rendezvous_tells_the_profile_and_who_we_are(
@@ -167,6 +191,105 @@ def test_a_download_that_brings_nothing_ends(
     server.before["GetWeights"].append(failure(grpc.StatusCode.UNAVAILABLE))
     refused = _refused(lambda: client.get_weights(client.start_round().model))
     assert refused.status is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_offered_model_is_fetched_from_the_store(
+    client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
+) -> None:
+    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
+    assert offers.methods == ["GET"]
+    assert server.calls["GetWeights"] == 0
+
+
+def test_a_model_inside_its_reference_is_not_fetched(
+    client: CoordinatorClient, offers: ScriptedStore
+) -> None:
+    data = npy(np.float32([1, 2, 3]))
+    ref = pb.WeightsRef(
+        key="0/global",
+        size_bytes=len(data),
+        digest=digest(data),
+        data=data,
+        url=offers.url("/0/global"),
+    )
+    assert client.get_weights(ref).tolist() == [1, 2, 3]
+    assert offers.calls == []
+
+
+def test_what_the_store_has_begun_the_coordinator_ends(
+    client: CoordinatorClient,
+    server: ScriptedCoordinator,
+    offers: ScriptedStore,
+    failed_offers: list[OfferFailed],
+) -> None:
+    """Nothing is fetched twice."""
+    offers.faults.extend([break_off(CHUNK_BYTES), status(500)])
+    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
+    assert server.download_offsets == [CHUNK_BYTES]
+    assert [(failed.host, failed.reason) for failed in failed_offers] == [
+        (offers.host, "status 500")
+    ]
+
+
+def test_a_store_that_sends_something_else_does_not_spoil_the_download(
+    client: CoordinatorClient,
+    server: ScriptedCoordinator,
+    offers: ScriptedStore,
+    failed_offers: list[OfferFailed],
+) -> None:
+    offers.faults.append(object_of(bytes(len(npy(BIG)))))
+    assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
+    assert server.download_offsets == [0]
+    assert [failed.reason for failed in failed_offers] == ["another digest than promised"]
+
+
+def test_an_update_is_put_into_the_store_where_it_is_offered(
+    client: CoordinatorClient, server: ScriptedCoordinator, offers: ScriptedStore
+) -> None:
+    ref = client.put_weights(0, BIG, client.start_round().upload)
+    assert ref == pb.WeightsRef(
+        key="incoming/0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG))
+    )
+    assert offers.objects["/incoming/0/ward-7"] == npy(BIG)
+    assert server.calls["PutWeights"] == 0
+    client.end_round(0, ref, 5, "")
+    assert server.ledger.accepted[0][1].tobytes() == BIG.tobytes()
+
+
+def test_a_small_update_needs_no_store(client: CoordinatorClient, offers: ScriptedStore) -> None:
+    assert client.put_weights(0, np.float32([1]), client.start_round().upload).data
+    assert offers.calls == []
+
+
+def test_an_update_that_the_store_does_not_take_goes_through_the_coordinator(
+    client: CoordinatorClient,
+    server: ScriptedCoordinator,
+    offers: ScriptedStore,
+    failed_offers: list[OfferFailed],
+) -> None:
+    """Such as when training has outlasted the URL. It is told once, and not tried again."""
+    offers.faults.append(status(403))
+    offer = client.start_round().upload
+    for _ in range(2):
+        assert client.put_weights(0, BIG, offer).key == "0/ward-7"
+    assert server.calls["PutWeights"] == 2
+    assert offers.methods == ["PUT"]
+    # The store may hang up before its answer has been read.
+    ((host, method),) = [(failed.host, failed.method) for failed in failed_offers]
+    assert (host, method) == (offers.host, "PUT")
+
+
+def test_an_offer_that_led_nowhere_is_not_taken_again(
+    client: CoordinatorClient,
+    server: ScriptedCoordinator,
+    offers: ScriptedStore,
+    failed_offers: list[OfferFailed],
+) -> None:
+    offer = client.start_round().upload
+    client.reject_offer(offer)
+    assert client.put_weights(0, BIG, offer).key == "0/ward-7"
+    assert offers.calls == []
+    assert [failed.host for failed in failed_offers] == [offers.host]
 
 
 def test_refusals_carry_the_coordinators_reason(

@@ -1,0 +1,427 @@
+"""Weights straight from and to the object store, by the URLs that the coordinator offers.
+
+An offer is only ever a shorter way: whatever goes wrong with it is an OfferFailed, and the weights
+travel through the coordinator at once.
+
+Whoever has such a URL may do what it allows, so it must not get into logs, errors or tracebacks.
+That is why this is http.client: it writes no log, while urllib3 writes the whole URL into its own,
+for every request and, as a warning, whenever a header is malformed. Exceptions that may contain a
+URL end here, too: an OfferFailed has neither cause nor context.
+
+- Redirects are not followed. A signed URL has no reason for one, and it would carry an update
+  elsewhere.
+- Certificates are checked against the system's; SSL_CERT_FILE names others.
+- HTTP_PROXY, HTTPS_PROXY and NO_PROXY are honoured, as gRPC and curl do, because a network that
+  has a proxy often has no other way out. The proxy itself must be an http:// one.
+"""
+
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Literal, Self
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from xain_participant.download import Damaged, Download
+
+CHUNK_BYTES = 64 << 10
+CONNECT_TIMEOUT_S = 5.0
+# For each chunk, so a slow line may take as long as it needs while bytes flow. What does not even
+# move 2 KiB a second is stuck.
+CHUNK_TIMEOUT_S = 30.0
+# For the store to make an upload durable, once it has it all.
+ANSWER_TIMEOUT_S = 60.0
+# When the last chunk is handed to the kernel, much may still wait there to be sent.
+SLOWEST_BYTES_PER_S = 128 * 1024
+# An upload cannot go on where it stopped, so one that breaks off twice takes the other way.
+NUM_PUTS = 2
+
+# For so long a host is not tried again after it has failed, GET and PUT apart: they fail for
+# different reasons, such as a URL to put to that expired during a long training. Behind a firewall
+# that drops what it forbids an attempt costs CONNECT_TIMEOUT_S, and this keeps it below 2 % of the
+# time; a firewall that is opened is noticed without a restart.
+PAUSE_S = 300.0
+MAX_FAILURES_KEPT = 16
+
+Method = Literal["GET", "PUT"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+
+
+class OfferFailed(Exception):
+    """The store could not be used directly.
+
+    host: with its port. reason: an HTTP status or words of our own, never a part of the URL.
+    again: the same has happened to this host the last time.
+    """
+
+    def __init__(self, method: Method, host: str, reason: str, *, again: bool = False) -> None:
+        super().__init__(f"{method} at {host or 'an unknown host'}: {reason}")
+        self.method = method
+        self.host = host
+        self.reason = reason
+        self.again = again
+
+
+class DirectTransfer:
+    """GETs and PUTs for one participant. Safe to use from several threads.
+
+    clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        chunk_timeout_s: float = CHUNK_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._chunk_timeout_s = chunk_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: dict[tuple[Method, str], _Failure] = {}  # the latest comes last
+        self._sockets: set[socket.socket] = set()
+        self._tls: ssl.SSLContext | None = None
+        self.is_closed = False
+
+    def close(self) -> None:
+        """End what is under way; later transfers fail at once. An attempt to connect notices it
+        when it is over, after CONNECT_TIMEOUT_S at most for each of the host's addresses."""
+        with self._lock:
+            self.is_closed = True
+            for sock in self._sockets:
+                with suppress(OSError):  # the other side may have been faster
+                    # Not SSLSocket's: it would drop the encryption under a thread that is sending.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def fetch(self, url: str, download: Download) -> bool:
+        """GET an object, going on where `download` stands. Returns False, having done nothing, if
+        the host has failed lately; True if the download is whole and checked.
+
+        Raises OfferFailed; the download can then go on in another way.
+        """
+        return self._try("GET", url, lambda target: self._fetch(target, download))
+
+    def put(self, url: str, parts: Sequence[memoryview]) -> bool:
+        """PUT an object, the parts one after another. Returns False, having done nothing, if the
+        host has failed lately; True if the store has it.
+
+        Raises OfferFailed.
+        """
+        return self._try("PUT", url, lambda target: self._put(target, parts))
+
+    def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
+        """Remember a failure that showed only later, as those of fetch() and put() are."""
+        try:
+            host = _Target.of(url).host
+        except _Failed:
+            host = ""
+        return self._remember(method, host, reason)
+
+    # --- which offers are taken ---
+
+    def _try(self, method: Method, url: str, transfer: "Callable[[_Target], None]") -> bool:
+        host = ""
+        try:
+            target = _Target.of(url)
+            host = target.host
+            if self._is_paused(method, host):
+                return False
+            transfer(target)
+        except _Failed as failed:
+            reason = str(failed)
+        else:
+            with self._lock:
+                self._failures.pop((method, host), None)
+            return True
+        # Outside of the handler, so that no context is attached.
+        raise self._remember(method, host, reason)
+
+    def _is_paused(self, method: Method, host: str) -> bool:
+        with self._lock:
+            failure = self._failures.get((method, host))
+            return failure is not None and self._clock() < failure.until
+
+    def _remember(self, method: Method, host: str, reason: str) -> OfferFailed:
+        with self._lock:
+            last = self._failures.pop((method, host), None)
+            self._failures[method, host] = _Failure(reason, self._clock() + PAUSE_S)
+            if len(self._failures) > MAX_FAILURES_KEPT:
+                del self._failures[next(iter(self._failures))]
+        return OfferFailed(method, host, reason, again=last is not None and last.reason == reason)
+
+    # --- down ---
+
+    def _fetch(self, target: "_Target", download: Download) -> None:
+        while not download.is_whole:
+            resumed_at = download.received
+            try:
+                with self._connected(target) as connection:
+                    self._receive(connection, target, download)
+            except _Broken:
+                # Each attempt must bring a chunk, so there is an end to them.
+                if download.received - resumed_at < CHUNK_BYTES:
+                    raise
+        try:
+            download.check()
+        except Damaged as damaged:
+            download.restart()
+            raise _Failed(str(damaged)) from None
+
+    def _receive(self, connection: HTTPConnection, target: "_Target", download: Download) -> None:
+        start = download.received
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        connection.request("GET", target.path, headers={**headers, **target.proxy_headers})
+        with connection.getresponse() as response:
+            # A server that knows no ranges sends it all again.
+            surplus = start - _first_byte(response, start, download.size_bytes)
+            pace = _Pace(self._chunk_timeout_s)
+            while not download.is_whole:
+                data = memoryview(response.read1(CHUNK_BYTES))
+                if not data:
+                    raise _Broken("the connection was closed early")
+                pace.moved(len(data))
+                skipped = min(surplus, len(data))
+                surplus -= skipped
+                try:
+                    download.add(data[skipped:])
+                except Damaged as damaged:
+                    raise _Failed(str(damaged)) from None
+
+    # --- up ---
+
+    def _put(self, target: "_Target", parts: Sequence[memoryview]) -> None:
+        for attempts_left in reversed(range(NUM_PUTS)):
+            try:
+                with self._connected(target) as connection:
+                    status = self._send(connection, target, parts)
+            except _Broken:
+                if attempts_left == 0:
+                    raise
+            else:
+                break
+        if not 200 <= status < 300:
+            raise _Failed(f"status {status}")
+
+    def _send(
+        self, connection: HTTPConnection, target: "_Target", parts: Sequence[memoryview]
+    ) -> int:
+        """The status that the store answers with."""
+        size_bytes = sum(len(part) for part in parts)
+        connection.putrequest("PUT", target.path)
+        connection.putheader("Content-Length", str(size_bytes))
+        for name, value in target.proxy_headers.items():
+            connection.putheader(name, value)
+        try:
+            connection.endheaders()
+            for part in parts:
+                for offset in range(0, len(part), CHUNK_BYTES):
+                    connection.send(part[offset : offset + CHUNK_BYTES])
+        except TimeoutError:
+            raise
+        except OSError:
+            # A store that refuses may answer and hang up without having read it all.
+            with suppress(OSError, HTTPException):
+                status = self._answer(connection, size_bytes)
+                if status >= 300:
+                    return status
+            raise
+        return self._answer(connection, size_bytes)
+
+    def _answer(self, connection: HTTPConnection, sent: int) -> int:
+        waiting = min(sent, connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        connection.sock.settimeout(self._answer_timeout_s + waiting / SLOWEST_BYTES_PER_S)
+        with connection.getresponse() as response:
+            return response.status
+
+    # --- the connection ---
+
+    @contextmanager
+    def _connected(self, target: "_Target") -> Iterator[HTTPConnection]:
+        """One connection for one exchange: by the next one, training has outlasted it anyway.
+
+        Raises _Failed if there is none, _Broken if it ends within.
+        """
+        if self.is_closed:
+            raise _Failed("the client is closed")
+        connection = self._connection(target)
+        sock: socket.socket | None = None
+        connected = False
+        try:
+            connection.connect()
+            sock = connection.sock
+            self._register(sock)
+            connected = True
+            yield connection
+        except (OSError, HTTPException, UnicodeError) as error:  # the last for an impossible name
+            kind = _Broken if connected and not isinstance(error, TimeoutError) else _Failed
+            raise kind(_why(error)) from None
+        finally:
+            connection.close()
+            if sock is not None:
+                with self._lock:
+                    self._sockets.discard(sock)
+
+    def _connection(self, target: "_Target") -> HTTPConnection:
+        host, port = target.proxy or (target.name, target.port)
+        if target.scheme == "http":
+            return HTTPConnection(host, port, timeout=self._connect_timeout_s)
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        connection = HTTPSConnection(host, port, timeout=self._connect_timeout_s, context=self._tls)
+        if target.proxy is not None:
+            connection.set_tunnel(target.name, target.port, target.tunnel_headers)
+        return connection
+
+    def _register(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self.is_closed:
+                raise _Failed("the client is closed")
+            self._sockets.add(sock)
+        sock.settimeout(self._chunk_timeout_s)
+
+
+class _Failed(Exception):
+    """Its text is the reason that is told."""
+
+
+class _Broken(_Failed):
+    """The connection stood, and was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """until: on the clock; before, the host is left alone."""
+
+    reason: str
+    until: float
+
+
+class _Pace:
+    """Ends a transfer that brings less than a chunk in the time for one, byte by byte."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self._bytes = 0
+        self._deadline = time.monotonic() + self._timeout_s
+
+    def moved(self, num_bytes: int) -> None:
+        self._bytes += num_bytes
+        if self._bytes >= CHUNK_BYTES:
+            self._begin()
+        elif time.monotonic() > self._deadline:
+            raise _Failed("timed out")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a URL leads. Whatever may contain a secret is left out of its repr.
+
+    path: with the query, as the request line takes it. proxy: host and port.
+    proxy_headers: for a proxy that sees the request itself; tunnel_headers: for one that only
+    connects.
+    """
+
+    scheme: str
+    name: str
+    port: int
+    path: str = field(repr=False)
+    proxy: tuple[str, int] | None = None
+    proxy_headers: dict[str, str] = field(default_factory=dict, repr=False)
+    tunnel_headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def host(self) -> str:
+        """For people, and to tell hosts apart."""
+        return _join(self.name, self.port)
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Raises _Failed if it is not the URL of an object, or the proxy for it is no URL."""
+        # What http.client refuses, it quotes.
+        if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
+            raise _Failed("the URL has characters that no URL has")
+        scheme, name, port, path, userinfo = _split(url)
+        if scheme not in ("http", "https") or not name or userinfo:
+            raise _Failed("not the http(s) URL of an object")
+        port = port or (443 if scheme == "https" else 80)
+        proxy_url = getproxies().get(scheme)
+        if not proxy_url or proxy_bypass(_join(name, port)):
+            return cls(scheme, name, port, path)
+        if "://" not in proxy_url:
+            proxy_url = f"http://{proxy_url}"
+        proxy_scheme, proxy_name, proxy_port, _, userinfo = _split(proxy_url)
+        if proxy_scheme != "http" or not proxy_name:
+            raise _Failed("the proxy of the environment is not an http:// one")
+        headers = {}
+        if userinfo:
+            credentials = b64encode(unquote(userinfo).encode()).decode()
+            headers = {"Proxy-Authorization": f"Basic {credentials}"}
+        proxy = (proxy_name, proxy_port or 80)
+        if scheme == "https":
+            return cls(scheme, name, port, path, proxy, tunnel_headers=headers)
+        # The whole URL is what a proxy takes in the place of the path.
+        return cls(scheme, name, port, url.partition("#")[0], proxy, proxy_headers=headers)
+
+
+def _split(url: str) -> tuple[str, str, int | None, str, str]:
+    """Scheme, host, port, path with query, and user with password."""
+    try:
+        parts = urlsplit(url)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        userinfo = parts.netloc.rpartition("@")[0]
+        return parts.scheme, parts.hostname or "", parts.port, path, userinfo
+    except ValueError:
+        raise _Failed("not a URL") from None
+
+
+def _join(name: str, port: int) -> str:
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _first_byte(response: HTTPResponse, start: int, size_bytes: int) -> int:
+    """With which byte of the object the answer begins. Raises _Failed if it is another object."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise _Failed("an encoding that was not asked for")
+    if response.status == 206 and start:
+        said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if said is None or int(said[1]) != start or said[2] not in ("*", str(size_bytes)):
+            raise _Failed("another range than asked for")
+        return start
+    if response.status != 200:
+        raise _Failed(f"status {response.status}")
+    if response.length not in (None, size_bytes):
+        raise _Failed(f"an object of {response.length} bytes instead of {size_bytes}")
+    return 0
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case socket.gaierror() | UnicodeError():
+            return "its name is not known"
+        case TimeoutError():
+            return "timed out"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case ssl.SSLError() | ConnectionError() | HTTPException():
+            return f"the connection failed ({type(error).__name__})"
+        case OSError(errno=int() as number):
+            return os.strerror(number)
+        case _:
+            return "the proxy does not let us through"  # http.client's for an answer to CONNECT

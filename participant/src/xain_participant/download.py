@@ -1,0 +1,68 @@
+"""A global model on its way in, whichever way it comes."""
+
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import parse_npy_header
+from xain_proto.np.codec import MAX_HEADER_BYTES
+
+
+class Damaged(Exception):
+    """What arrived is not what the reference promises."""
+
+
+class Download:
+    """The object of a reference, as far as it is here. One way may begin it and another go on.
+
+    received: bytes so far, from the beginning of the object.
+    """
+
+    def __init__(self, ref: pb.WeightsRef) -> None:
+        self.ref = ref
+        self.size_bytes = ref.size_bytes
+        self.received = 0
+        # One buffer, and the array is a view of it: the model is in memory once.
+        self._buffer = np.empty(ref.size_bytes, dtype=np.uint8)
+        self._target = self._buffer.data
+        self._digest = xxhash.xxh3_128()
+
+    @property
+    def is_whole(self) -> bool:
+        """All bytes are here; whether they are the right ones, check() tells."""
+        return self.received == self.size_bytes
+
+    def add(self, chunk: bytes | memoryview) -> None:
+        """What comes next. Raises Damaged if that is too much; nothing is kept of it then."""
+        end = self.received + len(chunk)
+        if end > self.size_bytes:
+            raise Damaged("more bytes than promised")
+        self._target[self.received : end] = chunk
+        self._digest.update(chunk)
+        self.received = end
+
+    def restart(self) -> None:
+        """Forget what is here."""
+        self.received = 0
+        self._digest.reset()
+
+    def check(self) -> None:
+        """Raises Damaged if bytes are missing or are not the right ones."""
+        if not self.is_whole:
+            raise Damaged(f"{self.received} of {self.size_bytes} bytes")
+        if self._digest.digest() != self.ref.digest:
+            raise Damaged("another digest than promised")
+
+    def vector(self) -> NDArray[Any]:
+        """The model, (d,), writable. Raises Damaged, also if the object is no vector."""
+        self.check()
+        try:
+            header = parse_npy_header(self._buffer[:MAX_HEADER_BYTES].tobytes())
+        except ValueError as error:
+            raise Damaged(str(error)) from None
+        if header is None or header.size_bytes != self._buffer.size or len(header.shape) != 1:
+            raise Damaged("not a whole vector in .npy format")
+        return self._buffer[header.data_offset :].view(header.dtype)

@@ -1,0 +1,566 @@
+"""Weights straight from and to a store, against a real HTTP server."""
+
+import logging
+import ssl
+import subprocess
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from integration.participant.scripted import PATIENCE_S, digest, npy
+from integration.participant.store import (
+    SECRET,
+    Fault,
+    ScriptedStore,
+    break_off,
+    hang,
+    hang_after,
+    object_of,
+    send,
+    status,
+)
+from xain_participant.direct import (
+    CHUNK_BYTES,
+    MAX_FAILURES_KEPT,
+    PAUSE_S,
+    DirectTransfer,
+    OfferFailed,
+)
+from xain_participant.download import Download
+from xain_proto.fl import coordinator_pb2 as pb
+
+MODEL = npy(np.arange(100_000, dtype=np.float32))
+PART = len(MODEL) // 3
+assert PART > CHUNK_BYTES
+
+MIB = 1 << 20
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def direct(clock: Clock) -> Iterator[DirectTransfer]:
+    direct = _direct(clock=clock)
+    yield direct
+    direct.close()
+
+
+def _direct(**changes: object) -> DirectTransfer:
+    """Patient, so that only a test that wants it meets a time limit."""
+    settings: dict[str, object] = {
+        "connect_timeout_s": PATIENCE_S,
+        "chunk_timeout_s": PATIENCE_S,
+        "answer_timeout_s": PATIENCE_S,
+    }
+    return DirectTransfer(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def download_of(data: bytes = MODEL) -> Download:
+    return Download(pb.WeightsRef(key="0/global", size_bytes=len(data), digest=digest(data)))
+
+
+def fetch(direct: DirectTransfer, store: ScriptedStore) -> Download:
+    """The download, after a success."""
+    store.objects["/m"] = MODEL
+    download = download_of()
+    assert direct.fetch(store.url("/m"), download)
+    assert npy(download.vector()) == MODEL
+    return download
+
+
+def failure(call: Callable[[], object]) -> OfferFailed:
+    with pytest.raises(OfferFailed) as caught:
+        call()
+    return caught.value
+
+
+def use(method: str, direct: DirectTransfer, url: str) -> bool:
+    if method == "GET":
+        return direct.fetch(url, download_of())
+    return direct.put(url, parts())
+
+
+def parts(data: bytes = MODEL) -> tuple[memoryview, memoryview]:
+    return memoryview(data)[:128], memoryview(data)[128:]
+
+
+# --- down ---
+
+
+def test_a_model_is_fetched(direct: DirectTransfer, store: ScriptedStore) -> None:
+    fetch(direct, store)
+    assert store.calls == [("GET", "/m", "")]
+    assert store.headers[0]["Accept-Encoding"] == "identity"
+
+
+def test_a_fetch_goes_on_where_it_broke_off(direct: DirectTransfer, store: ScriptedStore) -> None:
+    store.faults.extend([break_off(PART), break_off(PART)])
+    fetch(direct, store)
+    assert [asked for _, _, asked in store.calls] == ["", f"bytes={PART}-", f"bytes={2 * PART}-"]
+
+
+def test_a_server_without_ranges_sends_it_all_again(
+    direct: DirectTransfer, store: ScriptedStore
+) -> None:
+    """What is here already is skipped, not taken for the rest."""
+    store.knows_ranges = False
+    store.faults.extend([break_off(PART), break_off(2 * PART)])
+    fetch(direct, store)
+    assert len(store.calls) == 3
+
+
+def test_a_fetch_that_brings_nothing_more_ends(
+    direct: DirectTransfer, store: ScriptedStore
+) -> None:
+    """Also when no single attempt is empty: a few bytes each would be attempts without end."""
+    store.objects["/m"] = MODEL
+    store.faults.extend([break_off(PART), break_off(CHUNK_BYTES // 2)])
+    download = download_of()
+    failed = failure(lambda: direct.fetch(store.url("/m"), download))
+    assert failed.reason == "the connection was closed early"
+    assert len(store.calls) == 2
+    assert download.received == PART + CHUNK_BYTES // 2, "another way can go on from here"
+
+
+def test_without_a_length_it_ends_where_the_model_does(
+    direct: DirectTransfer, store: ScriptedStore
+) -> None:
+    store.faults.append(send("HTTP/1.1 200 OK\n\n", MODEL))
+    fetch(direct, store)
+
+
+CHUNKED = "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (status(403), "status 403"),
+        (status(404), "status 404"),
+        (status(500), "status 500"),
+        (status(206), "status 206"),
+        (status(302, Location="/m"), "status 302"),
+        (object_of(MODEL[:-4] + b"1234"), "another digest than promised"),
+        (object_of(MODEL[:-4]), f"an object of {len(MODEL) - 4} bytes instead of {len(MODEL)}"),
+        (object_of(MODEL + b"1"), f"an object of {len(MODEL) + 1} bytes instead of {len(MODEL)}"),
+        (send("HTTP/1.1 200 OK\n\n", MODEL + MODEL), "more bytes than promised"),
+        (send(CHUNKED, b"zz\r\n"), "the connection failed (IncompleteRead)"),
+        (
+            send("HTTP/1.1 200 OK\nContent-Encoding: gzip\n\n", MODEL),
+            "an encoding that was not asked for",
+        ),
+        (send("220 mail.example.org\n"), "the connection failed (BadStatusLine)"),
+        (send("HTTP/1.1 200 OK\nA: " + 70_000 * "b"), "the connection failed (LineTooLong)"),
+        (send("HTTP/1.1 200 OK\n" + 200 * "a: b\n"), "the connection failed (HTTPException)"),
+        (break_off(0), "the connection was closed early"),
+    ],
+)
+def test_a_fetch_that_fails_says_why(
+    direct: DirectTransfer, store: ScriptedStore, fault: Fault, reason: str
+) -> None:
+    store.objects["/m"] = MODEL
+    store.faults.append(fault)
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert (failed.method, failed.host, failed.reason) == ("GET", store.host, reason)
+    assert len(store.calls) == 1, "there is another way, so it is not tried again"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "nonsense",
+        f"bytes 0-{len(MODEL) - 1}/{len(MODEL)}",
+        f"bytes {PART}-{len(MODEL)}/{len(MODEL) + 1}",
+    ],
+)
+def test_another_range_than_asked_for_is_not_taken(
+    direct: DirectTransfer, store: ScriptedStore, said: str
+) -> None:
+    store.objects["/m"] = MODEL
+    head = f"HTTP/1.1 206 Partial Content\nContent-Range: {said}\n\n"
+    store.faults.extend([break_off(PART), send(head, MODEL[PART:])])
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "another range than asked for"
+
+
+def test_what_is_wrong_is_forgotten(direct: DirectTransfer, store: ScriptedStore) -> None:
+    """So that the other way begins anew."""
+    store.faults.append(object_of(bytes(len(MODEL))))
+    download = download_of()
+    failure(lambda: direct.fetch(store.url("/m"), download))
+    assert download.received == 0
+    download.add(MODEL)
+    assert npy(download.vector()) == MODEL
+
+
+@pytest.mark.parametrize("fault", [hang, hang_after(PART)])
+def test_a_server_that_hangs_is_left(store: ScriptedStore, fault: Fault) -> None:
+    store.objects["/m"] = MODEL
+    store.faults.append(fault)
+    direct = _direct(chunk_timeout_s=0.2)
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "timed out"
+    assert len(store.calls) == 1
+
+
+def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
+    """Byte by byte, each in time, it would hold us for hours."""
+
+    def drip(handler: object) -> None:
+        send(f"HTTP/1.1 200 OK\nContent-Length: {len(MODEL)}\n\n")(handler)
+        for byte in MODEL:
+            if store.closing.wait(0.02):
+                return
+            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]
+
+    store.faults.append(drip)
+    direct = _direct(chunk_timeout_s=0.5)
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "timed out"
+
+
+# --- up ---
+
+
+def test_an_update_is_put(direct: DirectTransfer, store: ScriptedStore) -> None:
+    assert direct.put(store.url("/incoming/0/ward-7"), parts())
+    assert store.objects["/incoming/0/ward-7"] == MODEL
+    (headers,) = store.headers
+    assert headers["Content-Length"] == str(len(MODEL))
+    assert "Content-Type" not in headers, "the signature might have to cover it"
+
+
+def test_a_put_that_breaks_off_begins_again(direct: DirectTransfer, store: ScriptedStore) -> None:
+    store.faults.append(break_off(PART))
+    assert direct.put(store.url("/u"), parts())
+    assert store.objects == {"/u": MODEL}
+    assert len(store.calls) == 2
+
+
+def test_a_put_that_breaks_off_twice_takes_another_way(
+    direct: DirectTransfer, store: ScriptedStore
+) -> None:
+    store.faults.extend([break_off(PART), break_off(PART)])
+    failed = failure(lambda: direct.put(store.url("/u"), parts()))
+    assert failed.reason.startswith("the connection failed (")
+    assert len(store.calls) == 2
+
+
+@pytest.mark.parametrize("code", [302, 307, 403, 411, 500, 503])
+def test_a_put_that_is_refused_says_why(
+    direct: DirectTransfer, store: ScriptedStore, code: int
+) -> None:
+    """A redirect is not followed: it would carry the update elsewhere."""
+
+    def refuse(handler: object) -> None:
+        break_off(len(MODEL))(handler)
+        status(code, Location="/elsewhere")(handler)
+
+    store.faults.append(refuse)
+    failed = failure(lambda: direct.put(store.url("/u"), parts()))
+    assert (failed.method, failed.host, failed.reason) == ("PUT", store.host, f"status {code}")
+    assert len(store.calls) == 1
+
+
+def test_an_answer_in_mid_upload_counts(direct: DirectTransfer, store: ScriptedStore) -> None:
+    """A store that refuses may stop reading; why, it has said before it hung up."""
+
+    store.faults.append(status(403))
+    large = memoryview(bytes(64 * MIB))  # more than the kernel takes at once
+    failed = failure(lambda: direct.put(store.url("/u"), (large,)))
+    assert failed.reason == "status 403"
+    assert len(store.calls) == 1
+
+
+@pytest.mark.parametrize("fault", [hang, hang_after(10)])
+def test_a_put_that_is_not_answered_is_left(store: ScriptedStore, fault: Fault) -> None:
+    store.faults.append(fault)
+    direct = _direct(answer_timeout_s=0.2)
+    failed = failure(lambda: direct.put(store.url("/u"), (memoryview(b"0123456789"),)))
+    assert failed.reason == "timed out"
+    assert len(store.calls) == 1
+
+
+def test_a_put_that_is_not_read_is_left(store: ScriptedStore) -> None:
+    store.faults.append(hang)
+    direct = _direct(chunk_timeout_s=0.2)
+    large = memoryview(bytes(64 * MIB))
+    failed = failure(lambda: direct.put(store.url("/u"), (large,)))
+    assert failed.reason == "timed out"
+
+
+# --- which offers are taken ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "file:///etc/passwd?a",
+        "ftp://host/x",
+        "http:///x",
+        "http://[::1/x",
+        "http://user:{}@host/x",
+        "http://host:99999999/x",
+        "http://host/x y",
+        "http://host/\r\nHost: other",
+        "http://höst/x",
+        "host/x",
+    ],
+)
+def test_only_a_plain_http_url_is_an_offer(direct: DirectTransfer, url: str) -> None:
+    failed = failure(lambda: direct.fetch(url.format(SECRET), download_of()))
+    assert "URL" in failed.reason
+    assert failed.host == ""
+
+
+def test_nobody_there_is_a_failure(direct: DirectTransfer, store: ScriptedStore) -> None:
+    store.stop()
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "connection refused"
+
+
+@pytest.mark.parametrize("name", ["a" * 64, "a..b"])
+def test_a_name_that_nobody_has_is_a_failure(
+    direct: DirectTransfer, store: ScriptedStore, name: str
+) -> None:
+    failed = failure(lambda: direct.fetch(f"http://{name}/m", download_of()))
+    assert (failed.host, failed.reason) == (f"{name}:80", "its name is not known")
+
+
+def test_a_host_that_failed_is_left_alone_for_a_while(
+    direct: DirectTransfer, store: ScriptedStore, clock: Clock
+) -> None:
+    """No storm of retries, and no host is given up for ever."""
+    store.faults.append(status(403))
+    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    clock.now = PAUSE_S - 1
+    assert not direct.fetch(store.url("/other"), download_of())
+    assert len(store.calls) == 1
+    assert direct.put(store.url("/u"), parts()), "putting fails for other reasons than fetching"
+    clock.now = PAUSE_S
+    store.faults.append(status(403))
+    assert failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    clock.now *= 2
+    store.faults.append(status(500))
+    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+    clock.now *= 2
+    fetch(direct, store)
+    store.faults.append(status(500))
+    assert not failure(lambda: direct.fetch(store.url("/m"), download_of())).again
+
+
+def test_a_failure_that_shows_later_counts_too(
+    direct: DirectTransfer, store: ScriptedStore
+) -> None:
+    failed = direct.failed("PUT", store.url("/u"), "it is not there")
+    assert (failed.host, failed.reason) == (store.host, "it is not there")
+    assert not direct.put(store.url("/u"), parts())
+    assert store.calls == []
+
+
+def test_only_so_many_failures_are_remembered(direct: DirectTransfer, store: ScriptedStore) -> None:
+    direct.failed("PUT", store.url("/u"), "long ago")
+    for port in range(MAX_FAILURES_KEPT):
+        direct.failed("PUT", f"http://host:{port + 1}/", "why")
+    assert direct.put(store.url("/u"), parts())
+
+
+# --- the end ---
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_closing_ends_a_transfer_at_once(
+    direct: DirectTransfer, store: ScriptedStore, method: str
+) -> None:
+    """Whoever stops a participant does not wait for the time limits of a line that hangs."""
+    store.objects["/m"] = MODEL
+    store.faults.append(hang_after(PART))
+    ended: list[OfferFailed] = []
+
+    def transfer() -> None:
+        ended.append(failure(lambda: use(method, direct, store.url("/m"))))
+
+    thread = threading.Thread(target=transfer, daemon=True)
+    thread.start()
+    store.wait_until(lambda: store.methods == [method])
+    direct.close()
+    thread.join(PATIENCE_S / 2)
+    assert len(ended) == 1
+    assert len(store.calls) == 1
+
+
+def test_nothing_begins_after_the_end(direct: DirectTransfer, store: ScriptedStore) -> None:
+    direct.close()
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "the client is closed"
+    assert store.calls == []
+
+
+# --- secrets ---
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        status(403),
+        status(500),
+        status(302, Location=f"/x?{SECRET}"),
+        break_off(0),
+        break_off(PART),
+        hang,
+        send(f"HTTP/1.1 {SECRET}\n"),
+        send("HTTP/1.1 403 No\nno header at all\n\n"),
+        send(f"HTTP/1.1 403 {SECRET}\n: {SECRET}\n\n"),
+    ],
+)
+def test_no_url_gets_out(
+    store: ScriptedStore, caplog: pytest.LogCaptureFixture, method: str, fault: Fault
+) -> None:
+    """Neither by an error, its traceback or what it hangs on, nor by anybody's log."""
+    caplog.set_level(logging.DEBUG)
+    store.objects["/m"] = MODEL
+    store.faults.extend([fault, fault, status(500)])
+    direct = _direct(chunk_timeout_s=0.2, answer_timeout_s=0.2)
+    url = store.url("/m")
+    failed = failure(lambda: use(method, direct, url))
+    assert failed.__context__ is None
+    assert failed.__cause__ is None
+    shown = "".join(traceback.format_exception(failed)) + repr(failed) + repr(vars(failed))
+    assert SECRET not in shown + caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", [f"http://h/\n{SECRET}", f"http://h{SECRET}ö/", f"http://u:{SECRET}@h/", "http://[{}"]
+)
+def test_a_url_that_is_none_does_not_get_out_either(direct: DirectTransfer, url: str) -> None:
+    failed = failure(lambda: direct.fetch(url.format(SECRET), download_of()))
+    assert failed.__context__ is None
+    assert SECRET not in "".join(traceback.format_exception(failed)) + repr(vars(failed))
+
+
+# --- proxies and TLS ---
+
+
+def test_a_proxy_is_used(
+    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://user:p%40ss@{store.host}")
+    store.objects["/m"] = MODEL
+    url = store.url("/m", "store.invalid:9000")
+    assert direct.fetch(url, download_of())
+    assert direct.put(store.url("/u", "store.invalid:9000"), parts())
+    assert [headers["Host"] for headers in store.headers] == ["store.invalid:9000"] * 2
+    # user:p@ss
+    assert [h["Proxy-Authorization"] for h in store.headers] == ["Basic dXNlcjpwQHNz"] * 2
+
+
+def test_no_proxy_is_used_where_none_is_wanted(
+    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    fetch(direct, store)
+    assert store.headers[0]["Host"] == store.host
+
+
+@pytest.mark.parametrize("proxy", [f"socks5://u:{SECRET}@h", f"https://u:{SECRET}@h", "http://"])
+def test_a_proxy_of_another_kind_is_not_gone_around(
+    direct: DirectTransfer, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    failed = failure(lambda: direct.fetch(store.url("/m"), download_of()))
+    assert failed.reason == "the proxy of the environment is not an http:// one"
+    assert store.calls == []
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For 127.0.0.1, signed by itself; its key is in the same file."""
+    file = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    key = file.with_name("key.pem")
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+            "-nodes", "-days", "2", "-subj", "/CN=store", "-addext",
+            "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(file),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    file.write_bytes(file.read_bytes() + key.read_bytes())
+    return file
+
+
+@pytest.fixture
+def tls_store(certificate: Path, store: ScriptedStore) -> Iterator[ScriptedStore]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    tls_store = ScriptedStore(context)
+    yield tls_store
+    tls_store.stop()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_not_accepted(
+    direct: DirectTransfer, tls_store: ScriptedStore
+) -> None:
+    failed = failure(lambda: direct.put(tls_store.url("/u"), parts()))
+    assert failed.reason.startswith("its certificate is not accepted: ")
+    assert tls_store.calls == []
+
+
+def test_transfers_are_encrypted(
+    direct: DirectTransfer,
+    tls_store: ScriptedStore,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    tls_store.faults.append(break_off(PART))
+    fetch(direct, tls_store)
+    assert direct.put(tls_store.url("/u"), parts())
+    assert tls_store.objects["/u"] == MODEL
+
+
+def test_a_proxy_sees_nothing_of_an_encrypted_transfer(
+    direct: DirectTransfer,
+    store: ScriptedStore,
+    tls_store: ScriptedStore,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv("https_proxy", f"http://user:p%40ss@{store.host}")
+    fetch(direct, tls_store)
+    assert store.calls == [("CONNECT", tls_store.host, "")]
+    assert store.headers[0]["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
+    assert "Proxy-Authorization" not in tls_store.headers[0]
+
+
+def test_a_proxy_that_refuses_is_a_failure(
+    direct: DirectTransfer,
+    store: ScriptedStore,
+    tls_store: ScriptedStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("https_proxy", store.host)
+    store.faults.append(status(407))
+    failed = failure(lambda: direct.fetch(tls_store.url("/m"), download_of()))
+    assert failed.reason == "the proxy does not let us through"

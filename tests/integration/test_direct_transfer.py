@@ -1,0 +1,214 @@
+"""Weights that go past the coordinator: real agents, a real coordinator, a real object store."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from support.s3_servers import SeaweedFS, free_ports
+from support.wire import digest, npy
+from xain_coordinator.core.values import Phase
+from xain_coordinator.server.coordinator_service import CoordinatorService
+from xain_coordinator.server.transfer import INLINE_BYTES
+from xain_participant import Agent, Participant
+from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.download import Download
+from xain_proto.fl import coordinator_pb2 as pb
+
+SIZE = INLINE_BYTES  # float32, so four times what travels inside the calls
+PATIENCE_S = 100.0
+
+
+class Halves(Participant):
+    """Goes half of the way to its number, which binary fractions do exactly."""
+
+    def __init__(self, number: float) -> None:
+        self.number = np.float32(number)
+
+    def init_weights(self) -> Any:
+        return np.zeros(SIZE, dtype=np.float32)
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        return (weights + self.number) / 2, 1
+
+
+def full(value: float) -> bytes:
+    """A model of this value everywhere. Halves(1) and Halves(3) make 0, 1 and 1.5 of it."""
+    return npy(np.full(SIZE, value, np.float32))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SeaweedFS]:
+    if (why := SeaweedFS.missing()) is not None:
+        pytest.skip(why)
+    with SeaweedFS() as server:
+        yield server
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often weights went through the coordinator, by method."""
+    counter: Counter[str] = Counter()
+    get, put = CoordinatorService.GetWeights, CoordinatorService.PutWeights
+
+    async def counted_get(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+        counter["GetWeights"] += 1
+        async for message in get(self, request, context):
+            yield message
+
+    async def counted_put(self: Any, requests: Any, context: Any) -> Any:
+        counter["PutWeights"] += 1
+        return await put(self, requests, context)
+
+    monkeypatch.setattr(CoordinatorService, "GetWeights", counted_get)
+    monkeypatch.setattr(CoordinatorService, "PutWeights", counted_put)
+    return counter
+
+
+@pytest.fixture
+def direct() -> Iterator[DirectTransfer]:
+    direct = DirectTransfer()
+    yield direct
+    direct.close()
+
+
+async def start_on(server: SeaweedFS, start: Any, rounds: int, **storage: object) -> Any:
+    bucket = await asyncio.to_thread(server.new_bucket)
+    return await start(
+        rounds={"rounds": rounds, "min_participants": 2},
+        storage=server.settings(bucket, **storage),
+    )
+
+
+async def train(coordinator: Any) -> None:
+    """A session of two agents to its end."""
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(Halves(number), target, f"p{number}") for number in (1, 3)]
+    try:
+        ends = await asyncio.wait_for(
+            asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents)), PATIENCE_S
+        )
+    finally:
+        for agent in agents:
+            agent.stop()  # in a test that fails they would go on
+    assert ends == [0, 0]
+    session = coordinator.driver.session
+    assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
+
+
+async def test_a_session_trains_past_the_coordinator(
+    server: SeaweedFS, start: Any, join: Any, streams: Counter[str]
+) -> None:
+    """Only the first weights, for which there is no model to offer yet, go through it."""
+    coordinator = await start_on(server, start, rounds=3)
+    await train(coordinator)
+    assert streams == {"PutWeights": 2}
+    assert await join(coordinator, "reader").download("3/global") == full(1.5)
+
+
+async def test_without_signed_urls_all_goes_through_the_coordinator(
+    server: SeaweedFS, start: Any, join: Any, streams: Counter[str]
+) -> None:
+    coordinator = await start_on(server, start, rounds=3, presigned=False)
+    await train(coordinator)
+    assert streams == {"GetWeights": 4, "PutWeights": 6}
+    assert await join(coordinator, "reader").download("3/global") == full(1.5)
+
+
+async def test_a_store_out_of_reach_is_gone_around(
+    server: SeaweedFS,
+    start: Any,
+    join: Any,
+    streams: Counter[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As behind a hospital's firewall. What was offered in vain appears in nobody's log."""
+    caplog.set_level(logging.DEBUG)
+    dead = f"127.0.0.1:{free_ports(1)[0]}"
+    coordinator = await start_on(server, start, rounds=3, public_endpoint=f"http://{dead}")
+    with capture_logs() as logs:
+        await train(coordinator)
+    assert streams == {"GetWeights": 4, "PutWeights": 6}
+    assert await join(coordinator, "reader").download("3/global") == full(1.5)
+    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
+    # One of each kind for each of the two; then the host is left alone.
+    assert Counter((entry["method"], entry["host"]) for entry in failed) == {
+        ("GET", dead): 2,
+        ("PUT", dead): 2,
+    }
+    assert "X-Amz" not in f"{logs}{caplog.text}"
+
+
+async def second_round(coordinator: Any, join: Any) -> tuple[Any, Any, pb.WeightsRef]:
+    """Two members in round 1, and where the store takes the first one's update."""
+    first, second = join(coordinator, "first"), join(coordinator, "second")
+    for member in (first, second):
+        await member.rendezvous()
+    for member in (first, second):
+        await member.until(pb.ROUND, 0)
+        await member.hand_in(np.zeros(SIZE, np.float32))
+    await first.until(pb.ROUND, 1)
+    return first, second, (await first.start()).upload
+
+
+async def put(direct: DirectTransfer, offer: pb.WeightsRef, data: bytes) -> pb.WeightsRef:
+    assert await asyncio.to_thread(direct.put, offer.url, (memoryview(data),))
+    return pb.WeightsRef(key=offer.key, size_bytes=len(data), digest=digest(data))
+
+
+async def test_an_update_that_is_changed_after_it_was_accepted_changes_nothing(
+    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
+) -> None:
+    """The URL goes on working until it expires; what counts is out of its reach."""
+    coordinator = await start_on(server, start, rounds=2)
+    first, second, offer = await second_round(coordinator, join)
+    await first.end(await put(direct, offer, full(2)), round_=1)
+    await put(direct, offer, full(1000))
+    await second.hand_in(np.full(SIZE, 4, np.float32), round_=1)
+    await second.until(pb.FINISHED, 1)
+    assert await second.download("2/global") == full(3)
+
+
+async def test_a_wrong_digest_is_refused_and_the_right_one_taken(
+    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
+) -> None:
+    coordinator = await start_on(server, start, rounds=2)
+    first, second, offer = await second_round(coordinator, join)
+    right = await put(direct, offer, full(2))
+    wrong = pb.WeightsRef(key=right.key, size_bytes=right.size_bytes, digest=bytes(16))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.end(wrong, round_=1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "digest" in caught.value.details()
+    await first.end(right, round_=1)
+    await second.hand_in(np.full(SIZE, 4, np.float32), round_=1)
+    await second.until(pb.FINISHED, 1)
+    assert await second.download("2/global") == full(3)
+
+
+async def test_a_url_is_for_one_object_and_one_purpose(
+    server: SeaweedFS, start: Any, join: Any, direct: DirectTransfer
+) -> None:
+    """Nobody reads or writes another's update, or the model, with what was signed for this one."""
+    coordinator = await start_on(server, start, rounds=2)
+    first, _, offer = await second_round(coordinator, join)
+    model = (await first.start()).model
+    for url in (
+        offer.url.replace("/incoming/1/first", "/incoming/1/second"),
+        offer.url.replace("/incoming/1/first", "/1/global"),
+        model.url,
+    ):
+        fresh = DirectTransfer()  # this one leaves no host alone
+        with pytest.raises(OfferFailed) as caught:
+            await asyncio.to_thread(fresh.put, url, (memoryview(full(7)),))
+        assert caught.value.reason == "status 403"
+        fresh.close()
+    download = Download(model)
+    assert await asyncio.to_thread(direct.fetch, model.url, download)
+    assert npy(download.vector()) == full(0)
