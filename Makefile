@@ -58,6 +58,12 @@ lock:  ## refresh the hash-only locks (needs uv)
 		--no-header --no-annotate --format requirements-txt -o requirements.lock
 	uv export --quiet --frozen --all-packages --all-groups --no-emit-workspace \
 		--no-header --no-annotate --format requirements-txt -o requirements-dev.lock
+	uv export --quiet --frozen --only-group build --no-emit-workspace \
+		--no-header --no-annotate --format requirements-txt -o requirements-build.lock
+	for part in coordinator participant; do \
+		uv export --quiet --frozen --package xain-$$part --no-default-groups --no-emit-workspace \
+			--no-header --no-annotate --format requirements-txt -o requirements-$$part.lock || exit 1; \
+	done
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs

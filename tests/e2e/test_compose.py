@@ -1,0 +1,332 @@
+"""The compose stack: that its parts fit together, and, on a real Docker engine, that it trains to
+the end while parts of it die."""
+
+import io
+import json
+import re
+import signal
+import tomllib
+import urllib.parse
+import urllib.request
+
+import boto3
+import numpy as np
+import pytest
+import yaml
+from botocore.exceptions import ClientError
+
+from support.containers import engine
+from support.containers.engine import docker, wait_until
+from support.containers.stack import Stack
+from xain_coordinator.config import CoordinatorConfig
+from xain_messaging.process.settings import load as load_settings
+from xain_participant.config import ParticipantConfig
+from xain_workloads import workload
+from xain_workloads.data import load
+from xain_workloads.model import Model, TensorSpec
+
+pytestmark = pytest.mark.e2e
+
+COMPOSE = yaml.safe_load((engine.ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+OURS = ("setup", "coordinator", "participant")
+FILES = engine.ROOT / "deploy/compose"
+NUM_PARTICIPANTS = 4
+ROUNDS = 10
+
+
+def test_ports_are_local():
+    """Nothing of the stack can be reached from another machine."""
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert len(ports) == 4
+    assert all(port.startswith("127.0.0.1:${") for port in ports)
+
+
+def test_images_are_pinned():
+    """What is pulled tomorrow is what was tested today; ours have the version of the tree."""
+    for name, service in SERVICES.items():
+        tag = service["image"].partition(":")[2]
+        assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), service["image"]
+        if name in OURS:
+            part = "participant" if name == "participant" else "coordinator"
+            project = (engine.ROOT / part / "pyproject.toml").read_text(encoding="utf-8")
+            assert tag == tomllib.loads(project)["project"]["version"]
+
+
+def test_secrets_come_from_files():
+    """No service is given one in its environment, and each has a volume of its own, read-only."""
+    for name, service in SERVICES.items():
+        for key in service.get("environment", {}):
+            if re.search("PASSWORD|TOKEN|SECRET|ACCESS_KEY", key):
+                assert key.endswith("_FILE"), f"{name}: {key}"
+        mounted = [volume for volume in service.get("volumes", ()) if "-secrets:" in volume]
+        if name != "setup":
+            expected = [] if name == "participant" else [f"{name}-secrets:/run/secrets/xain:ro"]
+            assert mounted == expected
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_are_locked_up(name):
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_settings_can_be_loaded():
+    """The files that are mounted go through our own checks, and suit the stack."""
+    coordinator = load_settings(CoordinatorConfig, FILES / "coordinator.toml")
+    participant = load_settings(ParticipantConfig, FILES / "participant.toml")
+    assert participant.coordinator.host in SERVICES
+    assert coordinator.storage.endpoint == "http://s3:8333"
+    assert coordinator.metrics.url == "http://influxdb:8086"
+    influxdb = SERVICES["influxdb"]["environment"]
+    assert coordinator.metrics.org == influxdb["DOCKER_INFLUXDB_INIT_ORG"]
+    assert coordinator.metrics.bucket == influxdb["DOCKER_INFLUXDB_INIT_BUCKET"]
+    replicas = SERVICES["participant"]["deploy"]["replicas"]
+    assert replicas == coordinator.rounds.effective_start_participants == NUM_PARTICIPANTS
+    # Another 8 s at most for what comes after the drain.
+    grace_s = float(SERVICES["coordinator"]["stop_grace_period"].removesuffix("s"))
+    assert grace_s >= coordinator.server.drain_s + 8
+
+
+def test_the_dashboard_shows_what_is_written():
+    """Every field that a panel asks for is one that the coordinator or the workload writes."""
+    file = FILES / "grafana/dashboards/training.json"
+    dashboard = json.loads(file.read_text(encoding="utf-8"))
+    source = yaml.safe_load(
+        (FILES / "grafana/provisioning/datasources/influxdb.yaml").read_text(encoding="utf-8")
+    )["datasources"][0]
+    asked = set()
+    for panel in dashboard["panels"]:
+        assert panel["datasource"]["uid"] == source["uid"]
+        for target in panel["targets"]:
+            (measurement,) = re.findall(r'_measurement == "(\w+)"', target["query"])
+            fields = re.findall(r'_field == "(\w+)"', target["query"])
+            assert fields, panel["title"]
+            asked |= {(measurement, field) for field in fields}
+    coordinator = {"state", "round", "connected", "selected", "round_seconds", "num_updates"}
+    coordinator |= {"update_bytes", "aggregation_seconds"}
+    participant = {"accuracy", "loss", "test_accuracy", "test_loss", "samples", "seconds"}
+    written = {("coordinator", field) for field in coordinator}
+    written |= {("participant", field) for field in participant}
+    assert asked <= written
+    assert len(asked) > 8
+
+
+def pinned(file):
+    """Each requirement of a lock, with its hashes."""
+    return set(re.split(r"\n(?! )", (engine.ROOT / file).read_text(encoding="utf-8").strip()))
+
+
+def test_images_install_what_is_tested():
+    """The locks of the images are parts of the one that everything else is installed from: run
+    `make lock` if they are not."""
+    everything = pinned("requirements.lock")
+    for part in ("build", "coordinator", "participant"):
+        lock = pinned(f"requirements-{part}.lock")
+        assert len(lock) > 5
+        assert lock <= everything
+
+
+# --- on a real engine -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stack():
+    images = tuple(SERVICES[name]["image"] for name in ("s3", "influxdb"))
+    engine.require(images=(engine.BASE, *images), compose=True)
+    engine.build()
+    mine = Stack(ROUNDS)
+    try:
+        yield mine
+    finally:
+        mine.end()
+        project = f"label=com.docker.compose.project={mine.project}"
+        for kind in ("ps --all", "volume ls", "network ls"):
+            assert docker(*kind.split(), "--quiet", "--filter", project) == ""
+
+
+@pytest.mark.timeout(1800)
+def test_a_training_survives_its_parts(stack):
+    """From nothing to FINISHED, while in the middle of a round the coordinator, a participant and
+    the store are killed: it is one session, nobody trains twice what was acknowledged, the model is
+    in the bucket, and the metrics of every round are in the time series."""
+    participants = freeze_in_the_first_round(stack)
+    session = stack.status().status.session_id
+    ids = names(stack)
+    assert len(ids) == NUM_PARTICIPANTS
+
+    coordinator = stack.container("coordinator")
+    docker("kill", coordinator)
+    docker("start", coordinator)
+    wait_until("the coordinator is back", lambda: stack.status() is not None)
+    assert where(stack) == (session, "collecting", 0, NUM_PARTICIPANTS - 1)
+
+    killed = participants[1]
+    send(killed, signal.SIGKILL)
+    wait_until("it is restarted", lambda: engine.inspect(killed)["RestartCount"] == 1)
+    wait_until("and has joined", lambda: engine.logs(killed).count('"joined"') == 2)
+    assert where(stack) == (session, "collecting", 0, NUM_PARTICIPANTS - 1)
+    assert names(stack) == ids
+
+    store = stack.container("s3")
+    docker("kill", store)
+    send(participants[0], signal.SIGCONT)
+    wait_until(
+        "the last participant has trained", lambda: '"trained"' in engine.logs(participants[0])
+    )
+    assert where(stack)[:3] == (session, "collecting", 0)
+    docker("start", store)
+
+    wait_until("the session is over", lambda: where(stack)[1] == "finished", 300)
+    assert where(stack)[0] == session
+    assert stack.status().status.cause == "completed"
+    for participant in participants:
+        assert docker("wait", participant) == "0", engine.logs(participant)
+    trained = [line for line in map(json_of, engine.logs(killed).splitlines()) if line]
+    assert [line["round"] for line in trained if line["event"] == "trained"] == list(range(ROUNDS))
+
+    check_model(stack, session)
+    check_metrics(stack, ids)
+    check_secrecy(stack)
+
+
+def freeze_in_the_first_round(stack):
+    """The containers of the participants. All have handed in but the first, which is stopped: the
+    round stands still for as long as we like."""
+    stack.compose("up", "--detach", f"--scale=participant={NUM_PARTICIPANTS - 1}", timeout=300)
+    wait_until("all but one have joined", lambda: connected(stack) == NUM_PARTICIPANTS - 1, 300)
+    before = set(stack.containers("participant"))
+    first, second, third = before
+    send(first, signal.SIGSTOP)
+    stack.compose("up", "--detach", "--no-recreate", f"--scale=participant={NUM_PARTICIPANTS}")
+    (last,) = set(stack.containers("participant")) - before
+    wait_until(
+        "all but one have handed in",
+        lambda: stack.status().status.num_updates == NUM_PARTICIPANTS - 1,
+        300,
+    )
+    return [first, second, third, last]
+
+
+def connected(stack):
+    snapshot = stack.status()
+    return snapshot.status.num_connected if snapshot is not None else 0
+
+
+def where(stack):
+    """(session, phase, round, updates of the round)"""
+    snapshot = stack.status()
+    assert snapshot is not None, stack.logs()
+    status = snapshot.status
+    return status.session_id, status.phase, status.round, status.num_updates
+
+
+def names(stack):
+    return sorted(p.participant_id for p in stack.status().participants.participants)
+
+
+def json_of(line):
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def send(container, number):
+    """A signal to the program, from within: to the engine, one that is killed has crashed."""
+    code = (
+        "import os; (pid,) = open('/proc/1/task/1/children').read().split();"
+        f"os.kill(int(pid), {number:d})"
+    )
+    docker("exec", container, "python", "-c", code)
+
+
+def check_model(stack, session):
+    """The last model is in the bucket, is what the status says, and has learnt something."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{stack.ports['XAIN_S3_PORT']}",
+        region_name="us-east-1",
+        aws_access_key_id=stack.secret("s3-secrets", "access-key-id"),
+        aws_secret_access_key=stack.secret("s3-secrets", "secret-access-key"),
+    )
+    try:
+        wanted = f"{session}/{ROUNDS}/global"
+        body = client.get_object(Bucket="xain", Key=wanted)["Body"].read()
+        models = [f"{session}/{round_}/global" for round_ in range(ROUNDS + 1)]
+        listed = client.list_objects_v2(Bucket="xain")["Contents"]
+        assert set(models) <= {item["Key"] for item in listed}
+        with pytest.raises(ClientError) as refused:  # the identity is for one bucket
+            client.create_bucket(Bucket="another")
+        assert refused.value.response["Error"]["Code"] == "AccessDenied"
+    finally:
+        client.close()
+    vector = np.load(io.BytesIO(body), allow_pickle=False)
+    told = stack.status().models.models[-1]
+    assert told.round == ROUNDS
+    assert told.ref.size_bytes == len(body)
+    layout = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in told.layout)
+    model = Model(vector, layout, dict(told.metadata))
+    digits = load("digits", scale=0.0625)
+    measured = workload.from_metadata(model.metadata).evaluate(model, digits)
+    assert measured["accuracy"] > 0.8
+
+
+def check_metrics(stack, ids):
+    """Each round once, with its updates; and what every participant has reported."""
+
+    def updates():
+        return series(stack, "coordinator_num_updates").get("", {})
+
+    wait_until("the points of all rounds are there", lambda: len(updates()) >= ROUNDS)
+    assert list(updates().values()) == [NUM_PARTICIPANTS] * ROUNDS
+    for field in ("update_bytes", "round_seconds", "aggregation_seconds"):
+        assert all(value > 0 for value in series(stack, f"coordinator_{field}")[""].values())
+    states = series(stack, "coordinator_state")[""]
+    assert list(states.values())[-1] == 2  # FINISHED
+    for field in ("accuracy", "loss", "test_accuracy"):
+        reported = series(stack, f"participant_{field}")
+        assert sorted(reported) == ids
+        # Points of the first round may have waited to be written when the coordinator was killed.
+        assert min(map(len, reported.values())) >= ROUNDS - 1
+    assert min(list(v.values())[-1] for v in series(stack, "participant_accuracy").values()) > 0.8
+
+
+def series(stack, name):
+    """{participant: {milliseconds: value}}, in the order of time; "" for the coordinator."""
+    query = urllib.parse.urlencode({"match[]": f'{{__name__="{name}"}}'})
+    url = f"http://127.0.0.1:{stack.ports['XAIN_INFLUXDB_PORT']}/api/v1/export?{query}"
+    with urllib.request.urlopen(url, timeout=30) as response:
+        lines = [json.loads(line) for line in response.read().decode().splitlines()]
+    found = {}
+    for line in lines:
+        values = dict(zip(line["timestamps"], line["values"], strict=True))
+        found.setdefault(line["metric"].get("id", ""), {}).update(sorted(values.items()))
+    return found
+
+
+SECRETS = {
+    "coordinator-secrets": ("s3-access-key-id", "s3-secret-access-key", "influxdb-token"),
+    "grafana-secrets": ("password", "token"),
+    "influxdb-secrets": ("password", "token"),
+}
+
+
+def check_secrecy(stack):
+    """No credential and no presigned URL in any log, in the status, or in what the engine tells of
+    a container; and a second start makes no new ones."""
+    values = {stack.secret(volume, file) for volume, files in SECRETS.items() for file in files}
+    assert len(values) == 5
+    assert min(map(len, values)) >= 20
+    told = [stack.logs(), str(stack.status())]
+    told += [docker("inspect", name) for service in SERVICES for name in stack.containers(service)]
+    for text in told:
+        assert len(text) > 100
+        assert "X-Amz-Signature" not in text
+        assert not [value for value in values if value in text]
+
+    assert "made " not in stack.compose("run", "--rm", "setup")
+    again = {stack.secret(volume, file) for volume, files in SECRETS.items() for file in files}
+    assert again == values

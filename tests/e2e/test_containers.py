@@ -1,0 +1,284 @@
+"""The images, run by a real Docker engine as strictly as the stacks run them."""
+
+import json
+import re
+import tomllib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from support.containers import engine
+from support.containers.engine import COORDINATOR, PARTICIPANT, docker
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+MAX_BYTES = 400_000_000
+# Of python:3.11-slim for amd64. A stand-in is smaller, and must not make ours look so.
+BASE_BYTES = 131_000_000
+
+PYTHON = ("--entrypoint=python",)
+
+
+@pytest.fixture(autouse=True)
+def _images():
+    engine.require()
+    engine.build()
+
+
+@pytest.fixture
+def containers():
+    with engine.containers() as mine:
+        yield mine
+
+
+def python(containers, image, code, *options):
+    """What the code prints, run in the image."""
+    return containers.run(image, "-c", code, options=(*PYTHON, *options))
+
+
+@pytest.mark.parametrize("image", [COORDINATOR, PARTICIPANT])
+def test_images_are_small(image):
+    base = engine.inspect(engine.BASE)["Size"]
+    assert engine.inspect(image)["Size"] - base + max(base, BASE_BYTES) < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("image", "part"), [(COORDINATOR, "coordinator"), (PARTICIPANT, "participant")]
+)
+def test_images_tell_what_they_are(image, part):
+    """Labels with the version that is inside, an unprivileged user, and programs that signals
+    reach: no shell in between."""
+    project = tomllib.loads((engine.ROOT / part / "pyproject.toml").read_text(encoding="utf-8"))
+    config = engine.inspect(image)["Config"]
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.title"] == image.partition(":")[0]
+    assert labels["org.opencontainers.image.version"] == project["project"]["version"]
+    assert labels["org.opencontainers.image.licenses"] == project["project"]["license"]
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"] == [f"xain-{part}"]
+
+
+@pytest.mark.parametrize("image", [COORDINATOR, PARTICIPANT])
+def test_images_hold_no_secrets(image):
+    """Neither the history of the layers nor the environment sets anything that sounds like one."""
+    history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+    environment = "\n".join(engine.inspect(image)["Config"]["Env"])
+    for text in (history, environment):
+        assert not re.search(r"(?i)(password|secret|token|credential|access_key)", text), text
+
+
+FILES = """
+import os
+for folder, _, files in os.walk("/"):
+    if not folder.startswith(("/proc", "/sys", "/dev")):
+        for file in files:
+            print(os.path.join(folder, file))
+"""
+DATA = re.compile(r"\.(arff|csv|h5|libsvm|npy|npz|parquet|svm|svmlight|gz|zip)$")
+
+SITE_PACKAGES = "/opt/xain/lib/python3.11/site-packages"
+# Descriptions of interfaces, time zones, and the data sets that scikit-learn brings along.
+LIBRARIES_OWN = tuple(
+    f"{SITE_PACKAGES}/{folder}/"
+    for folder in ("botocore/data", "dateutil/zoneinfo", "sklearn/datasets/data")
+)
+
+
+def test_images_hold_their_own_parts_only(containers):
+    """No data but what scikit-learn brings along, no other program, no tools and caches of the
+    build; the coordinator carries no training libraries."""
+    for image in (COORDINATOR, PARTICIPANT):
+        files = python(containers, image, FILES).splitlines()
+        ours = [file for file in files if file.startswith("/opt/xain/")]
+        assert len(ours) > 1000
+        data = [file for file in ours if DATA.search(file)]
+        data += [file for file in files if re.match(r"/(data|home|root|src|wheels|srv)/.", file)]
+        assert not [file for file in data if not file.startswith(LIBRARIES_OWN)]
+        tops = {file.split("/")[6] for file in ours if "/site-packages/" in file}
+        assert not tops & {"hatchling", "pip", "setuptools"}
+        assert not [file for file in files if "/.cache/" in file]
+        if image == COORDINATOR:
+            assert "xain_coordinator" in tops
+            assert not tops & {"xain_participant", "sklearn", "scipy", "pyarrow"}
+        else:
+            assert "xain_participant" in tops
+            assert not tops & {"xain_coordinator", "boto3", "influxdb_client"}
+
+
+def test_a_training_between_containers(containers, tmp_path):
+    """A coordinator on its embedded stores and two participants, one with a CSV and one with a
+    Parquet file: unprivileged, on read-only file systems, each ends well."""
+    rows = [(i % 7, i % 5, "yes" if i % 7 > 3 else "no") for i in range(200)]
+    lines = [",".join(map(str, row)) for row in rows]
+    (tmp_path / "a.csv").write_text("\n".join(["age,dose,outcome", *lines, ""]))
+    columns = dict(zip(("age", "dose", "outcome"), zip(*rows, strict=True), strict=True))
+    parquet.write_table(pa.table({k: list(v) for k, v in columns.items()}), tmp_path / "b.parquet")
+    tmp_path.chmod(0o755)
+
+    data = containers.volume()
+    coordinator = containers.start(
+        COORDINATOR,
+        "--workload=sgd",
+        "--min-participants=2",
+        "--rounds=3",
+        options=(f"--volume={data}:/var/lib/xain", "--network-alias=coordinator"),
+    )
+    engine.wait_healthy(coordinator)
+    participants = [
+        containers.start(
+            PARTICIPANT,
+            "--coordinator=coordinator:50051",
+            f"--data=/data/{file}",
+            "--target=outcome",
+            options=(f"--volume={tmp_path}:/data:ro",),
+        )
+        for file in ("a.csv", "b.parquet")
+    ]
+    for participant in participants:
+        assert containers.wait(participant) == 0, engine.logs(participant)
+
+    status = json.loads(docker("exec", coordinator, "xain-coordinator", "status", "--json"))
+    assert status["status"]["phase"] == "finished"
+    assert len(status["models"]) >= 3
+    identity = docker("exec", coordinator, "python", "-c", "import os; print(os.getresuid())")
+    assert identity == "(10001, 10001, 10001)"
+    code, _, errors = engine.run("docker", "exec", coordinator, "touch", "/opt/xain/new")
+    assert code != 0
+    assert "Read-only file system" in errors
+
+    docker("stop", "--time=60", coordinator)
+    state = engine.inspect(coordinator)["State"]
+    assert (state["ExitCode"], state["OOMKilled"]) == (0, False), engine.logs(coordinator)
+    assert '"stopped"' in engine.logs(coordinator)
+
+    docker("start", coordinator)
+    engine.wait_healthy(coordinator)
+    again = json.loads(docker("exec", coordinator, "xain-coordinator", "status", "--json"))
+    assert again["status"]["session_id"] == status["status"]["session_id"]
+
+
+def test_a_participant_ends_on_sigterm(containers):
+    """With status 0, and without waiting for a coordinator that is not there."""
+    participant = containers.start(PARTICIPANT, "--coordinator=nowhere:50051", "--data=digits")
+    engine.wait_until(
+        "the participant tries to join", lambda: '"refused"' in engine.logs(participant)
+    )
+    docker("stop", "--time=60", participant)
+    assert engine.inspect(participant)["State"]["ExitCode"] == 0, engine.logs(participant)
+
+
+def test_health_follows_the_coordinator(containers):
+    """Healthy while it serves, unhealthy while it hangs, healthy again after."""
+    coordinator = containers.start(
+        COORDINATOR,
+        options=("--health-interval=1s", "--health-timeout=10s", "--health-retries=2"),
+    )
+    engine.wait_healthy(coordinator)
+    docker("kill", "--signal=STOP", coordinator)
+    engine.wait_until("unhealthy", lambda: engine.health(coordinator) == "unhealthy")
+    docker("kill", "--signal=CONT", coordinator)
+    engine.wait_healthy(coordinator)
+
+
+NOT_SERVING = """
+import subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+server = grpc.server(ThreadPoolExecutor(1))
+servicer = health.HealthServicer()
+health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+server.add_insecure_port("127.0.0.1:50051")
+server.start()
+for status in sys.argv[1:]:
+    servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
+    print(subprocess.run([sys.executable, "/opt/xain/health.py"]).returncode, flush=True)
+server.stop(None)
+"""
+
+
+def test_who_drains_is_not_healthy(containers):
+    """The health check asks for the state that the coordinator gives; without an answer it fails,
+    too."""
+    script = ("-c", NOT_SERVING, "SERVING", "NOT_SERVING")
+    output = containers.run(COORDINATOR, *script, options=PYTHON)
+    assert output.split() == ["SERVING", "0", "NOT_SERVING", "1"]
+    silent = containers.start(COORDINATOR, "/opt/xain/health.py", options=PYTHON)
+    assert containers.wait(silent) == 1
+    assert "UNAVAILABLE" in engine.logs(silent)
+
+
+EVERYTHING = """
+from xain_workloads import workload
+from xain_workloads.data import BUNDLED, load
+from xain_workloads.sgd import LOSSES
+
+for source in ("/data/x.csv", "/data/x.parquet", "/data/x.npz", "/data/x.svm"):
+    data = load(source)
+    assert (data.num_samples, data.num_features) == (6, 2), source
+    print(source)
+for source in BUNDLED:
+    task = "regression" if source == "diabetes" else "classification"
+    data = load(source, task=task, scale=1 / 1024)
+    for loss in LOSSES[task]:
+        for penalty in ("l2", "elasticnet"):
+            options = {"task": task, "loss": loss, "penalty": penalty, "eta0": 1e-4}
+            kind = workload.create("sgd", options)
+            model = workload.fit_centralised(kind, data, epochs=1, seed=0)
+            kind.predict(model, data.features)
+            print(source, loss, kind.evaluate(model, data))
+"""
+
+
+def test_the_participant_can_do_everything(containers, tmp_path):
+    """What was trimmed off the libraries is not missed: every format, bundled set and loss; nor by
+    the help."""
+    features, target = np.arange(12.0).reshape(6, 2), np.array(["a", "b"] * 3)
+    table = pa.table({"p": features[:, 0], "q": features[:, 1], "label": target})
+    parquet.write_table(table, tmp_path / "x.parquet", compression="zstd")
+    rows = [f"{p},{q},{label}" for (p, q), label in zip(features, target, strict=True)]
+    (tmp_path / "x.csv").write_text("\n".join(["p,q,label", *rows, ""]))
+    lines = [f"{i % 2} 1:{p} 2:{q}" for i, (p, q) in enumerate(features + 1)]
+    (tmp_path / "x.svm").write_text("\n".join([*lines, ""]))
+    np.savez(tmp_path / "x.npz", X=features, y=target)
+    tmp_path.chmod(0o755)
+    mounted = f"--volume={tmp_path}:/data:ro"
+    output = python(containers, PARTICIPANT, EVERYTHING, mounted)
+    assert "squared_epsilon_insensitive" in output
+    assert "--partition" in containers.run(PARTICIPANT, "--help")
+
+
+def test_replicas_claim_slices(containers, tmp_path):
+    """Each has another slice, one that is too many ends with a reason, and the slice of one that
+    was killed is free again."""
+    for index in range(2):
+        (tmp_path / str(index)).touch()
+    tmp_path.chmod(0o755)
+    script = engine.ROOT / "deploy/compose/claim_slice.py"
+    options = (
+        *PYTHON,
+        f"--volume={tmp_path}:/run/slices:ro",
+        f"--volume={script}:/claim_slice.py:ro",
+        "--env=XAIN_PARTICIPANT_PARTITION__NUM_PARTS=2",
+    )
+    show = 'echo "$XAIN_PARTICIPANT_PARTITION__INDEX $XAIN_PARTICIPANT_PARTICIPANT__ID"; sleep 900'
+
+    def claim():
+        return containers.start(PARTICIPANT, "/claim_slice.py", "sh", "-c", show, options=options)
+
+    def claimed(name):
+        engine.wait_until(f"{name} has said something", lambda: engine.logs(name))
+        return engine.logs(name).strip()
+
+    first = claim()
+    assert claimed(first) == "0 slice-0"
+    second = claim()
+    assert claimed(second) == "1 slice-1"
+    third = claim()
+    assert containers.wait(third) == 1
+    assert "all 2 slices are taken" in engine.logs(third)
+    docker("kill", first)
+    assert claimed(claim()) == "0 slice-0"

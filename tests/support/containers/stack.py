@@ -1,0 +1,71 @@
+"""The compose stack, as a project of its own that leaves nothing behind."""
+
+import socket
+import uuid
+from pathlib import Path
+
+from support.containers.engine import BASE, PATIENCE_S, docker, run
+from xain_coordinator import status_view
+
+OVERRIDE = Path(__file__).with_name("compose.test.yml")
+
+
+class Stack:
+    """rounds: how many the training has."""
+
+    def __init__(self, rounds: int) -> None:
+        self.project = f"xain-test-{uuid.uuid4().hex[:12]}"
+        names = ("XAIN_PORT", "XAIN_S3_PORT", "XAIN_INFLUXDB_PORT", "XAIN_GRAFANA_PORT")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self._env = {name: str(port) for name, port in self.ports.items()}
+        self._env["XAIN_ROUNDS"] = str(rounds)
+
+    def compose(self, *arguments: object, timeout: float = PATIENCE_S) -> str:
+        """What it prints. Raises AssertionError with its errors if it fails."""
+        files = ("--file", "docker-compose.yml", "--file", OVERRIDE)
+        command = ("docker", "compose", "--project-name", self.project, *files, *arguments)
+        status, output, errors = run(*command, timeout=timeout, env=self._env)
+        assert status == 0, f"{self.logs()}\ndocker compose {arguments}: {errors}"
+        return output.strip()
+
+    def logs(self) -> str:
+        """Of all containers, also those that have ended."""
+        command = ("docker", "compose", "--project-name", self.project, "logs", "--no-color")
+        _, output, errors = run(*command, env=self._env)
+        return output + errors
+
+    def containers(self, service: str) -> list[str]:
+        """Their ids, those that have ended among them."""
+        return self.compose("ps", "--all", "--quiet", service).split()
+
+    def container(self, service: str) -> str:
+        (only,) = self.containers(service)
+        return only
+
+    def status(self) -> status_view.Snapshot | None:
+        """What the coordinator tells; None if it does not answer."""
+        try:
+            return status_view.fetch(f"127.0.0.1:{self.ports['XAIN_PORT']}", everything=True)
+        except status_view.NoStatus:
+            return None
+
+    def secret(self, volume: str, file: str) -> str:
+        """Out of the volume, which only containers can read."""
+        mounted = f"--volume={self.project}_{volume}:/secrets:ro"
+        return docker("run", "--rm", "--network=none", mounted, BASE, "cat", f"/secrets/{file}")
+
+    def end(self) -> None:
+        """Everything is gone afterwards, whatever state it was in."""
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,255 @@
+"""The manifests under deploy/kubernetes: valid, and fitting together. No cluster is needed."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_messaging.process.settings import load
+from xain_participant.config import ParticipantConfig
+
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+KUSTOMIZATIONS = ("base", "own-data")
+MANIFESTS = sorted(file for file in KUBERNETES.rglob("*.yaml") if file.name != "kustomization.yaml")
+NAME = "app.kubernetes.io/name"
+
+Document = dict[str, Any]
+
+
+def documents(file: Path) -> list[Document]:
+    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+
+def kustomization(name: str) -> Document:
+    (document,) = documents(KUBERNETES / name / "kustomization.yaml")
+    return document
+
+
+def resources(name: str) -> list[Document]:
+    """What a kustomization applies: its files' documents and those of its base, without those that
+    it deletes."""
+    folder = KUBERNETES / name
+    found = []
+    for path in kustomization(name)["resources"]:
+        if (folder / path).is_dir():
+            found += resources((folder / path).resolve().name)
+        else:
+            found += documents(folder / path)
+    deleted = [patch["target"] for patch in kustomization(name).get("patches", ())]
+    return [
+        document
+        for document in found
+        if {"kind": document["kind"], "name": document["metadata"]["name"]} not in deleted
+    ]
+
+
+def config_maps(name: str) -> dict[str, list[Path]]:
+    """Files of each ConfigMap, by its name."""
+    folder = KUBERNETES / name
+    maps: dict[str, list[Path]] = {}
+    for path in kustomization(name)["resources"]:
+        if (folder / path).is_dir():
+            maps |= config_maps((folder / path).resolve().name)
+    for generator in kustomization(name)["configMapGenerator"]:
+        assert (generator["name"] in maps) == (generator.get("behavior") == "replace"), generator
+        maps[generator["name"]] = [folder / file for file in generator["files"]]
+    return maps
+
+
+def pod_templates(name: str) -> dict[str, Document]:
+    """By "Kind/name"."""
+    return {
+        f"{document['kind']}/{document['metadata']['name']}": document["spec"]["template"]
+        for document in resources(name)
+        if "template" in document.get("spec", {})
+    }
+
+
+def containers(name: str) -> list[Document]:
+    return [c for pod in pod_templates(name).values() for c in pod["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
+def test_manifests_are_valid(file):
+    """Every document fits Kubernetes' own schema, without unknown fields."""
+    program = Path(sys.executable).with_name("kubernetes-validate")
+    done = subprocess.run(
+        [program, "--strict", file], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_is_left_out():
+    """Every manifest is in a kustomization, but for the example, which is in none."""
+    applied = {
+        (KUBERNETES / name / path).resolve()
+        for name in KUSTOMIZATIONS
+        for path in kustomization(name)["resources"]
+    }
+    example = KUBERNETES / "secret.example.yaml"
+    assert example not in applied
+    assert {file for file in MANIFESTS if file != example} == {
+        path for path in applied if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_deleted_resources_exist(name):
+    """A patch that deletes nothing would leave two sets of participants."""
+    base = resources("base")
+    existing = [{"kind": d["kind"], "name": d["metadata"]["name"]} for d in base]
+    for patch in kustomization(name).get("patches", ()):
+        assert patch["target"] in existing
+        body = yaml.safe_load(patch["patch"])
+        assert body["$patch"] == "delete"
+        assert body["kind"] == patch["target"]["kind"]
+        assert body["metadata"]["name"] == patch["target"]["name"]
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_selectors_find_pods(name):
+    """Services, controllers, budgets and policies select labels that a pod template has."""
+    labels = [pod["metadata"]["labels"] for pod in pod_templates(name).values()]
+    for document in resources(name):
+        selector = document.get("spec", {}).get("selector", {})
+        selector = selector.get("matchLabels", selector)
+        if document["kind"] == "NetworkPolicy":
+            selector = document["spec"]["podSelector"].get("matchLabels", {})
+        if selector:
+            assert any(selector.items() <= has.items() for has in labels), document["metadata"]
+        if "template" in document.get("spec", {}) and document["kind"] != "Job":
+            assert selector.items() <= document["spec"]["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_references_exist(name):
+    """Config maps, secrets, claims, service accounts and headless services that pods name."""
+    there = {(d["kind"], d["metadata"]["name"]) for d in resources(name)}
+    (example,) = documents(KUBERNETES / "secret.example.yaml")
+    for title, pod in pod_templates(name).items():
+        spec = pod["spec"]
+        assert ("ServiceAccount", spec["serviceAccountName"]) in there, title
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in config_maps(name), title
+            elif "secret" in volume:
+                assert volume["secret"]["secretName"] == example["metadata"]["name"], title
+            elif "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert ("PersistentVolumeClaim", claim) in there, title
+            else:
+                assert "sizeLimit" in volume["emptyDir"], title
+        (owner,) = [d for d in resources(name) if f"{d['kind']}/{d['metadata']['name']}" == title]
+        claims = [c["metadata"]["name"] for c in owner["spec"].get("volumeClaimTemplates", ())]
+        mounts = [m["name"] for c in spec["containers"] for m in c["volumeMounts"]]
+        assert sorted(mounts) == sorted([*volumes, *claims]), title
+        if owner["kind"] == "StatefulSet":
+            assert ("Service", owner["spec"]["serviceName"]) in there
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_pods_are_restricted(name):
+    """What the standard that the namespace enforces asks for, and a read-only root besides."""
+    for title, pod in pod_templates(name).items():
+        spec = pod["spec"]
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"] is True, title
+        assert context["runAsUser"] == 10001, title  # the images' own
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, title
+        assert spec["automountServiceAccountToken"] is False, title
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, title
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, title
+            assert "memory" in container["resources"]["limits"], title
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_images_have_our_version(name):
+    """A tag, and the one that is built here."""
+    root = KUBERNETES.parents[1]
+    for container in containers(name):
+        image, _, tag = container["image"].partition(":")
+        part = "coordinator" if image == "xain-coordinator" else "participant"
+        project = tomllib.loads((root / part / "pyproject.toml").read_text(encoding="utf-8"))
+        assert tag == project["project"]["version"]
+        assert image in {"xain-coordinator", "xain-participant-sgd"}
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_settings_can_be_loaded(name):
+    """The TOML in the config maps goes through our own checks, and its paths are mounted."""
+    maps = config_maps(name)
+    (file,) = maps["coordinator-config"]
+    coordinator = load(CoordinatorConfig, file)
+    load(ParticipantConfig, maps["participant-config"][0])
+
+    template = pod_templates(name)["StatefulSet/coordinator"]["spec"]
+    (container,) = template["containers"]
+    mounts = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+    assert container["args"] == ["--config", str(mounts["config"] / file.name)]
+    assert coordinator.journal.path.is_relative_to(mounts["data"])
+    (example,) = documents(KUBERNETES / "secret.example.yaml")
+    for secret in (
+        coordinator.storage.access_key_id_file,
+        coordinator.storage.secret_access_key_file,
+        coordinator.metrics.token_file,
+    ):
+        assert secret is not None
+        assert secret.parent == mounts["credentials"]
+        assert secret.name in example["stringData"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == coordinator.server.port
+    # Another 8 s at most for what comes after the drain.
+    assert template["terminationGracePeriodSeconds"] >= coordinator.server.drain_s + 8
+
+
+def test_the_job_suits_the_rounds(monkeypatch):
+    """Slices, pods that run at once, and what a round waits for are one number."""
+    (job,) = [d for d in resources("base") if d["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    values = {env["name"]: env.get("value", "2") for env in container["env"]}
+    index = "XAIN_PARTICIPANT_PARTITION__INDEX"
+    for name, value in values.items():
+        monkeypatch.setenv(name, value.replace(f"$({index})", values[index]))
+    maps = config_maps("base")
+    participant = load(ParticipantConfig, maps["participant-config"][0], "XAIN_PARTICIPANT_")
+    assert participant.participant.id == "slice-2"
+    assert participant.partition.index == 2
+
+    rounds = load(CoordinatorConfig, maps["coordinator-config"][0]).rounds
+    num = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == num
+    assert participant.partition.num_parts == num
+    assert rounds.effective_start_participants == num
+    (budget,) = [d for d in resources("base") if d["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["minAvailable"] == rounds.num_required
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_everything_is_denied_that_is_not_allowed(name):
+    """One policy closes all pods in both directions; ports in the others are ones we use."""
+    policies = [d["spec"] for d in resources(name) if d["kind"] == "NetworkPolicy"]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+    settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])
+    endpoints = (settings.storage.endpoint, settings.metrics.url)
+    ours = {int(url.rpartition(":")[2]) for url in endpoints} | {"grpc", 53}
+    allowed = [
+        rule
+        for policy in policies
+        for rule in (*policy.get("ingress", ()), *policy.get("egress", ()))
+    ]
+    assert allowed
+    for rule in allowed:
+        assert rule.get("from") or rule.get("to"), rule
+        assert rule["ports"], rule
+        assert {port["port"] for port in rule["ports"]} <= ours
