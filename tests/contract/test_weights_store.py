@@ -26,6 +26,8 @@ from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.stores.s3 import S3Store, open_s3
 
+GATE_S = 60.0  # for all threads of a test to come together
+
 Factory = Callable[[Path, pytest.MonkeyPatch], WeightsStore]
 
 HOSTILE = [
@@ -139,6 +141,26 @@ def test_ranges(store: WeightsStore) -> None:
         for offset, length in ((-1, 1), (0, -1)):
             with pytest.raises(ValueError, match="negative"):
                 reader.read(offset, length)
+
+
+@pytest.mark.parametrize(
+    ("start", "length"), [(0, 0), (0, 10), (7, 5), (95, 50), (100, 1), (10**6, 10), (3, None)]
+)
+def test_what_is_said_at_the_opening_changes_nothing(
+    store: WeightsStore, start: int, length: int | None
+) -> None:
+    """All of the object can be read, in any order and again, whatever was to be read first."""
+    data = bytes(range(100))
+    put(store, "k", data)
+    put(store, "empty", b"")
+    with store.open("k", start, length) as reader:
+        assert reader.size == 100
+        for offset, num_bytes in ((start, 5), (0, 100), (0, 3), (50, 60), (3, 90), (0, 100)):
+            assert reader.read(offset, num_bytes) == data[offset : offset + num_bytes]
+    with store.open("empty", start, length) as reader:
+        assert (reader.size, reader.read(start, 10)) == (0, b"")
+    with pytest.raises(KeyNotFound):
+        store.open("none", start, length)
 
 
 def test_reads_from_several_threads(store: WeightsStore) -> None:
@@ -266,7 +288,7 @@ def test_of_concurrent_conditional_creates_one_wins(store: WeightsStore) -> None
     num_threads = 16
     for turn in range(3 if isinstance(store, S3Store) else 10):
         key = f"{turn}/global"
-        gate = threading.Barrier(num_threads)
+        gate = threading.Barrier(num_threads, timeout=GATE_S)
 
         def create(number: int, key: str = key, gate: threading.Barrier = gate) -> int | None:
             upload = store.upload(key)
@@ -293,7 +315,7 @@ def test_of_concurrent_conditional_creates_one_wins(store: WeightsStore) -> None
 def test_the_same_bytes_are_published_by_whoever_makes_them(store: WeightsStore) -> None:
     """A coordinator and its successor after a crash make the same model: neither is in the other's
     way, and it is there."""
-    gate = threading.Barrier(4)
+    gate = threading.Barrier(4, timeout=GATE_S)
 
     def create(_: int) -> bool:
         upload = store.upload("1/global")

@@ -5,9 +5,10 @@ import io
 import json
 import re
 import signal
+import threading
 import tomllib
 import urllib.parse
-import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from support.containers import engine
+from support.containers import engine, time_series
 from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
 from xain_coordinator.config import CoordinatorConfig
@@ -129,6 +130,67 @@ def test_images_install_what_is_tested():
         assert lock <= everything
 
 
+# As InfluxDB 2.7 answers: two tables of one kind, then one of another.
+ANNOTATED = """\
+#datatype,string,long,dateTime:RFC3339,dateTime:RFC3339,dateTime:RFC3339,double,string,string,string
+#group,false,false,true,true,false,false,true,true,true
+#default,_result,,,,,,,,
+,result,table,_start,_stop,_time,_value,_field,_measurement,id
+,,0,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01.5Z,0.75,loss,participant,slice-0
+,,0,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:00.250000001Z,1,loss,participant,slice-0
+,,1,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01Z,0.5,loss,participant,slice-1
+
+#datatype,string,long,dateTime:RFC3339,dateTime:RFC3339,dateTime:RFC3339,long,string,string
+#group,false,false,true,true,false,false,true,true
+#default,_result,,,,,,,
+,result,table,_start,_stop,_time,_value,_field,_measurement
+,,2,1970-01-01T00:00:00Z,2026-11-20T18:00:02Z,2026-11-20T18:00:01Z,4,loss,participant
+
+"""
+
+
+class ScriptedInflux(BaseHTTPRequestHandler):
+    """Answers the one question that the test asks."""
+
+    def do_GET(self):
+        self.answer("application/json", '{"name":"influxdb","status":"pass","version":"v2.7.12"}')
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert urllib.parse.urlsplit(self.path).path == "/api/v2/query"
+        assert self.headers["Authorization"] == "Token hunter2"
+        assert 'r._measurement == "participant" and r._field == "loss"' in asked["query"]
+        assert asked["dialect"]["annotations"] == ["datatype", "group", "default"]
+        self.answer("text/csv; charset=utf-8", ANNOTATED.replace("\n", "\r\n"))
+
+    def answer(self, kind, text):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_points_are_read_from_influxdb():
+    """Where its image can be pulled the stack has no stand-in for it."""
+    with HTTPServer(("127.0.0.1", 0), ScriptedInflux) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            series = time_series.read(url, "hunter2", "participant", "loss")
+        finally:
+            server.shutdown()
+            thread.join()
+    second = 1795197600_000  # 2026-11-20T18:00:00Z
+    assert list(series["slice-0"].items()) == [(second + 250, 1.0), (second + 1500, 0.75)]
+    assert series["slice-1"] == {second + 1000: 0.5}
+    assert series[""] == {second + 1000: 4}
+
+
 # --- on a real engine -----------------------------------------------------------------------------
 
 
@@ -173,9 +235,8 @@ def test_a_training_survives_its_parts(stack):
     store = stack.container("s3")
     docker("kill", store)
     send(participants[0], signal.SIGCONT)
-    wait_until(
-        "the last participant has trained", lambda: '"trained"' in engine.logs(participants[0])
-    )
+    # If it has heard of the round before, it is refused when it hands in, else when it asks for it.
+    wait_until("the last participant cannot go on", lambda: is_held_up(participants[0]))
     assert where(stack)[:3] == (session, "collecting", 0)
     docker("start", store)
 
@@ -225,6 +286,12 @@ def where(stack):
 
 def names(stack):
     return sorted(p.participant_id for p in stack.status().participants.participants)
+
+
+def is_held_up(participant):
+    """Whether something that it does for a round has been refused."""
+    entries = filter(None, map(json_of, engine.logs(participant).splitlines()))
+    return any(entry.get("call") in ("begin_round", "train", "hand_in") for entry in entries)
 
 
 def json_of(line):
@@ -278,33 +345,27 @@ def check_metrics(stack, ids):
     """Each round once, with its updates; and what every participant has reported."""
 
     def updates():
-        return series(stack, "coordinator_num_updates").get("", {})
+        return series(stack, "coordinator", "num_updates").get("", {})
 
     wait_until("the points of all rounds are there", lambda: len(updates()) >= ROUNDS)
     assert list(updates().values()) == [NUM_PARTICIPANTS] * ROUNDS
     for field in ("update_bytes", "round_seconds", "aggregation_seconds"):
-        assert all(value > 0 for value in series(stack, f"coordinator_{field}")[""].values())
-    states = series(stack, "coordinator_state")[""]
+        assert all(value > 0 for value in series(stack, "coordinator", field)[""].values())
+    states = series(stack, "coordinator", "state")[""]
     assert list(states.values())[-1] == 2  # FINISHED
     for field in ("accuracy", "loss", "test_accuracy"):
-        reported = series(stack, f"participant_{field}")
+        reported = series(stack, "participant", field)
         assert sorted(reported) == ids
         # Points of the first round may have waited to be written when the coordinator was killed.
         assert min(map(len, reported.values())) >= ROUNDS - 1
-    assert min(list(v.values())[-1] for v in series(stack, "participant_accuracy").values()) > 0.8
+    accuracies = series(stack, "participant", "accuracy").values()
+    assert min(list(values.values())[-1] for values in accuracies) > 0.8
 
 
-def series(stack, name):
-    """{participant: {milliseconds: value}}, in the order of time; "" for the coordinator."""
-    query = urllib.parse.urlencode({"match[]": f'{{__name__="{name}"}}'})
-    url = f"http://127.0.0.1:{stack.ports['XAIN_INFLUXDB_PORT']}/api/v1/export?{query}"
-    with urllib.request.urlopen(url, timeout=30) as response:
-        lines = [json.loads(line) for line in response.read().decode().splitlines()]
-    found = {}
-    for line in lines:
-        values = dict(zip(line["timestamps"], line["values"], strict=True))
-        found.setdefault(line["metric"].get("id", ""), {}).update(sorted(values.items()))
-    return found
+def series(stack, measurement, field):
+    url = f"http://127.0.0.1:{stack.ports['XAIN_INFLUXDB_PORT']}"
+    token = stack.secret("influxdb-secrets", "token")
+    return time_series.read(url, token, measurement, field)
 
 
 SECRETS = {

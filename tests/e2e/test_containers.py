@@ -19,6 +19,10 @@ MAX_BYTES = 400_000_000
 BASE_BYTES = 131_000_000
 
 PYTHON = ("--entrypoint=python",)
+ALIVE_FILE = "XAIN_PARTICIPANT_PARTICIPANT__ALIVE_FILE"
+
+# As Docker puts them into containers if its client's settings say so. Nobody answers there.
+PROXIES = tuple(f"--env={name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy"))
 
 
 @pytest.fixture(autouse=True)
@@ -160,22 +164,49 @@ def test_a_training_between_containers(containers, tmp_path):
 
 
 def test_a_participant_ends_on_sigterm(containers):
-    """With status 0, and without waiting for a coordinator that is not there."""
+    """With the status that tells an orchestrator to start it elsewhere, and without waiting for a
+    coordinator that is not there."""
     participant = containers.start(PARTICIPANT, "--coordinator=nowhere:50051", "--data=digits")
     engine.wait_until(
         "the participant tries to join", lambda: '"refused"' in engine.logs(participant)
     )
     docker("stop", "--time=60", participant)
-    assert engine.inspect(participant)["State"]["ExitCode"] == 0, engine.logs(participant)
+    state = engine.inspect(participant)["State"]
+    assert (state["ExitCode"], state["OOMKilled"]) == (143, False), engine.logs(participant)
+
+
+def test_health_follows_the_participant(containers):
+    """Healthy while it waits for a coordinator that is not there. What it says holds for a while,
+    so here somebody else makes it out of date."""
+    participant = containers.start(
+        PARTICIPANT,
+        "--coordinator=nowhere:50051",
+        "--data=digits",
+        options=("--health-interval=1s", "--health-start-period=0s", "--health-retries=180"),
+    )
+    engine.wait_healthy(participant)
+    check = ("docker", "exec", participant, "python", "/opt/xain/alive.py")
+    assert engine.run(*check)[:2] == (0, "alive\n")
+    docker("kill", "--signal=STOP", participant)
+    set_time = f"import os; os.utime(os.environ['{ALIVE_FILE}'], (%s, %s))"
+    docker("exec", participant, "python", "-c", set_time % (1, 1))
+    code, output, _ = engine.run(*check)
+    assert code == 1
+    assert re.fullmatch(r"a sign of life is \d+ s late\n", output)
+    docker("exec", participant, "python", "-c", set_time % (0, 0))
+    assert engine.run(*check)[:2] == (1, "not begun yet\n")
+    docker("kill", "--signal=CONT", participant)
+    engine.wait_until("alive again", lambda: engine.run(*check)[0] == 0)
 
 
 def test_health_follows_the_coordinator(containers):
     """Healthy while it serves, unhealthy while it hangs, healthy again after."""
     coordinator = containers.start(
         COORDINATOR,
-        options=("--health-interval=1s", "--health-timeout=10s", "--health-retries=2"),
+        options=("--health-interval=1s", "--health-timeout=10s", "--health-retries=2", *PROXIES),
     )
     engine.wait_healthy(coordinator)
+    assert "standby" in docker("exec", coordinator, "xain-coordinator", "status")
     docker("kill", "--signal=STOP", coordinator)
     engine.wait_until("unhealthy", lambda: engine.health(coordinator) == "unhealthy")
     docker("kill", "--signal=CONT", coordinator)

@@ -11,8 +11,8 @@ import pytest
 from support.wire import digest, npy, reason
 from xain_coordinator import app
 from xain_coordinator.core.keys import incoming_key
-from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.transfer import INLINE_BYTES
+from xain_coordinator.ports import StoreUnavailable, WrongSize
+from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -40,9 +40,16 @@ class Reachable(MemoryStore):
     def upload_url(self, key: str) -> str:
         return f"put:{key}"
 
-    def copy(self, source: str, target: str) -> None:
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
         with self.open(source) as reader:
-            self.put({target: reader.read(0, reader.size)})
+            if reader.size != size_bytes:
+                raise WrongSize(source, reader.size, size_bytes)
+            data = reader.read(0, reader.size)
+        self.begin_copy(target)
+        self.put({target: data})
+
+    def begin_copy(self, target: str) -> None:
+        """For tests to hold it up."""
 
 
 @pytest.fixture
@@ -58,15 +65,19 @@ async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes
     return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
 
 
-async def first_round(start: Any, join: Any, rounds: int = 2) -> tuple[Any, Any]:
-    """A coordinator, and a member whose round 0 is open with a model that is not small."""
-    coordinator = await start(rounds={"rounds": rounds, "min_participants": 1})
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    await member.until(pb.ROUND, 0)
-    await member.hand_in(np.zeros(SIZE, np.float32))
-    await member.until(pb.ROUND, 1)
-    return coordinator, member
+async def first_round(start: Any, join: Any, *names: str) -> tuple[Any, ...]:
+    """A coordinator, and members whose round 0 has made a model that is not small; 1 is open."""
+    names = names or ("a",)
+    coordinator = await start(rounds={"rounds": 2, "min_participants": len(names)})
+    members = [join(coordinator, name) for name in names]
+    for member in members:
+        await member.rendezvous()
+    for member in members:
+        await member.until(pb.ROUND, 0)
+        await member.hand_in(np.zeros(SIZE, np.float32))
+    for member in members:
+        await member.until(pb.ROUND, 1)
+    return coordinator, *members
 
 
 async def test_an_update_put_directly_counts(store, start, join):
@@ -94,6 +105,11 @@ async def test_small_models_are_not_offered(store, start, join):
     work = await member.start()
     assert work.model.data
     assert not work.model.url
+    assert work.upload.url, "the model is empty, what the round makes need not be small"
+    await member.hand_in([1.0, 2.0])
+    await member.until(pb.ROUND, 1)
+    work = await member.start()
+    assert work.model.data
     assert not work.HasField("upload")
 
 
@@ -169,14 +185,7 @@ async def test_nothing_there_is_said_so(store, start, join):
 
 async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join):
     """The same URL, used again, changes neither what counts nor the answer to a resend."""
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    for member in (a, b):
-        await member.until(pb.ROUND, 0)
-        await member.hand_in(np.zeros(SIZE, np.float32))
-    await a.until(pb.ROUND, 1)
+    _, a, b = await first_round(start, join, "a", "b")
     work = await a.start()
     good = npy(np.full(SIZE, 2, np.float32))
     ref = await put(store, work, good)
@@ -192,15 +201,104 @@ async def test_after_it_is_accepted_its_url_is_worth_nothing(store, start, join)
 
 
 async def test_nobody_hands_in_what_another_has_put(store, start, join):
-    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    for member in (a, b):
-        await member.rendezvous()
-    for member in (a, b):
-        await member.until(pb.ROUND, 0)
-        await member.hand_in(np.zeros(SIZE, np.float32))
-    await a.until(pb.ROUND, 1)
+    _, a, b = await first_round(start, join, "a", "b")
     ref = await put(store, await a.start(), npy(np.ones(SIZE, np.float32)))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await b.end(ref, round_=1)
     assert reason(caught.value) == "UPLOAD_MISSING"
+
+
+async def test_what_is_too_large_is_not_copied(store, start, join):
+    """A URL takes whatever is put there. It goes, and the participant may put its update."""
+    coordinator, member = await first_round(start, join)
+    work = await member.start()
+    good = npy(np.ones(SIZE, np.float32))
+    ref = await put(store, work, good)
+    await put(store, work, bytes(10 * len(good)))
+    before = set(store.keys())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(ref, round_=1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"{10 * len(good)} bytes" in caught.value.details()
+    assert await asyncio.to_thread(store.removed.wait, 60)
+    session = coordinator.driver.session.session_id
+    assert before - set(store.keys()) == {f"{session}/{incoming_key(1, 'a')}"}
+    await member.end(await put(store, work, good), round_=1)
+    await member.until(pb.FINISHED, 1)
+
+
+async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join, monkeypatch):
+    """Copying and measuring may take longer than a call; whoever comes again finds them done."""
+    _, member = await first_round(start, join)
+    ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
+    copies, go_on = [], threading.Event()
+
+    def slow(target: str) -> None:
+        copies.append(target)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(store, "begin_copy", slow)
+    for _ in range(2):
+        given_up = asyncio.ensure_future(member.end(ref, round_=1))
+        async with asyncio.timeout(60):
+            while not copies:
+                await member.heartbeat()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+    go_on.set()
+    await member.end(ref, round_=1)
+    await member.until(pb.FINISHED, 1)
+    assert len(copies) == 1
+
+
+async def test_a_request_that_was_given_up_meets_nothing_that_counts(
+    store, start, join, monkeypatch
+):
+    """A store far away may carry it out in the end, when another update has been accepted."""
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    late: list[dict[str, bytes]] = []
+
+    def lost(objects: dict[str, bytes]) -> None:
+        late.append(dict(objects))
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(store, "put", lost)
+    data = npy(np.array([1.0], np.float32))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(pb.WeightsRef(data=data, digest=digest(data)))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    monkeypatch.undo()
+    monkeypatch.setattr(coordinator.driver, "_take_effect", late_before(coordinator, store, late))
+    other = npy(np.array([2.0], np.float32))
+    await member.end(pb.WeightsRef(data=other, digest=digest(other)))
+    await member.until(pb.FINISHED, 0)
+    assert late == []
+    assert await member.download("1/global") == other
+
+
+def late_before(coordinator: Any, store: Reachable, late: list[dict[str, bytes]]) -> Any:
+    """The lost request arrives when its successor is accepted, before that is aggregated."""
+    take_effect = coordinator.driver._take_effect
+
+    def arrive(*arguments: Any) -> None:
+        while late:
+            store.put(late.pop())
+        take_effect(*arguments)
+
+    return arrive
+
+
+async def test_news_does_not_wait_for_a_store_that_hangs(store, start, join, monkeypatch):
+    """It goes out without the work, which whoever wants it asks for."""
+    _, member = await first_round(start, join)
+    go_on = threading.Event()
+    monkeypatch.setattr(store, "download_url", lambda key: str(go_on.wait(60)))
+    call = member.watch()
+    seen = await call.read()
+    assert (seen.state, seen.round) == (pb.ROUND, 1)
+    assert not seen.HasField("work")
+    go_on.set()
+    call.cancel()

@@ -353,3 +353,26 @@ async def test_an_error_while_stopping_is_called_one(tmp_path):
     assert status == 1
     assert told == ["serving", "stopping", "stop_failed"]
     SqliteJournal(tmp_path / "journal.sqlite").close()
+
+
+async def test_sigterm_is_heard_while_a_store_hangs(tmp_path):
+    """A start that waits for S3 ends when it is told to, long before S3 has timed out."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = CoordinatorProcess(
+            tmp_path,
+            {
+                "storage.kind": "s3",
+                "storage.endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "storage.bucket": "b",
+                "storage.access_key_id": "x",
+                "storage.secret_access_key": "x",
+                "storage.timeout_s": 600,
+            },
+        )
+        spawned = await process.spawn()
+        connection, _ = await asyncio.to_thread(silent.accept)
+        with connection:
+            spawned.terminate()
+            async with asyncio.timeout(90):
+                assert await spawned.wait() == 0
+    assert '"serving"' not in process.log()

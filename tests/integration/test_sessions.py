@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import threading
 from fractions import Fraction
 
@@ -324,7 +325,9 @@ async def test_small_weights_travel_inside_their_reference(start, join):
     ref = inside([1.0, 2.0])
     await a.end(ref)
     await a.end(ref)  # again: the first answer again
-    with coordinator.store.open("0/a") as reader:
+    accepted = coordinator.driver.session.open_round.updates["a"].weights.ref.key
+    assert re.fullmatch(r"0/a\.[0-9a-f]{32}", accepted)
+    with coordinator.store.open(accepted) as reader:
         assert reader.read(0, reader.size) == ref.data
     await b.hand_in([3.0, 4.0])
     await a.until(pb.ROUND, 1)
@@ -438,7 +441,7 @@ async def test_a_new_upload_ends_the_one_before(start, join):
     header = pb.PutWeightsRequest.Header(round=0, size_bytes=4 << 20, digest=b"?" * 16)
     stalled = a.stub.PutWeights(metadata=a.metadata)
     await stalled.write(pb.PutWeightsRequest(header=header, data=npy([1.0])))
-    receiving = coordinator._server.transfer.receiving
+    receiving = coordinator._server.uploads.receiving
     while "a" not in receiving:  # the calls of one channel may overtake each other
         await a.heartbeat()
     ref = await a.upload([1.0])

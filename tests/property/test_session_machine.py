@@ -224,6 +224,13 @@ class SessionMachine(RuleBasedStateMachine):
             return DataProfile(10, 4)
         return profile
 
+    def _fitting_profile(self) -> DataProfile | None:
+        """What somebody says whose data have the width of those that are here."""
+        members = self.session.members.values()
+        known = [*(self.session.requested or ()), *(m.profile for m in members)]
+        widths = [one.num_features for one in known if one is not None and one.num_samples]
+        return self._profile(DataProfile(10, widths[0])) if widths else self._profile()
+
     # --- participants ---
 
     @rule(i=INDEX, profile=PROFILES)
@@ -746,7 +753,7 @@ class SessionMachine(RuleBasedStateMachine):
             not session.gathered and not self._is_full()
         ):
             absent = (name for name in (*NAMES, *SPARE) if name not in session.members)
-            self.send(c.Rendezvous(next(absent), self._profile()))
+            self.send(c.Rendezvous(next(absent), self._fitting_profile()))
         else:
             self.jump(START_TIMEOUT_S, heard=True)
 

@@ -4,6 +4,7 @@ that can be told to misbehave."""
 import contextlib
 import gzip
 import json
+import os
 import re
 import shutil
 import socket
@@ -20,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlsplit
+
+import pytest
 
 from support.s3_servers import find_program, free_ports
 
@@ -373,9 +376,12 @@ class VictoriaMetrics:
     @classmethod
     def missing(cls) -> str | None:
         """Why it cannot be started here; None if it can."""
-        if find_program(cls.program) is None:
-            return f"{cls.program} is not installed (Debian's package of that name)"
-        return None
+        if find_program(cls.program) is not None:
+            return None
+        reason = f"{cls.program} is not installed (Debian's package of that name)"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}, and CI is set", pytrace=False)
+        return reason
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S

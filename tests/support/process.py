@@ -28,7 +28,7 @@ class CoordinatorProcess:
     def log(self) -> str:
         return self._log_path.read_text()
 
-    async def _spawn(self, *extra: str) -> asyncio.subprocess.Process:
+    async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
         program = ["-m", "xain_coordinator"]
         if self.dies_at is not None:
             program = [str(DYING), str(self.dies_at)]
@@ -47,7 +47,7 @@ class CoordinatorProcess:
     async def start(self, *extra: str) -> None:
         """Returns when it serves."""
         seen = self._log_path.stat().st_size if self._log_path.exists() else 0
-        self._process = await self._spawn(*extra)
+        self._process = await self.spawn(*extra)
         while True:
             with self._log_path.open("rb") as log:
                 log.seek(seen)
@@ -62,7 +62,7 @@ class CoordinatorProcess:
 
     async def fails(self, *extra: str) -> int:
         """Start it where it cannot; returns the exit status."""
-        process = await self._spawn(*extra)
+        process = await self.spawn(*extra)
         return await asyncio.wait_for(process.wait(), 30)
 
     async def died(self) -> int:

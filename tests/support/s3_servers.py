@@ -218,23 +218,72 @@ class SeaweedFS(S3Server):
     """`weed server` with the S3 gateway. Conditional writes work.
 
     stranger: a second identity, which may use the bucket "elsewhere" only.
+    guest: a third, which may do what its policy, an IAM document, allows; None: nothing.
     """
 
     name = "SeaweedFS"
     program = "weed"
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str | None = None) -> None:
         super().__init__()
         self.stranger = Identity()
+        self.guest = Identity()
         self._ports = free_ports(7)
-        config = {
-            "identities": [
-                _seaweed_identity("owner", self.owner, "Admin"),
-                _seaweed_identity("stranger", self.stranger, "Read:elsewhere", "Write:elsewhere"),
-            ]
-        }
+        identities = [
+            _seaweed_identity("owner", self.owner, "Admin"),
+            _seaweed_identity("stranger", self.stranger, "Read:elsewhere", "Write:elsewhere"),
+        ]
+        policies = []
+        if policy is not None:
+            guest = _seaweed_identity("guest", self.guest)
+            identities.append({**guest, "policyNames": ["of-the-guest"]})
+            policies.append({"name": "of-the-guest", "content": policy})
+        config = {"identities": identities, "policies": policies}
         (self.folder / "s3.json").write_text(json.dumps(config))
         (self.folder / "data").mkdir()
+
+    def grant(self, identity: Identity) -> None:
+        """One more that may do everything, until revoke()."""
+        self._configure(identity, f"-secret_key={identity.secret_access_key}", "-actions=Admin")
+        self._wait_until_known(identity, known=True)
+
+    def revoke(self, identity: Identity) -> None:
+        self._configure(identity, "-delete")
+        self._wait_until_known(identity, known=False)
+
+    def _configure(self, identity: Identity, *flags: str) -> None:
+        user = (f"-user={identity.access_key_id}", f"-access_key={identity.access_key_id}")
+        program = find_program(self.program)
+        assert program is not None
+        master, master_grpc, _, _, filer, filer_grpc, _ = self._ports
+        subprocess.run(
+            [
+                program,
+                "shell",
+                f"-master=127.0.0.1:{master}.{master_grpc}",
+                f"-filer=127.0.0.1:{filer}.{filer_grpc}",
+            ],
+            input=" ".join(["s3.configure", *user, *flags, "-apply\n"]).encode(),
+            cwd=self.folder,
+            check=True,
+            timeout=READY_S,
+            capture_output=True,
+        )
+
+    def _wait_until_known(self, identity: Identity, *, known: bool) -> None:
+        deadline = time.monotonic() + READY_S
+        with contextlib.closing(self.client(identity)) as client:
+            while True:
+                try:
+                    client.list_buckets()
+                except ClientError as error:
+                    is_known = error.response["Error"]["Code"] != "InvalidAccessKeyId"
+                else:
+                    is_known = True
+                if is_known == known:
+                    return
+                assert time.monotonic() < deadline, f"{self.name} does not change who may use it"
+                time.sleep(0.1)  # a poll, not a race: it ends when the server has heard of it
 
     def _command(self) -> Sequence[str]:
         program = find_program(self.program)

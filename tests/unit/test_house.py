@@ -33,6 +33,7 @@ CORE_MAY_KNOW = {
     "fractions",
     "math",
     "random",
+    "re",
     "typing",
     "xain_messaging.names",
     "xain_workloads.model",

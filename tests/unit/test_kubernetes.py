@@ -1,7 +1,11 @@
 """The manifests under deploy/kubernetes: valid, and fitting together. No cluster is needed."""
 
+import json
+import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import pytest
 import yaml
 
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.server.serve import LIVENESS
 from xain_messaging.process.settings import load
 from xain_participant.config import ParticipantConfig
 
@@ -17,6 +22,7 @@ KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 KUSTOMIZATIONS = ("base", "own-data")
 MANIFESTS = sorted(file for file in KUBERNETES.rglob("*.yaml") if file.name != "kustomization.yaml")
 NAME = "app.kubernetes.io/name"
+WARD = KUBERNETES / "own-data/ward-7"
 
 Document = dict[str, Any]
 
@@ -30,6 +36,11 @@ def kustomization(name: str) -> Document:
     return document
 
 
+def nested(folder: Path) -> str:
+    """Its name as a kustomization."""
+    return str(folder.resolve().relative_to(KUBERNETES))
+
+
 def resources(name: str) -> list[Document]:
     """What a kustomization applies: its files' documents and those of its base, without those that
     it deletes."""
@@ -37,7 +48,7 @@ def resources(name: str) -> list[Document]:
     found = []
     for path in kustomization(name)["resources"]:
         if (folder / path).is_dir():
-            found += resources((folder / path).resolve().name)
+            found += resources(nested(folder / path))
         else:
             found += documents(folder / path)
     deleted = [patch["target"] for patch in kustomization(name).get("patches", ())]
@@ -54,7 +65,7 @@ def config_maps(name: str) -> dict[str, list[Path]]:
     maps: dict[str, list[Path]] = {}
     for path in kustomization(name)["resources"]:
         if (folder / path).is_dir():
-            maps |= config_maps((folder / path).resolve().name)
+            maps |= config_maps(nested(folder / path))
     for generator in kustomization(name)["configMapGenerator"]:
         assert (generator["name"] in maps) == (generator.get("behavior") == "replace"), generator
         maps[generator["name"]] = [folder / file for file in generator["files"]]
@@ -70,8 +81,13 @@ def pod_templates(name: str) -> dict[str, Document]:
     }
 
 
+def of_pod(pod: Document) -> list[Document]:
+    """Containers, those before the others among them."""
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
 def containers(name: str) -> list[Document]:
-    return [c for pod in pod_templates(name).values() for c in pod["spec"]["containers"]]
+    return [c for pod in pod_templates(name).values() for c in of_pod(pod)]
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
@@ -87,9 +103,9 @@ def test_manifests_are_valid(file):
 def test_nothing_is_left_out():
     """Every manifest is in a kustomization, but for the example, which is in none."""
     applied = {
-        (KUBERNETES / name / path).resolve()
-        for name in KUSTOMIZATIONS
-        for path in kustomization(name)["resources"]
+        (file.parent / path).resolve()
+        for file in KUBERNETES.rglob("kustomization.yaml")
+        for path in kustomization(nested(file.parent))["resources"]
     }
     example = KUBERNETES / "secret.example.yaml"
     assert example not in applied
@@ -147,8 +163,11 @@ def test_references_exist(name):
                 assert "sizeLimit" in volume["emptyDir"], title
         (owner,) = [d for d in resources(name) if f"{d['kind']}/{d['metadata']['name']}" == title]
         claims = [c["metadata"]["name"] for c in owner["spec"].get("volumeClaimTemplates", ())]
-        mounts = [m["name"] for c in spec["containers"] for m in c["volumeMounts"]]
+        (container,) = spec["containers"]
+        mounts = [m["name"] for m in container["volumeMounts"]]
         assert sorted(mounts) == sorted([*volumes, *claims]), title
+        for before in spec.get("initContainers", ()):
+            assert {m["name"] for m in before["volumeMounts"]} <= volumes.keys(), title
         if owner["kind"] == "StatefulSet":
             assert ("Service", owner["spec"]["serviceName"]) in there
 
@@ -163,7 +182,7 @@ def test_pods_are_restricted(name):
         assert context["runAsUser"] == 10001, title  # the images' own
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}, title
         assert spec["automountServiceAccountToken"] is False, title
-        for container in spec["containers"]:
+        for container in of_pod(pod):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -191,7 +210,9 @@ def test_settings_can_be_loaded(name):
     maps = config_maps(name)
     (file,) = maps["coordinator-config"]
     coordinator = load(CoordinatorConfig, file)
-    load(ParticipantConfig, maps["participant-config"][0])
+    for title, files in maps.items():
+        if title.startswith("participant"):
+            load(ParticipantConfig, files[0])
 
     template = pod_templates(name)["StatefulSet/coordinator"]["spec"]
     (container,) = template["containers"]
@@ -236,13 +257,137 @@ def test_the_job_suits_the_rounds(monkeypatch):
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_a_training_can_begin(name):
+    """There are as many participants as a round of the same kustomization needs."""
+    (coordinator,) = config_maps(name)["coordinator-config"]
+    rounds = load(CoordinatorConfig, coordinator).rounds
+    num_participants = sum(
+        document["spec"].get("parallelism", document["spec"].get("replicas"))
+        for document in resources(name)
+        if document["kind"] in {"Job", "Deployment"}
+        and document["spec"]["template"]["metadata"]["labels"][NAME] == "participant"
+    )
+    assert rounds.num_required <= rounds.effective_start_participants <= num_participants
+    assert num_participants <= rounds.effective_max_participants
+
+
+def test_copies_of_a_ward_do_not_meet():
+    """The folder with another name in all its files, as the docs say: nothing has the same name,
+    and no Deployment takes the pods of another one for its own."""
+    found = {}
+    for name in ("ward-7", "ward-8"):
+        texts = [file.read_text(encoding="utf-8") for file in WARD.glob("*.yaml")]
+        found[name] = [
+            document
+            for text in texts
+            for document in yaml.safe_load_all(text.replace("ward-7", name))
+        ]
+    names = [
+        {(d["kind"], d["metadata"]["name"]) for d in documents_ if "metadata" in d}
+        | {g["name"] for d in documents_ for g in d.get("configMapGenerator", ())}
+        for documents_ in found.values()
+    ]
+    assert len(names[0]) == 3
+    assert not names[0] & names[1]
+    (mine,), (other,) = (
+        [d["spec"] for d in documents_ if d["kind"] == "Deployment"]
+        for documents_ in found.values()
+    )
+    labels = other["template"]["metadata"]["labels"]
+    assert not mine["selector"]["matchLabels"].items() <= labels.items()
+    participant = load(ParticipantConfig, WARD / "participant.toml").participant
+    assert participant.id == WARD.name, "two participants with one name would be one"
+
+
+def wait_until_it_handles(number, pid):
+    """Until then it would be ended without a word."""
+    deadline = time.monotonic() + 60
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+        (caught,) = re.findall(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        if int(caught, 16) >> (number - 1) & 1:
+            return
+        assert time.monotonic() < deadline, "it never does"
+        time.sleep(0.01)  # a poll, not a race
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="cannot see who handles signals")
+def test_a_ward_waits_for_its_data(tmp_path):
+    """The container before the participant ends when the file is there that the participant reads,
+    and at once when it is stopped."""
+    (deployment,) = [d for d in resources("own-data") if d["kind"] == "Deployment"]
+    spec = deployment["spec"]["template"]["spec"]
+    (before,), (container,) = spec["initContainers"], spec["containers"]
+    source = load(ParticipantConfig, WARD / "participant.toml").data.source
+    paths = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+    (mount,) = before["volumeMounts"]
+    assert Path(source).parent == Path(mount["mountPath"]) == Path(paths[mount["name"]])
+    assert "readOnly" not in mount
+    file = tmp_path / Path(source).name
+    command = [word.replace(source, str(file)) for word in before["command"]]
+    assert str(file) in command[-1]
+    for end in (lambda process: file.touch(), lambda process: process.terminate()):
+        file.unlink(missing_ok=True)
+        with subprocess.Popen(command) as process:
+            try:
+                wait_until_it_handles(signal.SIGTERM, process.pid)
+                assert process.poll() is None
+                end(process)
+                assert process.wait(60) == (0 if file.exists() else 143)
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_probes_ask_what_the_images_answer(name):
+    """Each of ours is started again if it hangs, and not while it begins or ends."""
+    root = KUBERNETES.parents[1]
+    settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])
+    for title, pod in pod_templates(name).items():
+        (container,) = pod["spec"]["containers"]
+        liveness, startup = container["livenessProbe"], container["startupProbe"]
+        patience_s = liveness["periodSeconds"] * liveness["failureThreshold"]
+        if title == "StatefulSet/coordinator":
+            port = settings.server.port
+            assert liveness["grpc"] == {"port": port, "service": LIVENESS}
+            assert startup["grpc"] == container["readinessProbe"]["grpc"] == {"port": port}
+            # From the beginning of a drain nobody can connect any more.
+            assert patience_s > settings.server.drain_s + 8
+        else:
+            command = liveness["exec"]["command"]
+            assert command == startup["exec"]["command"]
+            dockerfile = (root / "participant/Dockerfile").read_text(encoding="utf-8")
+            assert f"CMD {json.dumps(command)}" in dockerfile
+            assert patience_s >= 120
+            # Where the file is that it looks at.
+            assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_names_can_be_looked_up(name):
+    """Where a cluster's DNS is: its pods, and the cache on each node."""
+    (rules,) = [
+        document["spec"]["egress"]
+        for document in resources(name)
+        if document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "dns"
+    ]
+    (rule,) = rules
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in rule["to"]
+    assert {(port["protocol"], port["port"]) for port in rule["ports"]} == {
+        ("UDP", 53),
+        ("TCP", 53),
+    }
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_everything_is_denied_that_is_not_allowed(name):
-    """One policy closes all pods in both directions; ports in the others are ones we use."""
+    """One policy closes all pods in both directions; ports in the others are ones we use, and
+    numbers, which every network plug-in understands."""
     policies = [d["spec"] for d in resources(name) if d["kind"] == "NetworkPolicy"]
     assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
     settings = load(CoordinatorConfig, config_maps(name)["coordinator-config"][0])
     endpoints = (settings.storage.endpoint, settings.metrics.url)
-    ours = {int(url.rpartition(":")[2]) for url in endpoints} | {"grpc", 53}
+    ours = {int(url.rpartition(":")[2]) for url in endpoints} | {settings.server.port, 53}
     allowed = [
         rule
         for policy in policies

@@ -160,12 +160,13 @@ class Coordinator:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)
 
     def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
-        points, error = parse_points(text)
+        points, error = parse_points(text, self.driver.clock.wall_ns())
         if error is not None:
             self.counters["invalid_metrics"] += 1
             log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
         # A participant reports about itself only, whatever its points say.
-        return tuple(replace(point, tags={**point.tags, "id": participant_id}) for point in points)
+        tags = {"id": participant_id}
+        return tuple(replace(point, tags=tags) for point in points)
 
 
 def _require_work(session: Session, config: CoordinatorConfig) -> None:
@@ -324,8 +325,7 @@ async def _start(
     while True:
         coordinator: Coordinator | None = None
         try:
-            # In a thread, since stores may take their time, and a signal must be heard meanwhile.
-            coordinator = await asyncio.to_thread(Coordinator, config, new_session=new_session)
+            coordinator = await _create(config, new_session, stop, at_end)
             await coordinator.start()
         except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
             if coordinator is not None:
@@ -345,6 +345,22 @@ async def _start(
             log.debug("cannot_start_because", exc_info=error)
             return None
         return coordinator
+
+
+async def _create(
+    config: CoordinatorConfig, new_session: bool, stop: asyncio.Event, at_end: contextlib.ExitStack
+) -> Coordinator:
+    """In a thread, since stores may take their time. Told to stop, the process does not wait for
+    them for long."""
+    creating = asyncio.ensure_future(
+        asyncio.to_thread(Coordinator, config, new_session=new_session)
+    )
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((creating, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not creating.done():
+        at_end.callback(_exit_after(LAST_STEPS_S, EXIT_OK).cancel)
+    return await creating
 
 
 async def _stopped(coordinator: Coordinator) -> bool:

@@ -23,7 +23,7 @@ from pydantic import (
 from xain_coordinator.core import pacing
 from xain_coordinator.core.selection import CONTROLLERS
 from xain_coordinator.core.values import Rules
-from xain_coordinator.stores.paths import check_key
+from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
 from xain_messaging.process.fields import (
     Allowed,
     FilePath,
@@ -90,15 +90,18 @@ OptionalUrl = Annotated[
 
 
 def _key_prefix(value: str) -> str:
-    if value:
-        check_key(value)
+    if value and len(key_to_name(value).encode()) > MAX_PREFIX_BYTES:
+        raise ValueError("no room for the rest of a key")
     return value
 
 
 KeyPrefix = Annotated[
     str,
     AfterValidator(_key_prefix),
-    Allowed('the beginning of a key, such as "trials/7", without a slash at its ends'),
+    Allowed(
+        f'the beginning of a key, such as "trials/7", of at most {MAX_PREFIX_BYTES} bytes and '
+        "without a slash at its ends"
+    ),
 ]
 
 
@@ -252,7 +255,8 @@ class StorageSettings(Section):
     secret_access_key: SecretStr = SecretStr("")
     secret_access_key_file: FilePath | None = None
     session_token: SecretStr = SecretStr("")
-    timeout_s: float = Field(default=20.0, gt=0)
+    session_token_file: FilePath | None = None
+    timeout_s: float = Field(default=15.0, gt=0)
     presigned: bool = True
     url_lifetime_s: int = Field(default=3600, ge=60, le=7 * 24 * 3600)
     format: Literal["npy", "xain-pickle"] = "npy"
@@ -261,8 +265,12 @@ class StorageSettings(Section):
     def _possible(self) -> Self:
         if self.kind == "s3" and not self.bucket:
             raise WrongSetting("bucket", 'it must be given with storage.kind = "s3"')
-        for name in ("endpoint", "bucket"):
-            if self.kind != "s3" and getattr(self, name):
+        for name, field in type(self).model_fields.items():
+            if (
+                self.kind != "s3"
+                and name not in ("kind", "path", "format")
+                and getattr(self, name) != field.default
+            ):
                 raise WrongSetting(name, 'nothing would read it without storage.kind = "s3"')
         if self.format == "xain-pickle" and self.kind != "s3":
             raise WrongSetting(
@@ -270,17 +278,24 @@ class StorageSettings(Section):
             )
         if self.format == "xain-pickle" and self.prefix:
             raise WrongSetting("prefix", "XAIN's participants look in the root of the bucket")
-        for name in ("access_key_id", "secret_access_key"):
-            if getattr(self, name).get_secret_value() and getattr(self, f"{name}_file"):
+        for name in ("access_key_id", "secret_access_key", "session_token"):
+            if self._has_text(name) and getattr(self, f"{name}_file"):
                 raise WrongSetting(f"{name}_file", f"storage.{name} is given too; keep one of them")
-        has_id = bool(self.access_key_id.get_secret_value() or self.access_key_id_file)
-        has_secret = bool(self.secret_access_key.get_secret_value() or self.secret_access_key_file)
-        if self.session_token.get_secret_value() and not has_id:
+        has_id = self._has_text("access_key_id") or self.access_key_id_file is not None
+        has_secret = self._has_text("secret_access_key") or self.secret_access_key_file is not None
+        if self._has_text("session_token") and not has_id:
             raise WrongSetting("session_token", "it goes with storage.access_key_id")
+        if self.session_token_file and not has_id:
+            raise WrongSetting("session_token_file", "it goes with storage.access_key_id")
         if has_id != has_secret:
             missing = "secret_access_key" if has_id else "access_key_id"
             raise WrongSetting(missing, "one half of the credentials is given; give both or none")
         return self
+
+    def _has_text(self, name: str) -> bool:
+        """Blanks alone are nothing, as they are to read_secret."""
+        secret: SecretStr = getattr(self, name)
+        return bool(secret.get_secret_value().strip())
 
 
 class JournalSettings(Section):

@@ -61,6 +61,19 @@ class ObjectChanged(StoreUnavailable):
         self.key = key
 
 
+class WrongSize(StoreError):
+    """The object is not as large as it was said to be.
+
+    size: what it has.
+    """
+
+    def __init__(self, key: str, size: int, expected: int) -> None:
+        super().__init__(f"{key!r} has {size} bytes in the store, not {expected}")
+        self.key = key
+        self.size = size
+        self.expected = expected
+
+
 class Reader(Protocol):
     """An open object, never a mixture of two. Reads from several threads at once are allowed."""
 
@@ -112,8 +125,18 @@ class WeightsStore(Protocol):
     files and cannot hold both.
     """
 
-    def open(self, key: str) -> Reader:
-        """Raises KeyNotFound or StoreUnavailable."""
+    @property
+    def num_parallel(self) -> int:
+        """How many readers a caller had better use at the same time: 1 where the objects are on
+        this machine, more where each read takes a while, however little it brings."""
+
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
+        """Raises KeyNotFound or StoreUnavailable.
+
+        start, length: what will be read first, so that a store far away may bring it with the
+        opening. Where nothing is said of the length, the store brings what it thinks fit. Neither
+        changes what can be read.
+        """
 
     def upload(self, key: str) -> Upload:
         """Begin to write an object. Raises StoreUnavailable."""
@@ -148,10 +171,12 @@ class DirectAccess(Protocol):
     def upload_url(self, key: str) -> str:
         """For PUT, which replaces what is there. Raises StoreUnavailable."""
 
-    def copy(self, source: str, target: str) -> None:
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
         """Put what is under `source` in the place of what `target` holds, within the store.
 
-        Raises KeyNotFound, ObjectChanged if the source is replaced meanwhile, or StoreUnavailable.
+        size_bytes: what the source must have; nothing is copied of an object of another size.
+        Raises WrongSize, KeyNotFound, ObjectChanged if the source is replaced meanwhile, or
+        StoreUnavailable.
         """
 
 

@@ -7,22 +7,32 @@ from xain_messaging.process.fields import Section
 
 
 def read_secret(section: str, settings: Section, name: str) -> str:
-    """The value of `name`, or what the file `name`_file holds, without blanks at its ends; "" if
-    neither is given.
+    """The value of `name`, or what the file `name`_file holds, without blanks and line ends around
+    it; "" if neither is given.
 
     section: what messages call the settings. Raises StoreError.
     """
     path: Path | None = getattr(settings, f"{name}_file")
     if path is None:
-        value: str = getattr(settings, name).get_secret_value()
-        return value
+        source = f"{section}.{name}"
+        value: str = getattr(settings, name).get_secret_value().strip()
+    else:
+        source = f"{section}.{name}_file {path}"
+        value = _read(source, path)
+    if not value.isprintable():
+        # Sent as it is, it would be a header that no server understands.
+        raise StoreError(f"{source} has a line end or another control character in it; remove it")
+    return value
+
+
+def _read(source: str, path: Path) -> str:
     try:
         value = path.read_text(encoding="utf-8").strip()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise StoreError(f"cannot read {section}.{name}_file {path}: {reason}") from None
+        raise StoreError(f"cannot read {source}: {reason}") from None
     except UnicodeDecodeError:
         value = ""
     if not value:
-        raise StoreError(f"{section}.{name}_file {path} holds no text")
+        raise StoreError(f"{source} holds no text")
     return value

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xain_messaging.process.fields import proxy_options
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 DEADLINE_S = 5.0
@@ -47,7 +48,7 @@ def fetch(address: str, *, everything: bool = False) -> Snapshot:
     """
     limits = (_ALL, _ALL) if everything else (_MAX_ROUNDS, _MAX_MODELS)
     # A list of models with their layouts may exceed gRPC's usual 4 MiB.
-    options = [("grpc.max_receive_message_length", -1)]
+    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
     with grpc.insecure_channel(address, options=options) as channel:
         stub = inspection_pb2_grpc.InspectionStub(channel)
         try:

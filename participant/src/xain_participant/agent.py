@@ -30,6 +30,7 @@ import structlog
 from xain_messaging.names import why_not
 from xain_messaging.process import logs
 from xain_participant import protocol as p
+from xain_participant.alive import Alive
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.participant import Participant
@@ -45,8 +46,9 @@ JOIN_TIMEOUT_S = 2.0
 MIN_WATCH_PAUSE_S = 0.1
 MAX_WATCH_PAUSE_S = 2.0
 
-# A service manager sends SIGTERM and counts anything but 0 as a failure; a shell expects 130.
-_EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
+# They end the process with 128 + number, as shells and container engines expect it. Not with 0: a
+# participant that is moved to another machine would count as done, and never be started there.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
 _STATES: Mapping[int, p.State] = {pb.ROUND: p.State.ROUND, pb.FINISHED: p.State.FINISHED}
@@ -82,15 +84,16 @@ def run(
     *,
     direct: bool = True,
     observer: Observer | None = None,
+    alive: Alive | None = None,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
-    0: finished, stopped by SIGTERM, or there is nothing to train on. 1: the participant's code
-    failed, the coordinator refuses us or our updates for good, or the session has ended without a
-    result. 130: stopped by SIGINT. A second signal ends the process at once.
+    0: finished, or there is nothing to train on. 1: the participant's code failed, the coordinator
+    refuses us or our updates for good, or the session has ended without a result. 143: stopped
+    before the end by SIGTERM, 130: by SIGINT. A second signal ends the process at once.
     target: HOST:PORT. participant_id: by default the host's name and a random suffix.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
-    observer: called in this thread.
+    observer: called in this thread. alive: what a health check looks at.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go where structlog is configured to; if it is not, to standard error.
     Raises ValueError if participant_id cannot be a name.
@@ -98,7 +101,9 @@ def run(
     if not structlog.is_configured():
         # Its defaults would print to standard output, which is the caller's.
         logs.configure("info", console=sys.stderr.isatty(), third_party=False)
-    agent = Agent(participant, target, participant_id, direct=direct, observer=observer)
+    agent = Agent(
+        participant, target, participant_id, direct=direct, observer=observer, alive=alive
+    )
     with _stopped_by_signals(agent):
         return agent.run()
 
@@ -135,6 +140,7 @@ class Agent:
         *,
         direct: bool = True,
         observer: Observer | None = None,
+        alive: Alive | None = None,
     ) -> None:
         if participant_id is None:
             participant_id = default_participant_id()
@@ -144,6 +150,7 @@ class Agent:
         self._participant = participant
         self._target = target
         self._observer = observer
+        self._alive = alive
         self._log = structlog.get_logger(__name__).bind(participant=self.participant_id)
         self._client = CoordinatorClient(
             target,
@@ -213,8 +220,11 @@ class Agent:
             return _Posted(self._answers.popleft())
         # The protocol always has a rendezvous or a heartbeat before it, so there is a timer.
         timer = min(self._timers, key=lambda timer: self._timers[timer])
+        wait_s = max(0.0, self._timers[timer] - time.monotonic())
+        if self._alive is not None:
+            self._alive.expect(wait_s)
         try:
-            return self._mailbox.get(timeout=max(0.0, self._timers[timer] - time.monotonic()))
+            return self._mailbox.get(timeout=wait_s)
         except Empty:
             del self._timers[timer]
             return _Posted(p.TimerFired(timer))
@@ -425,10 +435,10 @@ def _stopped_by_signals(agent: Agent) -> Iterator[None]:
         return
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        if not agent.stop(_EXIT_CODES[signal.Signals(number)]):
+        if not agent.stop(128 + number):
             os._exit(128 + number)  # whoever asks twice does not want to wait for anything
 
-    before = {number: signal.signal(number, on_signal) for number in _EXIT_CODES}
+    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         yield
     finally:

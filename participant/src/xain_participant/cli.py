@@ -19,6 +19,7 @@ from xain_messaging.process.commands import (
 )
 
 if TYPE_CHECKING:
+    from xain_participant.alive import Alive
     from xain_participant.config import ParticipantConfig
     from xain_participant.workload_participant import WorkloadParticipant
 
@@ -35,9 +36,9 @@ away, the participant waits for it and goes on; a finished result is not trained
 Settings come from --config, over it from the environment (XAIN_PARTICIPANT_DATA__SOURCE=x.csv is
 data.source), over that from flags.
 
-Exit status: 0 at the end of the training, or on SIGTERM; 1 if data or training failed, the
-coordinator refuses this participant or its updates, or the training has ended without a result; 2
-if a setting is wrong.
+Exit status: 0 at the end of the training, or if there are no rows to train on; 1 if data or
+training failed, the coordinator refuses this participant or its updates, or the training has ended
+without a result; 2 if a setting is wrong; 143 if SIGTERM, 130 if SIGINT stopped it before the end.
 """
 
 _EXAMPLES = """**Examples**
@@ -122,6 +123,7 @@ def _run(
 
     logging = settings.logging
     configure(logging.level, logging.use_console, logging.third_party)
+    alive = _open_alive(settings)
     participant = _load_participant(settings)
 
     from xain_participant.agent import run
@@ -132,6 +134,7 @@ def _run(
             settings.coordinator.address,
             settings.participant.id or None,
             direct=settings.coordinator.direct,
+            alive=alive,
         )
     )
 
@@ -160,6 +163,22 @@ def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantCon
             EXIT_BAD_CONFIG,
         )
     return settings
+
+
+def _open_alive(settings: "ParticipantConfig") -> "Alive | None":
+    from xain_participant.alive import Alive
+
+    file = settings.participant.alive_file
+    if file is None:
+        return None
+    try:
+        return Alive(file)
+    except OSError as error:
+        fail(
+            PROGRAM,
+            f"participant.alive_file is {file}: it cannot be written: {error.strerror}",
+            EXIT_BAD_CONFIG,
+        )
 
 
 def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":

@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
 
+from xain_messaging.process.fields import proxy_options
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
 from xain_proto.fl import coordinator_pb2 as pb
@@ -119,7 +120,9 @@ class CoordinatorClient:
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
     ) -> None:
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(
+            target, options=(*CHANNEL_OPTIONS, *proxy_options(target))
+        )
         self._stub = CoordinatorStub(self._channel)
         self._participant_id = participant_id
         self._metadata = ((IDENTITY_KEY, participant_id),)
@@ -172,7 +175,7 @@ class CoordinatorClient:
     def end_round(self, round_: int, update: pb.WeightsRef, num_samples: int, metrics: str) -> None:
         """Hand in what put_weights() has returned. metrics: JSON list of points."""
         request = pb.EndTrainingRoundRequest(
-            participant_id=update.key.rpartition("/")[2],
+            participant_id=self._participant_id,
             number_samples=num_samples,
             metrics=metrics,
             round=round_,

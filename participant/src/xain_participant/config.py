@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from xain_messaging.names import RULE, why_not
 from xain_messaging.process.fields import (
     Allowed,
+    FilePath,
     Host,
     Section,
     WrongSetting,
@@ -61,6 +62,7 @@ class ParticipantSettings(Section):
     """[participant]"""
 
     id: ParticipantName = ""
+    alive_file: FilePath | None = None
 
 
 class DataSettings(Section):

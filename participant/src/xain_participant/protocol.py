@@ -160,7 +160,8 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody here wants to stop. code: the exit status that says who."""
+    """Somebody here wants to stop. code: the exit status that says who, unless the session is
+    finished."""
 
     code: int = 0
 
@@ -402,6 +403,8 @@ class Protocol:
                 # All notice at the same instant, so each waits a little, by chance.
                 if self._contact is _Contact.JOINED:
                     self._set_contact(self._backoff(0))
+            case StopRequested() if self._finishing:
+                self._exit_finished()
             case StopRequested(code):
                 self._out.append(Leave())
                 self._exit(code, "asked to stop")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.crooked import Answer, Proxy, http_server, s3_error
+from support.descriptors import open_files
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from xain_coordinator.config import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
@@ -117,10 +118,16 @@ def test_credentials_without_rights(connect: Open, seaweedfs: SeaweedFS) -> None
     assert_discreet(caught.value, *stranger.values())
 
 
-def test_a_session_token_that_is_refused(connect: Open, server: S3Server) -> None:
+@pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
+def test_a_session_token_that_is_refused(
+    connect: Open, server: S3Server, tmp_path: Path, in_file: bool
+) -> None:
     """Such as one that has expired."""
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    token = {"session_token_file": str(path)} if in_file else {"session_token": TOKEN}
     with pytest.raises(StoreError) as caught:
-        connect(server.settings("any", session_token=TOKEN))
+        connect(server.settings("any", **token))
     assert not isinstance(caught.value, StoreUnavailable)
     assert "refuses our credentials" in str(caught.value)
     assert_discreet(caught.value, TOKEN, *server.owner.settings().values())
@@ -173,6 +180,39 @@ def test_credentials_from_files(connect: Open, server: S3Server, tmp_path: Path)
         connect(settings)
     assert not isinstance(caught.value, StoreUnavailable)
     assert_discreet(caught.value, *server.owner.settings().values())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "  "])
+def test_credentials_with_a_line_end(
+    connect: Open, server: S3Server, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As they come out of files and the environment: no server would understand them."""
+    known = server.owner.settings()
+    padded = {name: f" {value}{end}" for name, value in known.items()}
+    put(connect(server.settings(server.new_bucket(), **padded)), "1/global", b"x")
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "\0", "\x7f", "\u2028"])
+@pytest.mark.parametrize("name", ["access_key_id", "secret_access_key", "session_token"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["value", "file"])
+def test_credentials_with_a_control_character(
+    connect: Open, tmp_path: Path, name: str, character: str, in_file: bool
+) -> None:
+    """Refused in words, before anything is sent."""
+    settings: dict[str, object] = {"kind": "s3", "endpoint": "http://127.0.0.1:1", "bucket": "b"}
+    settings |= Identity().settings() | {name: f"hunter{character}2"}
+    source = f"storage.{name}"
+    if in_file:
+        path = tmp_path / name
+        path.write_text(f"hunter{character}2\n")
+        settings |= {name: "", f"{name}_file": str(path)}
+        source = f"storage.{name}_file {path}"
+    with pytest.raises(StoreError) as caught:
+        connect(settings)
+    assert not isinstance(caught.value, StoreUnavailable)
+    said = f"{source} has a line end or another control character in it; remove it"
+    assert str(caught.value) == said
+    assert_discreet(caught.value, "hunter")
 
 
 def test_a_missing_bucket(connect: Open, server: S3Server) -> None:
@@ -314,7 +354,8 @@ def test_an_answer_that_breaks_off(one_object: tuple[OneObject, S3Store]) -> Non
     ("headers", "message"),
     [
         ({"Content-Range": f"bytes 0-999/{MIB}"}, "gives no ETag"),
-        ({"ETag": '"e"', "Content-Range": "bytes 0-999/*"}, "does not say how large"),
+        ({"ETag": '"e"', "Content-Range": "bytes 0-999/*"}, "which part of how large an object"),
+        ({"ETag": '"e"', "Content-Range": f"bytes 5-1004/{MIB}"}, "which part of how large"),
         ({"ETag": '"e"', "Content-Length": str(MIB)}, "with more than that"),
     ],
 )
@@ -376,7 +417,7 @@ def uses_of(store: S3Store) -> dict[str, Callable[[], object]]:
         "create": lambda: put(store, "1/b", b"x"),
         "keys": lambda: list(store.keys()),
         "delete": lambda: store.delete("1/a"),
-        "copy": lambda: store.copy("1/a", "1/b"),
+        "copy": lambda: store.copy("1/a", "1/b", 1),
     }
 
 
@@ -432,7 +473,7 @@ def test_killed_in_mid_upload(
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         upload.commit(overwrite=overwrite)
     upload.abort()
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert open_files(tmp_path / "spool") == []
     mortal.start()
     assert list(store.keys()) == []
     put(store, "1/global", b"x" * size, overwrite=overwrite)

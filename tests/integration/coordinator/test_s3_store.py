@@ -14,6 +14,7 @@ import pytest
 import urllib3
 import xxhash
 
+from support.descriptors import open_files
 from support.s3_servers import S3Server
 from xain_coordinator.config import StorageSettings
 from xain_coordinator.ports import (
@@ -22,9 +23,13 @@ from xain_coordinator.ports import (
     KeyNotFound,
     ObjectChanged,
     StoreError,
+    StoreUnavailable,
+    WrongSize,
 )
-from xain_coordinator.stores import s3
+from xain_coordinator.stores import s3, s3_bucket
+from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.stores.s3 import S3Store, open_s3
+from xain_coordinator.stores.s3_requests import NUM_THREADS
 
 MIB = 1 << 20
 
@@ -77,6 +82,21 @@ def put(store: S3Store, key: str, data: bytes, *, overwrite: bool = False) -> No
 def get(store: S3Store, key: str) -> bytes:
     with store.open(key) as reader:
         return reader.read(0, reader.size)
+
+
+def count_gets(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The offset and length of every GET from now on."""
+    gets: list[tuple[int, int]] = []
+    get_one = store._bucket.get
+
+    def count_and_get(
+        key: str, name: str, offset: int, length: int, etag: str = ""
+    ) -> s3_bucket.Piece:
+        gets.append((offset, length))
+        return get_one(key, name, offset, length, etag)
+
+    monkeypatch.setattr(store._bucket, "get", count_and_get)
+    return gets
 
 
 def names(client: Any, bucket: str) -> list[str]:
@@ -145,10 +165,11 @@ def test_an_upload_in_parts(
     for start in range(0, len(data), 3 * MIB):
         upload.write(data[start : start + 3 * MIB])
         assert list(store.keys()) == []
+    assert open_files(tmp_path / "spool")
     upload.commit(overwrite=False)
     assert names(client, bucket) == ["1/global"]
     assert uploads(client, bucket) == []
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert open_files(tmp_path / "spool") == []
     with store.open("1/global") as reader:
         assert reader.size == len(data)
         assert reader.read(0, len(data)) == data
@@ -156,6 +177,57 @@ def test_an_upload_in_parts(
         assert reader.read(len(data) - 5, 10) == b" rest"[-5:]
     put(store, "1/global", data[::-1], overwrite=True)
     assert get(store, "1/global") == data[::-1]
+
+
+def test_what_is_read_first_comes_with_the_opening(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From anywhere in a large object: one request, of no more than what is wanted."""
+    data = os.urandom(3 * MIB)
+    put(store, "1/a", data)
+    gets = count_gets(store, monkeypatch)
+    with PrefixedStore(store, "1").open("a", MIB, 1000) as reader:
+        assert reader.read(MIB, 10) == data[MIB : MIB + 10]
+        assert reader.read(MIB + 10, 990) == data[MIB + 10 : MIB + 1000]
+        assert gets == [(MIB, 1000)]
+        assert reader.read(MIB + 1000, 5) == data[MIB + 1000 : MIB + 1005]
+        assert reader.read(0, 5) == data[:5]
+    assert gets[1:] == [(MIB + 1000, 5), (0, 5)]
+
+
+def test_one_request_does_not_bring_everything(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much is announced: large reads are cut into ranges, the first one too."""
+    monkeypatch.setattr(s3, "RANGE_BYTES", MIB)
+    data = os.urandom(3 * MIB + 5)
+    put(store, "1/a", data)
+    gets = count_gets(store, monkeypatch)
+    with store.open("1/a", 0, len(data)) as reader:
+        assert reader.read(0, len(data)) == data
+    assert sorted(gets) == [(0, MIB), (MIB, MIB), (2 * MIB, MIB), (3 * MIB, 5)]
+
+
+def test_open_readers_hold_nothing_that_has_been_read(store: S3Store) -> None:
+    """A thousand updates are open at the same time."""
+    import tracemalloc
+
+    put(store, "1/a", b"x" * MIB)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(store.open("1/a")) for _ in range(40)]
+            for reader in readers:
+                reader.read(0, 100)
+            before, _ = tracemalloc.get_traced_memory()
+            for reader in readers:
+                reader.read(100, s3.HEAD_BYTES - 100)
+            after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert before > 40 * s3.HEAD_BYTES
+    assert after < 10 * s3.HEAD_BYTES
 
 
 def test_exactly_a_part(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +344,7 @@ def test_of_concurrent_creates_in_parts_one_wins(
 ) -> None:
     """SeaweedFS takes If-None-Match for an upload in parts and lets several through."""
     monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
-    gate = threading.Barrier(4)
+    gate = threading.Barrier(4, timeout=60)
     winners = []
 
     def create(number: int) -> None:
@@ -348,12 +420,28 @@ def test_copy(store: S3Store, monkeypatch: pytest.MonkeyPatch, part: int) -> Non
     monkeypatch.setattr(s3, "COPY_PART_BYTES", part)
     for data in (b"", b"small", os.urandom(11 * MIB)):
         put(store, "incoming/1/a b%", data, overwrite=True)
-        store.copy("incoming/1/a b%", "1/a b%")
+        store.copy("incoming/1/a b%", "1/a b%", len(data))
         assert get(store, "1/a b%") == data
     with pytest.raises(KeyNotFound) as caught:
-        store.copy("none", "1/b")
+        store.copy("none", "1/b", 1)
     assert caught.value.key == "none"
     assert sorted(store.keys()) == ["1/a b%", "incoming/1/a b%"]
+
+
+@pytest.mark.parametrize("size", [0, 999, 1001])
+def test_what_has_another_size_is_not_copied(store: S3Store, size: int) -> None:
+    """Whoever holds the URL may write any amount. What was there before stays."""
+    put(store, "incoming/1/a", b"x" * 1000)
+    put(store, "1/a", b"before")
+    with pytest.raises(WrongSize) as caught:
+        PrefixedAccess(store, "incoming").copy("1/a", "1/b", size)
+    assert (caught.value.key, caught.value.size) == ("1/a", 1000)
+    assert str(caught.value) == f"'1/a' has 1000 bytes in the store, not {size}"
+    with pytest.raises(WrongSize) as caught:
+        store.copy("incoming/1/a", "1/a", size)
+    assert caught.value.key == "incoming/1/a"
+    assert get(store, "1/a") == b"before"
+    assert sorted(store.keys()) == ["1/a", "incoming/1/a"]
 
 
 @pytest.mark.parametrize("part", [5 * MIB, 128 * MIB], ids=["in-parts", "whole"])
@@ -372,7 +460,62 @@ def test_a_source_that_changes_is_not_copied(
 
     monkeypatch.setattr(S3Store, "_head", head_and_change)
     with pytest.raises(ObjectChanged) as caught:
-        store.copy("incoming/1/a", "1/a")
+        store.copy("incoming/1/a", "1/a", 6 * MIB)
     assert caught.value.key == "incoming/1/a"
     assert list(store.keys("1/")) == []
     assert uploads(client, bucket) == []
+
+
+# --- the end ---
+
+
+def test_closing_ends_whoever_waits(
+    store: S3Store, client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way comes to its end; what has not begun fails, and its caller hears so."""
+    gate = threading.Event()
+    begun = threading.Semaphore(0)
+    put_one = store._bucket.put
+    outcome: list[Exception] = []
+
+    def put_slowly(*args: Any) -> None:
+        begun.release()
+        assert gate.wait(60)
+        put_one(*args)
+
+    def put_all() -> None:
+        try:
+            store.put({f"1/{number}": b"x" for number in range(5 * NUM_THREADS)})
+        except Exception as error:
+            outcome.append(error)
+
+    monkeypatch.setattr(store._bucket, "put", put_slowly)
+    caller = threading.Thread(target=put_all, daemon=True)
+    caller.start()
+    for _ in range(NUM_THREADS):  # all threads have work now, and the rest waits
+        assert begun.acquire(timeout=60)
+    closer = threading.Thread(target=store.close, daemon=True)
+    closer.start()
+    while not store._requests._closed:
+        time.sleep(0.01)  # a poll, not a race: close() says so first
+    gate.set()
+    for thread in (caller, closer):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [type(error) for error in outcome] == [StoreUnavailable]
+    assert str(outcome[0]) == "the store is being closed"
+    assert len(names(client, bucket)) == NUM_THREADS
+
+
+def test_an_upload_meets_a_store_that_has_closed(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its next part is not sent, and no file stays open."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 * MIB)
+    upload = store.upload("1/a")
+    upload.write(b"x" * 6 * MIB)
+    store.close()
+    with pytest.raises(StoreUnavailable, match="being closed"):
+        upload.write(b"x" * 5 * MIB)
+    upload.abort()
+    assert open_files(tmp_path / "spool") == []

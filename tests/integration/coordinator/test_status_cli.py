@@ -1,8 +1,9 @@
 """`xain-coordinator status` and its sisters against a real server on a free port."""
 
 import json
+import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,41 @@ def test_status_as_json(address: str) -> None:
     assert [one["num_samples"] for one in told["rounds"]] == [2**40] * 3
     assert told["models"][0]["ref"] == {"key": "3/global", "size_bytes": 168, "digest": "01ff"}
     assert told["models"][0]["shape"] == [10]
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator["Future[None]"]:
+    """In the environment, as container engines put it there; done when it is asked."""
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
+        here = f"127.0.0.1:{listening.getsockname()[1]}"
+        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+            monkeypatch.setenv(name, f"http://{here}")
+
+        def hang_up() -> None:
+            listening.accept()[0].close()
+
+        asked = thread.submit(hang_up)
+        yield asked
+        if not asked.done():
+            socket.create_connection(listening.getsockname(), timeout=30).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(
+    address: str, proxy: "Future[None]", host: str
+) -> None:
+    """gRPC would honour it even for what is here."""
+    result = run("status", "--address", f"{host}:{address.rpartition(':')[2]}")
+    assert result.exit_code == 0, result.output
+    assert not proxy.done()
+
+
+def test_a_proxy_is_asked_for_other_machines(proxy: "Future[None]") -> None:
+    """It may be the only way."""
+    assert run("status", "--address", "fleet.invalid:50051").exit_code == 1
+    assert proxy.result(timeout=60) is None
 
 
 def test_nobody_answers() -> None:

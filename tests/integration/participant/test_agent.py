@@ -3,8 +3,11 @@
 import functools
 import json
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,6 +37,7 @@ from integration.participant.store import (
 from xain_participant import Agent, CoordinatorClient, Participant, Progress, direct, run
 from xain_participant import client as client_module
 from xain_participant import protocol as p
+from xain_participant.alive import SLACK_S, Alive
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.model import Layout, TensorSpec
@@ -81,7 +85,7 @@ def adder() -> Iterator[Adder]:
     adder.may_finish.set()  # whatever went wrong, its thread comes to an end
 
 
-Launch = Callable[[Participant, str], "Running"]
+Launch = Callable[..., "Running"]
 
 
 @pytest.fixture
@@ -89,8 +93,8 @@ def launch() -> Iterator[Launch]:
     """Run agents in threads; all have come to an end when the test has."""
     running: list[Running] = []
 
-    def start(participant: Participant, target: str) -> Running:
-        running.append(Running(participant, target))
+    def start(participant: Participant, target: str, alive: Alive | None = None) -> Running:
+        running.append(Running(participant, target, alive))
         return running[-1]
 
     yield start
@@ -102,9 +106,9 @@ def launch() -> Iterator[Launch]:
 class Running:
     """An agent in a thread of its own."""
 
-    def __init__(self, participant: Participant, target: str) -> None:
+    def __init__(self, participant: Participant, target: str, alive: Alive | None) -> None:
         self.seen: list[Progress] = []
-        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append)
+        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append, alive=alive)
         self._code: int | None = None
         # A daemon, so that a test that fails does not keep the others from ending.
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -620,6 +624,52 @@ def test_stop_leaves_even_in_the_middle_of_training(
     assert not running.agent.stop(), "only the first time counts"
     assert running.code() == 7
     assert server.heartbeats[-1] == (pb.FINISHED, 0)
+
+
+def silence_s(file: Path) -> float:
+    """How much longer nothing need be heard."""
+    return file.stat().st_mtime - time.time()
+
+
+def wait_for_a_sign(file: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while silence_s(file) < 0:
+        assert time.monotonic() < deadline, "it shows no sign of life"
+        time.sleep(0.01)  # a poll, not a race: it ends with the sign
+
+
+def test_a_health_check_sees_that_it_lives(
+    serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
+) -> None:
+    """What an earlier run left does not count. While it trains, and while the coordinator is away,
+    there are signs of life; each says for how long it holds."""
+    file = tmp_path / "alive"
+    file.touch()
+    alive = Alive(file)
+    assert file.stat().st_mtime == 0
+    server = serve()
+    adder.may_finish.clear()
+    running = launch(adder, server.target, alive)
+    assert adder.entered.wait(PATIENCE_S)
+    os.utime(file, (0, 0))
+    wait_for_a_sign(file)
+    assert silence_s(file) <= server.heartbeat_interval_ms / 1000 + SLACK_S
+    server.stop()
+    os.utime(file, (0, 0))
+    wait_for_a_sign(file)
+    assert silence_s(file) <= p.MAX_BACKOFF_S + SLACK_S
+    running.agent.stop(7)
+    assert running.code() == 7
+
+
+def test_a_health_file_that_is_gone_ends_nothing(
+    serve: Serve, adder: Adder, launch: Launch, tmp_path: Path
+) -> None:
+    file = tmp_path / "alive"
+    alive = Alive(file)
+    file.unlink()
+    assert launch(adder, serve().target, alive).code() == 0
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("name", ["", "global", "a/b", "Köln", "ward 7 "])

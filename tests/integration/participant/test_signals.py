@@ -50,13 +50,14 @@ def process(server: ScriptedCoordinator) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_leaves_the_session_and_exits(
     server: ScriptedCoordinator,
     process: "subprocess.Popen[str]",
     number: signal.Signals,
     code: int,
 ) -> None:
+    """Not with 0: who is stopped has not done its part, and is to be started again."""
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert server.heartbeats[-1] == (pb.FINISHED, 0)

@@ -3,6 +3,7 @@
 # stand-ins with the same tags are made of Debian packages and of the test tools:
 #
 #   tests/support/containers/stand_ins.sh VENV
+#   tests/support/containers/stand_ins.sh --remove      and what was built on them
 #
 #   python:3.11-slim         Debian's Python 3.11
 #   chrislusf/seaweedfs      the same SeaweedFS, out of VENV
@@ -11,6 +12,16 @@
 # Needs a Docker engine, and for stand-ins mmdebstrap, victoria-metrics and root. What builds install
 # from a package index goes through the host's certificates and pip's settings of the host.
 set -euo pipefail
+
+# Images have the labels of those that they are built on.
+label=xain.stand-in
+if [ "$1" = --remove ]; then
+    # The youngest first, since nothing is removed that another one is built on.
+    docker image ls --quiet --filter "label=$label" | awk '!seen[$0]++' |
+        xargs --no-run-if-empty docker image rm --force >/dev/null
+    exit
+fi
+
 venv=$1
 here=$(dirname "$0")
 compose_file=$here/../../../docker-compose.yml
@@ -45,7 +56,8 @@ make_python() {
         "$venv/bin/python" -m pip config list |
             sed -nE "s/^(global|:env:)\.(index-url|proxy|timeout|trusted-host)='(.*)'$/\2 = \3/p"
     } >"$root/etc/pip.conf"
-    tar -C "$root" -c . | docker import --change 'CMD ["python3"]' - "$1" >/dev/null
+    tar -C "$root" -c . |
+        docker import --change 'CMD ["python3"]' --change "LABEL $label=true" - "$1" >/dev/null
 }
 
 # image, its entry point, and the files that belong into it as FROM:TO
@@ -54,7 +66,8 @@ make_server() {
     shift 2
     mkdir -p "$scratch/server"
     {
-        echo 'FROM xain-stand-in'
+        echo "FROM $python"
+        echo "LABEL $label=true"
         for file in "$@"; do
             cp -L "${file%%:*}" "$scratch/server/"
             echo "COPY $(basename "${file%%:*}") ${file#*:}"
@@ -70,7 +83,6 @@ seaweedfs=chrislusf/seaweedfs:$(tag_of chrislusf/seaweedfs)
 influxdb=influxdb:$(tag_of influxdb)
 
 have "$python" || make_python "$python"
-docker tag "$python" xain-stand-in
 have "$seaweedfs" || make_server "$seaweedfs" '["/usr/bin/weed"]' \
     "$venv/bin/weed:/usr/bin/weed"
 have "$influxdb" || make_server "$influxdb" '["/entrypoint.sh"]' \

@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 
 from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
+from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
+from xain_coordinator.stores.prefixed import PrefixedAccess
+from xain_coordinator.stores.s3 import S3Store
+from xain_coordinator.stores.s3_bucket import connect
+from xain_messaging import names
 from xain_messaging.process.fields import Section
 from xain_messaging.process.settings import ConfigError, load
 
@@ -136,8 +141,8 @@ def test_rules_follow_from_the_settings() -> None:
         ),
         (
             {"storage__kind": "s3", "storage__bucket": "b", "storage__prefix": "/a"},
-            'storage.prefix is "/a"; it must be the beginning of a key, such as "trials/7", without'
-            " a slash at its ends",
+            'storage.prefix is "/a"; it must be the beginning of a key, such as "trials/7", of at '
+            "most 450 bytes and without a slash at its ends",
         ),
         (
             {"storage__kind": "s3", "storage__bucket": "b", "storage__access_key_id": "AKIA1"},
@@ -158,6 +163,10 @@ def test_rules_follow_from_the_settings() -> None:
         (
             {"storage__kind": "s3", "storage__bucket": "b", "storage__session_token": "hunter2"},
             "storage.session_token is ********; it goes with storage.access_key_id",
+        ),
+        (
+            {"storage__kind": "s3", "storage__bucket": "b", "storage__session_token_file": "/t"},
+            "storage.session_token_file is ********; it goes with storage.access_key_id",
         ),
         (
             {"storage__format": "xain-pickle"},
@@ -190,6 +199,78 @@ def test_rules_follow_from_the_settings() -> None:
 def test_impossible_settings(overrides: dict[str, Any], message: str) -> None:
     """One line that names the key; a session with such rules would wait for ever."""
     assert error_of(**overrides) == message
+
+
+@pytest.mark.parametrize("kind", ["files", "memory"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("endpoint", "http://s3:9000"),
+        ("public_endpoint", "http://s3:9000"),
+        ("region", "eu-central-1"),
+        ("bucket", "b"),
+        ("prefix", "trials/7"),
+        ("create_bucket", True),
+        ("access_key_id", "hunter2"),
+        ("access_key_id_file", "/run/secrets/hunter2"),
+        ("secret_access_key", "hunter2"),
+        ("secret_access_key_file", "/run/secrets/hunter2"),
+        ("session_token", "hunter2"),
+        ("session_token_file", "/run/secrets/hunter2"),
+        ("timeout_s", 3.0),
+        ("presigned", False),
+        ("url_lifetime_s", 60),
+    ],
+)
+def test_what_only_s3_reads_is_refused_elsewhere(kind: str, key: str, value: object) -> None:
+    """Else somebody believes that the weights lie where they do not."""
+    said = error_of(**{"storage__kind": kind, f"storage__{key}": value})
+    assert said.startswith(f"storage.{key} is ")
+    assert said.endswith('; nothing would read it without storage.kind = "s3"')
+    assert "hunter2" not in said
+
+
+def test_blank_credentials_are_none() -> None:
+    """As they come from a variable that is set to an empty file's content: half of a pair is half,
+    and nothing is nothing."""
+    s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__secret_access_key": "\n"}
+    config(**s3, storage__access_key_id=" ")
+    config(**s3, storage__access_key_id_file="/id", storage__secret_access_key_file="/key")
+    assert error_of(**s3, storage__access_key_id="AKIA1").startswith("storage.secret_access_key")
+
+
+# The longest names that a participant may have, by what S3's names make of them.
+LONGEST = [
+    "x" * 128,
+    "%" * 128,
+    *("x" * number + "%" * (128 - number) for number in range(1, 4)),
+    ".x" * 64,
+    "x." * 32 + "%" * 63 + "x",
+]
+
+
+@pytest.mark.parametrize("prefix", ["p" * 200 + "/" + "p" * 245, "%" * 148, "/".join("p" * 225)])
+@pytest.mark.parametrize("name", LONGEST)
+def test_every_key_has_room_behind_the_longest_prefix(
+    tmp_path: Path, prefix: str, name: str
+) -> None:
+    """Else one participant's name would be the end of a whole round's."""
+    assert names.why_not(name) is None
+    s3 = {"storage__kind": "s3", "storage__bucket": "b"}
+    credentials = {"storage__access_key_id": "a", "storage__secret_access_key": "b"}
+    storage = config(**s3, **credentials, storage__prefix=prefix).storage
+    store = S3Store(connect(storage), storage.prefix, tmp_path)
+    part = PrefixedAccess(store, "f" * 12)
+    round_ = 2**31 - 1  # the largest on the wire
+    for key in (
+        attempt_key(update_key(round_, name), "f" * 32),
+        incoming_key(round_, name),
+        model_key(round_),
+    ):
+        part.upload_url(key)
+    store.close()
+    told = error_of(**s3, storage__prefix=prefix + "p" * 10)
+    assert told.endswith("of at most 450 bytes and without a slash at its ends")
 
 
 def test_unknown_rules_of_aggregation_are_refused() -> None:

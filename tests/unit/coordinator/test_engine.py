@@ -4,7 +4,7 @@ cannot."""
 import io
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +71,61 @@ def work_on(updates: tuple[Update, ...], rule: str = "weighted_average") -> Aggr
 
 
 class CountingStore(MemoryStore):
-    """Knows how many readers are open."""
+    """Knows how many readers are open, and whether what is read first is what was said to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_parallel: int = 1) -> None:
         super().__init__()
-        self.num_open = self.most_open = self.num_opened = 0
+        self.num_parallel = num_parallel
+        self.num_open = self.most_open = self.num_opened = self.num_beyond = 0
+        self._counting = threading.Lock()
 
-    def open(self, key: str) -> Any:
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
         reader = super().open(key)
-        self.num_open += 1
-        self.num_opened += 1
-        self.most_open = max(self.most_open, self.num_open)
-        close = reader.close
+        with self._counting:
+            self.num_open += 1
+            self.num_opened += 1
+            self.most_open = max(self.most_open, self.num_open)
+        read, close = reader.read, reader.close
+        end = start + (length or 0)
+
+        def count_and_read(offset: int, num_bytes: int) -> bytes:
+            with self._counting:
+                self.num_beyond += offset < start or offset + num_bytes > end
+            return read(offset, num_bytes)
 
         def count_and_close() -> None:
             reader.close = close  # type: ignore[method-assign]  # a probe
-            self.num_open -= 1
+            with self._counting:
+                self.num_open -= 1
             close()
 
+        reader.read = count_and_read  # type: ignore[method-assign]  # a probe
         reader.close = count_and_close  # type: ignore[method-assign]  # a probe
         return reader
+
+
+class FarStore(CountingStore):
+    """Where a read takes as long as one likes: meet(key) is called in each."""
+
+    def __init__(self, meet: Callable[[str], object], num_parallel: int = NUM_UPDATES) -> None:
+        super().__init__(num_parallel)
+        self.meet: Callable[[str], object] = lambda key: None
+        self._meet = meet
+
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
+        reader = super().open(key, start, length)
+        read = reader.read
+
+        def meet_and_read(offset: int, num_bytes: int) -> bytes:
+            self.meet(key)
+            return read(offset, num_bytes)
+
+        reader.read = meet_and_read
+        return reader
+
+    def begin(self) -> None:
+        """All before was preparation."""
+        self.meet = self._meet
 
 
 # --- the same bytes -------------------------------------------------------------------------------
@@ -138,11 +173,13 @@ def test_more_updates_than_readers(max_readers: int) -> None:
     updates = hand_in(store, random_vectors())
     usual = aggregate(store, work_on(updates), tile_bytes=64)
     assert store.most_open == NUM_UPDATES
-    store.most_open = 0
-    store.delete("4/global")
-    assert aggregate(store, work_on(updates), tile_bytes=64, max_readers=max_readers) == usual
-    assert store.most_open <= max_readers
-    assert store.num_open == 0
+    for num_parallel in (1, 16):
+        store.num_parallel = num_parallel
+        store.most_open = 0
+        store.delete("4/global")
+        assert aggregate(store, work_on(updates), tile_bytes=64, max_readers=max_readers) == usual
+        assert store.most_open <= max_readers
+        assert store.num_open == 0
 
 
 def test_few_readers_by_default() -> None:
@@ -152,6 +189,78 @@ def test_few_readers_by_default() -> None:
     store.most_open = 0
     aggregate(store, work_on(updates))
     assert store.most_open <= engine.MAX_READERS == 64
+
+
+# --- stores far away ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_readers", [NUM_UPDATES - 1, NUM_UPDATES])
+def test_what_is_opened_is_what_is_read(max_readers: int) -> None:
+    """A store far away brings with the opening what it is told will be read: nothing needs another
+    request, and nothing comes in vain, however often an update is opened again."""
+    store = CountingStore()
+    updates = hand_in(store, random_vectors())
+    store.num_beyond = store.num_opened = 0
+    aggregate(store, work_on(updates), tile_bytes=4 * 6 * NUM_UPDATES, max_readers=max_readers)
+    if max_readers < NUM_UPDATES:
+        assert (store.num_beyond, store.num_opened) == (0, 4 * NUM_UPDATES)
+    else:
+        assert (store.num_beyond, store.num_opened) == (3 * NUM_UPDATES, NUM_UPDATES)
+
+
+def test_rows_are_read_at_the_same_time() -> None:
+    """As many as the store says; the model is the same."""
+    gate = threading.Barrier(NUM_UPDATES, timeout=60)
+    store = FarStore(lambda key: gate.wait())
+    updates = hand_in(store, random_vectors())
+    near = MemoryStore()
+    assert hand_in(near, random_vectors()) == updates
+    store.begin()
+    assert aggregate(store, work_on(updates), tile_bytes=64) == aggregate(near, work_on(updates))
+
+
+def test_the_failure_of_one_row_ends_all() -> None:
+    """With its own error. Nothing is being read any more then, and no reader is open."""
+    gate = threading.Barrier(NUM_UPDATES, timeout=60)
+    failing = threading.Event()
+    under_way: set[str] = set()
+
+    def meet(key: str) -> None:
+        if failing.is_set():
+            return
+        under_way.add(key)
+        gate.wait()
+        if key == "3/p3":
+            failing.set()
+            raise StoreUnavailable("gone")
+        assert failing.wait(60)
+        under_way.remove(key)
+
+    store = FarStore(meet)
+    updates = hand_in(store, random_vectors())
+    store.begin()
+    with pytest.raises(StoreUnavailable, match="gone") as caught:
+        aggregate(store, work_on(updates))
+    assert (under_way, store.num_open) == ({"3/p3"}, 0), caught.value
+    assert list(store.keys("4/")) == []
+
+
+def test_stop_ends_between_two_rows() -> None:
+    """Where a thousand of them take their time, none begins any more."""
+    stop = threading.Event()
+    seen: list[str] = []
+
+    def meet(key: str) -> None:
+        seen.append(key)
+        stop.set()
+
+    store = FarStore(meet, num_parallel=1)
+    updates = hand_in(store, random_vectors())
+    store.begin()
+    with pytest.raises(Stopped):
+        aggregate(store, work_on(updates), stop)
+    assert set(seen) == {"3/p0"}
+    assert store.num_open == 0
 
 
 # --- updates that are not what they were ----------------------------------------------------------
@@ -187,7 +296,7 @@ def test_an_update_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None
     updates = hand_in(store, random_vectors())
 
     class Truncating(MemoryStore):
-        def open(self, key: str) -> Any:
+        def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
             reader: Reader = store.open(key)
             for file in (path for path in tmp_path.rglob("*") if path.is_file()):
                 os.truncate(file, min(130, file.stat().st_size))
@@ -204,7 +313,7 @@ def test_an_update_that_changes_between_two_tiles() -> None:
     changed = npy(random_vectors()[0] + 1)
 
     class Changing(CountingStore):
-        def open(self, key: str) -> Any:
+        def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
             self.num_opened += 1
             if self.num_opened == NUM_UPDATES + 1:  # the second tile begins
                 put(store, "3/p0", changed)

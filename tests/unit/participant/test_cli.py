@@ -36,6 +36,11 @@ def test_help_teaches_with_examples() -> None:
         (["--data", "iris", "--id", "a/b"], 2, "participant.id"),
         (["--data", "iris", "--set", "nonsense"], 2, "--set takes KEY=VALUE"),
         (["--data", "iris", "--set", "data.sorce=x"], 2, "did you mean data.source"),
+        (
+            ["--data", "iris", "--set", "participant.alive_file=/nowhere/a"],
+            2,
+            "/nowhere/a: it cannot",
+        ),
         (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
     ],
 )

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -121,8 +122,8 @@ def test_every_key_occurs_in_an_example() -> None:
         for line in file.read_text().splitlines():
             if line.startswith("["):
                 section = line.strip("[]")
-            elif " = " in line:
-                told.add(f"{section}.{line.removeprefix('# ').split(' = ')[0]}")
+            elif found := re.match(r"(?:# )?(\w+) =", line):
+                told.add(f"{section}.{found[1]}")
     assert keys_of(ParticipantConfig) <= told
 
 

@@ -513,6 +513,12 @@ def test_who_is_asked_to_stop_says_goodbye(holding: Talk) -> None:
     assert holding.hear(p.StopRequested(130)) == [p.Leave(), p.Exit(130, "asked to stop")]
 
 
+def test_who_is_asked_to_stop_after_the_end_has_reached_it(holding: Talk) -> None:
+    """A participant that is moved away at this moment need not be started again."""
+    holding.advertise(3, State.FINISHED)
+    assert holding.hear(p.StopRequested(143)) == FINISHED
+
+
 def test_the_same_events_and_chance_give_the_same_actions() -> None:
     """So a recorded list of events replays a failure."""
 

@@ -1,12 +1,14 @@
 """The tile engine: one pass over the same slice of every update, in the order of selection.
 
-Memory is one tile, however many participants there are and however large the model is. The result
-depends on the updates and their order alone, so making it again after a crash gives the same bytes.
+Memory is a few tiles, however many participants there are and however large the model is. The
+result depends on the updates and their order alone, so making it again after a crash gives the same
+bytes.
 Weights are little-endian, whatever the machine.
 """
 
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -61,16 +63,18 @@ class _Source:
 
     def read_into(self, row: NDArray[Any]) -> None:
         """The next len(row) elements. Raises UpdateChanged and the store's errors."""
+        header_bytes = self._header_bytes if self._offset == 0 else 0
         if self._reader is None:
-            self._reader = self._open()
-        if self._offset == 0:
-            self._next(self._reader, self._header_bytes)
+            self._reader = self._open(header_bytes + row.nbytes)
+        if header_bytes:
+            self._next(self._reader, header_bytes)
         row[:] = np.frombuffer(self._next(self._reader, row.nbytes), self._dtype)
         if not self._keep_open:
             self.close()
 
-    def _open(self) -> Reader:
-        reader = self._store.open(self._ref.key)
+    def _open(self, length: int) -> Reader:
+        """length: of what will be read next."""
+        reader = self._store.open(self._ref.key, self._offset, length)
         if reader.size != self._ref.size_bytes:
             reader.close()
             raise UpdateChanged(
@@ -109,7 +113,7 @@ def aggregate(
     """Make and store the model of the round after `work.round`.
 
     Blocks; runs in a thread. Doing it again gives the same model.
-    stop: once set, the work ends after the tile at hand.
+    stop: once set, the work ends after the reads and the tile at hand.
     Raises UpdateChanged, Fenced, RuleFailed, Stopped, and the store's errors.
     """
     first = work.updates[0].weights
@@ -143,12 +147,12 @@ def _combined(
     with ExitStack() as stack:
         for source in sources:
             stack.callback(source.close)
+        # Its end, before that of the sources, waits for what is being read.
+        num_threads = min(store.num_parallel, max_readers, len(sources))
+        pool = stack.enter_context(ThreadPoolExecutor(num_threads, "aggregate"))
         for start in range(0, shape[0], width):
-            if stop.is_set():
-                raise Stopped
             num_columns = min(width, shape[0] - start)
-            for row, source in zip(tile, sources, strict=True):
-                source.read_into(row[:num_columns])
+            _read_tile(pool, num_threads, sources, tile[:, :num_columns], stop)
             combined = rule.combine(tile[:, :num_columns], num_samples)
             with np.errstate(over="ignore"):
                 rounded = combined.astype(dtype)
@@ -159,6 +163,38 @@ def _combined(
             yield rounded.tobytes()
         for source in sources:
             source.check()
+
+
+def _read_tile(
+    pool: ThreadPoolExecutor,
+    num_threads: int,
+    sources: Sequence[_Source],
+    tile: NDArray[Any],
+    stop: threading.Event,
+) -> None:
+    """The next elements of every source into its row, in this thread and in those of the pool.
+
+    Raises what _Source.read_into does, and Stopped; others may still be read then.
+    """
+    rows = list(zip(sources, tile, strict=True))
+    failed = threading.Event()
+
+    def read_some(first: int) -> None:
+        for source, row in rows[first::num_threads]:
+            if stop.is_set() or failed.is_set():
+                return
+            try:
+                source.read_into(row)
+            except BaseException:
+                failed.set()
+                raise
+
+    reads = [pool.submit(read_some, first) for first in range(1, num_threads)]
+    read_some(0)
+    for read in reads:
+        read.result()
+    if stop.is_set():
+        raise Stopped
 
 
 def _dtype_of(update: Update) -> np.dtype[Any]:

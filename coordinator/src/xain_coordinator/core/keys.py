@@ -1,6 +1,10 @@
 """Where weights lie in a store."""
 
+import re
+
 from xain_messaging.names import GLOBAL
+
+_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\Z")
 
 
 def model_key(round_: int) -> str:
@@ -9,8 +13,19 @@ def model_key(round_: int) -> str:
 
 
 def update_key(round_: int, upload_name: str) -> str:
-    """A local update of `round_`."""
+    """The place of a local update of `round_`."""
     return f"{round_}/{upload_name}"
+
+
+def attempt_key(place: str, attempt: str) -> str:
+    """One attempt at bringing an update to its place. attempt: 32 hex digits, used only once: a
+    request that was given up may still reach the store, and must not meet another one's object."""
+    return f"{place}.{attempt}"
+
+
+def place_of(key: str) -> str:
+    """The place of an update, out of the key of one of its attempts."""
+    return _ATTEMPT.sub("", key)
 
 
 def incoming_key(round_: int, participant_id: str) -> str:

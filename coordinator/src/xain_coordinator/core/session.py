@@ -37,7 +37,7 @@ from xain_coordinator.core.effects import (
     Notify,
     RecordMetrics,
 )
-from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.membership import (
     Heard,
     Member,
@@ -534,8 +534,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             assert update.participant_id in open_.selected, "an update from outside the selection"
             assert update.participant_id not in open_.updates, "an update counted twice"
             updates = {**open_.updates, update.participant_id: update}
-            keys = open_.keys | {update.weights.ref.key}
-            return replace(session, open_round=replace(open_, updates=updates, keys=keys))
+            places = open_.places | {place_of(update.weights.ref.key)}
+            return replace(session, open_round=replace(open_, updates=updates, places=places))
         case e.RoundClosed(_, at):
             closed = replace(_open(session), closed_at=at)
             return replace(_to(session, Phase.AGGREGATING), open_round=closed)

@@ -27,7 +27,7 @@ def require_free_key(round_: Round, name: str) -> None:
     Raises UploadNameTaken.
     """
     key = update_key(round_.number, name)
-    if key in round_.keys:
+    if key in round_.places:
         raise errors.UploadNameTaken(
             f"an accepted update of another participant lies under {key!r}; wait for the next round"
         )

@@ -98,7 +98,7 @@ class Round:
     selected: in the order of selection, which is the order of aggregation.
     target: how many ought to be selected; below it, participants who come are added.
     updates: accepted ones by participant, each of them in `selected`.
-    keys: where the accepted updates lie in the store.
+    places: of the accepted updates in the store.
     closed_at: None while updates are taken in.
     """
 
@@ -108,7 +108,7 @@ class Round:
     epochs: int
     opened_at: float
     updates: Mapping[str, Update] = field(default_factory=dict)
-    keys: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
     closed_at: float | None = None
 
     @property

@@ -51,6 +51,8 @@ class Process:
             return "is running"
         if status < 0:
             return f"was killed ({signal.Signals(-status).name})"
+        if status == 128 + signal.SIGTERM:
+            return "was stopped"
         return "is done" if status == 0 else f"failed with status {status}"
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
+from xain_messaging.process.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc, inspection_pb2_grpc
 from xain_proto.fl import inspection_pb2 as inspection
@@ -95,7 +96,8 @@ class Observer:
     """
 
     def __init__(self, port: int, test: Dataset) -> None:
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        self._channel = grpc.insecure_channel(address, options=proxy_options(address))
         self._coordinator = coordinator_pb2_grpc.CoordinatorStub(self._channel)
         self._inspection = inspection_pb2_grpc.InspectionStub(self._channel)
         self._test = test

@@ -7,23 +7,29 @@ What a server answers falls in three classes. It is away (no connection, no answ
 busy, an error of its own): try again, later each time. It does not let us in (token, org, bucket,
 address): only a person can put that right, so try again slowly. It does not take these points: they
 are lost, and if it took none of a batch because of some, these are found by halving.
+
+An address may lead to something else, such as a proxy's or an HTTPS port, that refuses whatever it
+is sent. So a refusal counts only from a server that takes something: another part of the batch, or
+once more what it took before, which changes nothing in it. From another, nobody is let in.
 """
 
 import logging
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 import structlog
 import urllib3
 from influxdb_client.client.influxdb_client import InfluxDBClient
 from influxdb_client.client.write.point import Point as LinePoint
-from influxdb_client.client.write_api import SYNCHRONOUS
 from influxdb_client.rest import ApiException
+from influxdb_client.service.write_service import WriteService
 
 from xain_coordinator.config import MetricsSettings
 from xain_coordinator.core.values import Point
@@ -36,18 +42,22 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
 MAX_RETRY_AFTER_S = 300.0
-# Halving finds one bad point in a batch with 2 log2(_BATCH) requests. A batch with so many that
-# this does not suffice loses some good ones with them.
+# In one go; the rest of the batch waits for the next.
 MAX_REQUESTS = 100
+# Of one participant's points, by halves: log2(n) find one bad among n. A participant that has many
+# bad points in a batch loses good ones with them, but only its own.
+MAX_SPLITS = 32
 LINGER_S = 1.0
 
 _BATCH = 1000
 _MAX_REASON = 200  # characters of what a server says, in a log line
 
+_WRITTEN = 204  # anything else may be a page to log in at
 _AWAY = frozenset({0, 408, 425, 429})  # and 5xx; 0 is the client's for a failed TLS handshake
-_POINTS_REFUSED = frozenset({400, 413, 422})
-# How InfluxDB says that it has written all but so many points.
-_PARTIAL = re.compile(r"partial write: .*dropped=(\d+)", re.DOTALL)
+_TOO_LARGE = 413
+_POINTS_REFUSED = frozenset({400, _TOO_LARGE, 422})
+# How InfluxDB says that it has written all but so many points; 2.0 did so with status 500.
+_PARTIAL = re.compile(r"partial write: .*dropped=(\d{1,18})", re.DOTALL)
 
 
 class InfluxMetrics(QueuedMetrics):
@@ -106,6 +116,25 @@ class _Failure:
         return self.status in _AWAY or self.status >= 500
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A point of a batch, and its line. place: in the batch."""
+
+    place: int
+    stamped: Stamped
+    line: bytes
+
+    @property
+    def participant(self) -> str:
+        """Or "", for the coordinator."""
+        return self.stamped[1].tags.get("id", "")
+
+
+_Group = Sequence[_Entry]
+_participant = attrgetter("participant")
+_place = attrgetter("place")
+
+
 def _is_not_of_the_client(record: logging.LogRecord) -> bool:
     return "influxdb_client" not in record.pathname
 
@@ -126,54 +155,88 @@ class InfluxWriter:
         self._client = InfluxDBClient(
             url, token=token, org=org, timeout=timeout_ms, enable_gzip=True
         )
-        self._api = self._client.write_api(write_options=SYNCHRONOUS)
+        self._api = WriteService(self._client.api_client)  # type: ignore[no-untyped-call]
+        self._org = org
         self._bucket = bucket
         self._token = token
         self._delay_s = FIRST_RETRY_S
         self._trouble = ""
         self._has_refused = False
+        self._taken = b""  # a line that the server took
 
     def close(self) -> None:
         self._client.close()  # type: ignore[no-untyped-call]  # the client's
 
     def write(self, batch: Sequence[Stamped]) -> Outcome:
-        pending = [[(stamped, line) for stamped in batch if (line := to_line(*stamped))]]
-        num_lost = len(batch) - len(pending[0])
+        search = _Search(batch)
+        num_lost = len(batch) - search.num_pending
         num_requests = 0
-        while pending:
-            group = pending.pop()
-            if not group:
-                continue
+        takes_points = False  # as far as this batch has shown
+        failure: _Failure | None = None
+        while search.pending and num_requests < MAX_REQUESTS:
+            group = search.pending.pop()
             num_requests += 1
-            failure = self._send([line for _, line in group])
+            failure = self._send([entry.line for entry in group])
             if failure is None:
+                takes_points = True
+                self._taken = group[-1].line
+            elif failure.num_dropped is not None:
+                takes_points = True
+                num_lost += self._lose(group, failure, min(failure.num_dropped, len(group)))
+            elif failure.status in _POINTS_REFUSED:
+                search.refused(group, failure)
+                if not takes_points and self._taken:
+                    num_requests += 1
+                    failure = self._send([self._taken])
+                    if failure is not None and failure.num_dropped is None:
+                        return self._try_later(num_lost, search, failure)
+                    takes_points = True
+            else:
+                search.pending.append(group)
+                return self._try_later(num_lost, search, failure)
+            if takes_points:
                 self._is_well()
-                continue
-            if failure.status not in _POINTS_REFUSED:
-                pending.append(group)
-                rest = [stamped for group in reversed(pending) for stamped, _ in group]
-                return Outcome(num_lost, rest, self._has_trouble(failure))
-            self._is_well()  # it has looked at them
-            num_refused = failure.num_dropped
-            if num_refused is None:
-                if len(group) > 1 and num_requests < MAX_REQUESTS:
-                    half = len(group) // 2
-                    pending += [group[half:], group[:half]]
-                    continue
-                num_refused = len(group)
-            num_lost += num_refused
-            self._tell_refused(failure, num_refused)
-        return Outcome(num_lost)
+                num_lost += sum(self._lose(*given_up) for given_up in search.take_given_up())
+        if failure is not None and not takes_points:
+            return self._try_later(num_lost, search, failure)
+        rest = search.rest()
+        return Outcome(num_lost, rest, _with_jitter(FIRST_RETRY_S) if rest else 0.0)
+
+    def _try_later(self, num_lost: int, search: "_Search", failure: _Failure) -> Outcome:
+        return Outcome(num_lost, search.rest(), self._has_trouble(failure))
+
+    def _lose(self, group: "_Group", failure: _Failure, num_points: int) -> int:
+        """The number. Told once: one participant may send such a point in every round, and they are
+        counted."""
+        tell = log.debug if self._has_refused else log.warning
+        self._has_refused = True
+        participants = {entry.participant for entry in group}
+        tell(
+            "metric_points_refused",
+            participant=participants.pop() if len(participants) == 1 else None,
+            points=num_points,
+            status=failure.status,
+            error=failure.reason,
+        )
+        return num_points
 
     def _send(self, lines: Sequence[bytes]) -> _Failure | None:
         try:
-            self._api.write(self._bucket, record=list(lines))
+            _, status, _ = self._api.post_write_with_http_info(  # type: ignore[no-untyped-call]  # the client's
+                self._org,
+                self._bucket,
+                b"\n".join(lines),
+                precision="ns",
+                content_type="text/plain; charset=utf-8",
+            )
         except ApiException as error:
             return self._answered(error)
         except urllib3.exceptions.HTTPError as error:
             return _Failure(0, self._clean(f"{type(error).__name__}: {error}"))
         except (OSError, ValueError) as error:  # such as an answer that is not text
             return _Failure(0, type(error).__name__)
+        if status != _WRITTEN:
+            return _Failure(status, f"it answers {status} where InfluxDB says {_WRITTEN}")
         return None
 
     def _answered(self, error: Any) -> _Failure:
@@ -219,13 +282,50 @@ class InfluxWriter:
             self._trouble = ""
             log.info("metrics_available")
 
-    def _tell_refused(self, failure: _Failure, num_points: int) -> None:
-        """Once: one participant may send such a point in every round, and they are counted."""
-        tell = log.debug if self._has_refused else log.warning
-        self._has_refused = True
-        tell(
-            "metric_points_refused", points=num_points, status=failure.status, error=failure.reason
-        )
+
+class _Search:
+    """The points of a batch that the server has neither taken nor refused alone.
+
+    pending: groups to send, the last one first.
+    """
+
+    def __init__(self, batch: Sequence[Stamped]) -> None:
+        entries = [
+            _Entry(place, stamped, line)
+            for place, stamped in enumerate(batch)
+            if (line := to_line(*stamped))
+        ]
+        self.num_pending = len(entries)
+        self.pending: list[_Group] = [entries] if entries else []
+        self._given_up: list[tuple[_Group, _Failure, int]] = []
+        self._num_splits: Counter[str] = Counter()
+
+    def refused(self, group: _Group, failure: _Failure) -> None:
+        """Send its halves, or give it up: a point alone, or those of a participant that has many.
+
+        Sorted, the points of one are soon apart from those of others, and cost them none.
+        """
+        group = sorted(group, key=_participant)
+        first, last = group[0].participant, group[-1].participant
+        # A request that is too large is nobody's fault.
+        is_its_fault = first == last and failure.status != _TOO_LARGE
+        if len(group) == 1 or (is_its_fault and self._num_splits[first] == MAX_SPLITS):
+            self._given_up.append((group, failure, len(group)))
+            return
+        self._num_splits[first] += is_its_fault
+        half = len(group) // 2
+        self.pending += [group[half:], group[:half]]
+
+    def take_given_up(self) -> list[tuple[_Group, _Failure, int]]:
+        """With the number of points."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
+
+    def rest(self) -> Sequence[Stamped]:
+        """What is neither taken nor lost."""
+        groups = [*self.pending, *(group for group, *_ in self._given_up)]
+        entries = sorted((entry for group in groups for entry in group), key=_place)
+        return tuple(entry.stamped for entry in entries)
 
 
 def to_line(at_ns: int, point: Point) -> bytes:

@@ -3,7 +3,9 @@
     [{"measurement": "participant", "time": NANOSECONDS,
       "tags": {NAME: TEXT}, "fields": {NAME: NUMBER OR TEXT}}, ...]
 
-`tags` may be missing; other keys are passed over, as XAIN did.
+`tags` may be missing; other keys are passed over, as XAIN did. So are tags: each new value of one
+would begin a series of its own, and a database of many is a slow one. XAIN's "epoch_global" becomes
+a field; who the sender is, the coordinator knows.
 
 A time-series database keeps a field of the type that it first had, and refuses points in which it
 has another. JSON has both 1 and 1.0 for a loss, so every number becomes a float, except in the two
@@ -12,6 +14,7 @@ participant that could make them something else would keep the others' out.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic_core import from_json
@@ -19,7 +22,15 @@ from pydantic_core import from_json
 from xain_coordinator.core.values import Point
 
 MAX_BYTES = 64 * 1024
+# What the participant's SDK keeps of a round. XAIN's sends one for each name and epoch.
 MAX_POINTS = 1000
+MAX_FIELDS = 200  # of a point
+MAX_NAME = 200  # characters; a key of InfluxDB is less than 64 KiB, with the sender's id
+
+# Between what a round may last and what a clock in another time zone may be wrong by. A database
+# keeps points by the day or so; times all over the centuries would open a file for each.
+MAX_AGE_NS = 7 * 24 * 3600 * 10**9
+MAX_AHEAD_NS = 24 * 3600 * 10**9
 
 WHOLE_FIELDS = ("state", "round")
 
@@ -27,10 +38,11 @@ _INT64 = 2**63  # what a time-series database keeps of a whole number
 _SHOWN = 40  # characters of a name in a message
 
 
-def parse_points(json_text: str) -> tuple[tuple[Point, ...], str | None]:
+def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | None]:
     """(points, None), or ((), what is wrong with the first bad element): all are taken or none.
 
-    "" and "[]" are no points.
+    "" and "[]" are no points. A clock that is wrong by more than a time zone costs no point: its
+    times become `now_ns`, a nanosecond apart, since two points of a series at one time are one.
     """
     if not json_text.strip():
         return (), None
@@ -49,13 +61,13 @@ def parse_points(json_text: str) -> tuple[tuple[Point, ...], str | None]:
     points = []
     for index, element in enumerate(document):
         try:
-            points.append(_point(element))
+            points.append(_point(element, now_ns, index))
         except ValueError as error:
             return (), f"metrics element {index}: {error}"
     return tuple(points), None
 
 
-def _point(element: Any) -> Point:
+def _point(element: Any, now_ns: int, index: int) -> Point:
     """Raises ValueError with the reason."""
     if not isinstance(element, dict):
         raise ValueError(f"it must be an object, got {_kind(element)}")
@@ -69,6 +81,8 @@ def _point(element: Any) -> Point:
         time = int(time)  # which may still be out of range
     if not _is_number(time):
         raise ValueError(f"'time' must be a finite 64-bit number, got {_kind(time)}")
+    if not now_ns - MAX_AGE_NS <= time <= now_ns + MAX_AHEAD_NS:
+        time = now_ns + index
     tags = element.get("tags", {})
     if not isinstance(tags, dict):
         raise ValueError(f"'tags' must be an object, got {_kind(tags)}")
@@ -80,12 +94,28 @@ def _point(element: Any) -> Point:
         raise ValueError(f"'fields' must be an object, got {_kind(fields)}")
     if not fields:
         raise ValueError("'fields' is empty")  # there would be nothing to store
+    if len(fields) > MAX_FIELDS:
+        raise ValueError(f"it has {len(fields)} fields, the limit is {MAX_FIELDS}")
     typed = {name: _field(name, value) for name, value in fields.items()}
-    return Point("participant", typed, tags, at_ns=time)
+    return Point("participant", {**_epoch(tags), **typed}, at_ns=time)
+
+
+def _epoch(tags: Mapping[str, str]) -> dict[str, float]:
+    """XAIN's epoch, counted over the rounds; empty if there is none."""
+    try:
+        epoch = float(tags["epoch_global"])
+    except (KeyError, ValueError):
+        return {}
+    return {"epoch_global": epoch} if math.isfinite(epoch) else {}
 
 
 def _field(name: str, value: Any) -> int | float | str:
     """Raises ValueError."""
+    if len(name) > MAX_NAME:
+        raise ValueError(
+            f"field {name[:_SHOWN]!r}... has a name of {len(name)} characters, "
+            f"the limit is {MAX_NAME}"
+        )
     if name in WHOLE_FIELDS:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # which may still be out of range

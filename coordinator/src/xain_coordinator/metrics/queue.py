@@ -3,8 +3,10 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from sys import getsizeof
 from typing import Protocol
 
 import structlog
@@ -13,10 +15,16 @@ from xain_coordinator.core.values import Point
 
 log = structlog.get_logger(__name__)
 
+# Whichever is reached first: a point takes 1 KB as a rule, and 260 KB with the longest text.
 MAX_WAITING = 10_000
+MAX_WAITING_BYTES = 32 * 1024 * 1024
+# What is being written is a second time in memory, as lines.
+MAX_BATCH_BYTES = 4 * 1024 * 1024
 CLOSE_TIMEOUT_S = 5.0
 
 Stamped = tuple[int, Point]  # nanoseconds since 1970
+
+_POINT_BYTES = 200  # without what it holds: the Point, its tuples, its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +49,68 @@ class Writer(Protocol):
         """Nothing more will be written."""
 
 
+def cost(point: Point) -> int:
+    """Bytes of memory that the point takes, roughly; what it shares with others counts for each."""
+    try:
+        texts = chain(point.fields.items(), point.tags.items())
+        dicts = getsizeof(point.fields) + getsizeof(point.tags)
+        return (
+            _POINT_BYTES + dicts + sum(getsizeof(name) + getsizeof(value) for name, value in texts)
+        )
+    except AttributeError:  # no point after all, which the writer will find
+        return _POINT_BYTES
+
+
+class _Waiting:
+    """Points, oldest first, and what they cost."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[int, Stamped]] = deque()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def append(self, points: Iterable[tuple[int, Stamped]]) -> None:
+        for size, stamped in points:
+            self._points.append((size, stamped))
+            self.num_bytes += size
+
+    def put_back(self, points: Sequence[tuple[int, Stamped]]) -> None:
+        for size, stamped in reversed(points):
+            self._points.appendleft((size, stamped))
+            self.num_bytes += size
+
+    def pop(self) -> Stamped:
+        size, stamped = self._points.popleft()
+        self.num_bytes -= size
+        return stamped
+
+    def batch(self, max_points: int, max_bytes: int) -> list[Stamped]:
+        """At least one, if there is one."""
+        taken: list[Stamped] = []
+        room = max_bytes
+        while self._points and len(taken) < max_points:
+            room -= self._points[0][0]
+            if taken and room < 0:
+                break
+            taken.append(self.pop())
+        return taken
+
+    def clear(self) -> None:
+        self._points.clear()
+        self.num_bytes = 0
+
+
 class QueuedMetrics:
     """A MetricsStore whose writer works in a thread of its own, so that it holds nobody up.
 
     wall_ns: the time for points that have none.
-    batch: points that are written together, at most.
+    batch: points that are written together, at most; fewer if they are large.
     linger_s: how long a point waits for others to be written with. Points come in bursts; waking
         up for each would take the interpreter away from the very round that they tell of.
-    max_waiting: points that may wait; of more, the oldest are lost, and counted. Who looks at a
-        series wants to know the present first.
+    max_waiting: points that may wait, if they take no more than MAX_WAITING_BYTES; of more, the
+        oldest are lost, and counted. Who looks at a series wants to know the present first.
     """
 
     def __init__(
@@ -66,7 +127,7 @@ class QueuedMetrics:
         self._batch = batch
         self._linger_s = linger_s
         self._max_waiting = max_waiting
-        self._waiting: deque[Stamped] = deque()
+        self._waiting = _Waiting()
         self._num_in_hand = 0  # with the writer
         self._num_lost = 0
         self._closing = threading.Event()
@@ -82,15 +143,17 @@ class QueuedMetrics:
 
     def write(self, points: Sequence[Point]) -> None:
         now = self._wall_ns()
-        stamped = [(now if point.at_ns is None else point.at_ns, point) for point in points]
+        stamped = [
+            (cost(point), (now if point.at_ns is None else point.at_ns, point)) for point in points
+        ]
         with self._changed:
             if self._closing.is_set():
                 self._num_lost += len(stamped)
                 return
             was_waiting = bool(self._waiting)
-            self._waiting += stamped
+            self._waiting.append(stamped)
             self._lose_oldest()
-            if not was_waiting or len(self._waiting) >= self._batch:
+            if not was_waiting or self._is_full():
                 self._changed.notify()
 
     def close(self) -> None:
@@ -111,9 +174,16 @@ class QueuedMetrics:
             log.warning("metrics_lost", points=num_lost, in_all=self._num_lost)
 
     def _lose_oldest(self) -> None:
-        while len(self._waiting) > self._max_waiting:
-            self._waiting.popleft()
+        """Never all: the thread takes an empty queue for the end."""
+        while len(self._waiting) > 1 and (
+            len(self._waiting) > self._max_waiting or self._waiting.num_bytes > MAX_WAITING_BYTES
+        ):
+            self._waiting.pop()
             self._num_lost += 1
+
+    def _is_full(self) -> bool:
+        """There is a batch of it, with nothing to wait for."""
+        return len(self._waiting) >= self._batch or self._waiting.num_bytes >= MAX_BATCH_BYTES
 
     # --- the thread ---
 
@@ -132,11 +202,11 @@ class QueuedMetrics:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             self._changed.wait_for(
-                lambda: self._closing.is_set() or len(self._waiting) >= self._batch,
-                timeout=self._linger_s,
+                lambda: self._closing.is_set() or self._is_full(), timeout=self._linger_s
             )
-            self._num_in_hand = min(len(self._waiting), self._batch)
-            return [self._waiting.popleft() for _ in range(self._num_in_hand)]
+            batch = self._waiting.batch(self._batch, MAX_BATCH_BYTES)
+            self._num_in_hand = len(batch)
+            return batch
 
     def _write(self, batch: Sequence[Stamped]) -> Outcome:
         try:
@@ -146,12 +216,13 @@ class QueuedMetrics:
             return Outcome(num_lost=len(batch))
 
     def _settle(self, outcome: Outcome) -> None:
+        rest = [(cost(stamped[1]), stamped) for stamped in outcome.rest]
         with self._changed:
             if self._abandoned:  # close() has counted the batch
                 return
             self._num_in_hand = 0
             self._num_lost += outcome.num_lost
-            self._waiting.extendleft(reversed(outcome.rest))
+            self._waiting.put_back(rest)
             self._lose_oldest()
 
     def _wait(self, retry_s: float) -> bool:

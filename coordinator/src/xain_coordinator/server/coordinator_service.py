@@ -1,5 +1,6 @@
 """The Coordinator service: messages in, commands to the driver, replies out."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,13 +20,16 @@ from xain_coordinator.core.values import (
 )
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreError
+from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import participant_of
-from xain_coordinator.server.transfer import Transfer
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
+from xain_coordinator.server.uploads import Uploads
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+NEWS_S = 1.0  # how long news waits for the work that it could bring along
 
 # READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
 # client that uses them is alive all the same.
@@ -41,11 +45,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def __init__(
         self,
         driver: Driver,
-        transfer: Transfer,
+        uploads: Uploads,
+        downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
     ) -> None:
         self._driver = driver
-        self._transfer = transfer
+        self._uploads = uploads
+        self._downloads = downloads
         self._parse_points = parse_points
 
     async def Rendezvous(
@@ -92,13 +98,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
         ref = reply.model.ref
-        data = await self._transfer.inline(ref)
-        offer = None if data else await self._transfer.offer(participant_id, reply.round, ref)
+        data = await self._downloads.inline(ref)
+        # An empty model travels inside, but what is made of it need not be small.
+        offer = (
+            None
+            if data and not reply.model.is_empty
+            else await self._downloads.offer(participant_id, reply.round, ref)
+        )
         return pb.StartTrainingRoundResponse(
             epochs=reply.epochs,
             epoch_base=reply.epoch_base,
             round=reply.round,
-            model=ref_message(ref, data, offer.download_url if offer else ""),
+            model=ref_message(ref, data, offer.download_url if offer and not data else ""),
             layout=layout_message(reply.model.layout),
             metadata=dict(reply.model.metadata),
             update_accepted=reply.update_accepted,
@@ -111,7 +122,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         check_name(request.participant_id)
         round_ = request.round if request.HasField("round") else None
-        async with self._transfer.exclusive(participant_id, request.participant_id):
+        names = {participant_id}
+        if not request.HasField("update"):
+            names.add(request.participant_id)  # what lies under that name is meant
+        async with self._uploads.exclusive(*names):
             # A XAIN client does not say which round it means: the open one, read under the lock.
             number = self._driver.session.round if round_ is None else round_
             weights = await self._uploaded(participant_id, number, request)
@@ -126,23 +140,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 )
             )
         if request.update.key == incoming_key(number, participant_id):
-            self._transfer.discard(participant_id, number)
+            self._uploads.discard_incoming(participant_id, number)
         return pb.EndTrainingRoundResponse()
 
     async def _uploaded(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> StoredWeights | None:
         """The update that the sender means, brought to its place if it is not there yet."""
-        update, transfer = request.update, self._transfer
+        update, uploads = request.update, self._uploads
         digest = update.digest.hex()
         if not request.HasField("update"):
-            return await transfer.named(participant_id, round_, request.participant_id)
+            return await uploads.named(participant_id, round_, request.participant_id)
         if update.data:
-            await transfer.take(participant_id, round_, update.data, digest)
+            await uploads.take(participant_id, round_, update.data, digest)
         elif update.key == incoming_key(round_, participant_id):
-            await transfer.adopt(participant_id, round_, update.size_bytes, digest)
-        stored = await transfer.stored(participant_id, round_, request.participant_id)
-        return stored if stored is not None and stored.ref.digest == digest else None
+            await uploads.adopt(participant_id, round_, update.size_bytes, digest)
+        return await uploads.find(participant_id, round_, update.key, digest)
 
     async def Watch(
         self, request: pb.WatchRequest, context: Context
@@ -168,8 +181,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _with_work(self, message: pb.WatchResponse, participant_id: str) -> pb.WatchResponse:
         try:
-            work = await self._work_of(participant_id)
-        except (errors.Refusal, StoreError):
+            async with asyncio.timeout(NEWS_S):
+                work = await self._work_of(participant_id)
+        except (errors.Refusal, StoreError, TimeoutError):
             # The round has moved on, or the store is away: the news goes out all the same, and
             # whoever wants the work asks for it.
             return message
@@ -183,14 +197,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.GetWeightsRequest, context: Context
     ) -> AsyncIterator[pb.GetWeightsResponse]:
         first = True
-        async for ref, data in self._transfer.send(request.key, request.offset):
+        async for ref, data in self._downloads.send(request.key, request.offset):
             yield pb.GetWeightsResponse(data=data, ref=ref_message(ref) if first else None)
             first = False
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:
-        ref = await self._transfer.receive(participant_of(context), request_iterator)
+        ref = await self._uploads.receive(participant_of(context), request_iterator)
         return pb.PutWeightsResponse(ref=ref_message(ref))
 
 

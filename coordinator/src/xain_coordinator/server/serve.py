@@ -11,14 +11,18 @@ from xain_coordinator.core.values import Point
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.coordinator_service import CoordinatorService
+from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
-from xain_coordinator.server.transfer import Bucket, Transfer
+from xain_coordinator.server.uploads import Bucket, Uploads
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
 
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
 SERVICES = (COORDINATOR, INSPECTION)
+# A name for health checks that restart what hangs: it is serving for as long as anybody answers,
+# also while the others are not serving any more.
+LIVENESS = "liveness"
 
 RPCS_PER_PARTICIPANT = 6
 SPARE_RPCS = 64
@@ -33,7 +37,7 @@ class GrpcServer:
 
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
-    access, bucket: other ways of weights, see Transfer.
+    access, bucket: other ways of weights, see Uploads and Downloads.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     """
 
@@ -77,9 +81,12 @@ class GrpcServer:
                 RPCS_PER_PARTICIPANT * driver.session.rules.max_participants + SPARE_RPCS
             ),
         )
-        self.transfer = Transfer(driver, store, max_update_bytes, access, bucket)
+        self.uploads = Uploads(driver, store, max_update_bytes, access, bucket)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
-            CoordinatorService(driver, self.transfer, parse_points), self._server
+            CoordinatorService(
+                driver, self.uploads, Downloads(driver, store, access), parse_points
+            ),
+            self._server,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(
             InspectionService(driver, metrics, counters, trouble), self._server
@@ -99,6 +106,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         await self._server.start()
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._say_serving(True)
 
     async def stop(self, drain_s: float) -> None:

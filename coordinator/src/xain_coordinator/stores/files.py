@@ -14,10 +14,9 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
+from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.durable import OPEN_FLAGS, SharedSync, make_directory, sync_directory
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
 
@@ -52,6 +51,8 @@ class FileStore:
     cannot be used.
     """
 
+    num_parallel = 1
+
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._incoming = self._root / _INCOMING
@@ -63,7 +64,7 @@ class FileStore:
             self._has_links = self._probe_links()
             self._sweep()
 
-    def open(self, key: str) -> "FileReader":
+    def open(self, key: str, start: int = 0, length: int | None = None) -> "FileReader":
         path = self._path(key)
         with _unavailable("read", path):
             try:
@@ -239,7 +240,7 @@ class FileStore:
                 os.close(fd)
 
 
-class FileReader:
+class FileReader(ClosedAtEnd):
     """An open file. It goes on showing the same object if the key is overwritten or deleted."""
 
     def __init__(self, path: Path) -> None:
@@ -278,17 +279,6 @@ class FileReader:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class FileUpload:

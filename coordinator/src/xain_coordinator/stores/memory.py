@@ -2,21 +2,22 @@
 
 import threading
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Self
 
 from xain_coordinator.ports import KeyExists, KeyNotFound
+from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.paths import check_key
 
 
 class MemoryStore:
     """Keeps what every WeightsStore promises, durability aside."""
 
+    num_parallel = 1
+
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def open(self, key: str) -> "MemoryReader":
+    def open(self, key: str, start: int = 0, length: int | None = None) -> "MemoryReader":
         check_key(key)
         with self._lock:
             data = self._objects.get(key)
@@ -57,7 +58,7 @@ class MemoryStore:
             self._objects[key] = data
 
 
-class MemoryReader:
+class MemoryReader(ClosedAtEnd):
     """An object as it was when it was opened."""
 
     def __init__(self, data: bytes) -> None:
@@ -73,17 +74,6 @@ class MemoryReader:
 
     def close(self) -> None:
         self._data = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class MemoryUpload:

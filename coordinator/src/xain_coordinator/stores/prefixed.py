@@ -1,8 +1,6 @@
 """A part of another store, such as one session's."""
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Self
 
 from xain_coordinator.ports import (
     DirectAccess,
@@ -13,7 +11,9 @@ from xain_coordinator.ports import (
     Reader,
     Upload,
     WeightsStore,
+    WrongSize,
 )
+from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.paths import check_key
 
 
@@ -27,10 +27,11 @@ class PrefixedStore:
         check_key(prefix)
         self._store = store
         self._prefix = f"{prefix}/"
+        self.num_parallel = store.num_parallel
 
-    def open(self, key: str) -> Reader:
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         try:
-            return PrefixedReader(self._store.open(self._whole(key)), key)
+            return PrefixedReader(self._store.open(self._whole(key), start, length), key)
         except KeyNotFound as error:
             raise KeyNotFound(key) from error
 
@@ -72,20 +73,22 @@ class PrefixedAccess:
     def upload_url(self, key: str) -> str:
         return self._access.upload_url(self._whole(key))
 
-    def copy(self, source: str, target: str) -> None:
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
         try:
-            self._access.copy(self._whole(source), self._whole(target))
+            self._access.copy(self._whole(source), self._whole(target), size_bytes)
         except KeyNotFound as error:
             raise KeyNotFound(source) from error
         except ObjectChanged as error:
             raise ObjectChanged(source) from error
+        except WrongSize as error:
+            raise WrongSize(source, error.size, error.expected) from error
 
     def _whole(self, key: str) -> str:
         check_key(key)
         return self._prefix + key
 
 
-class PrefixedReader:
+class PrefixedReader(ClosedAtEnd):
     """A reader that calls its key what the caller called it."""
 
     def __init__(self, reader: Reader, key: str) -> None:
@@ -101,17 +104,6 @@ class PrefixedReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class PrefixedUpload:

@@ -6,18 +6,11 @@ Objects lie under "PREFIX/KEY" (s3_names.py). What is published once is claimed 
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_EXCEPTION,
-    CancelledError,
-    Future,
-    ThreadPoolExecutor,
-    wait,
-)
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from types import TracebackType
-from typing import IO, Self, TypeVar, cast
+from typing import IO, cast
 
 import xxhash
 
@@ -28,7 +21,9 @@ from xain_coordinator.ports import (
     ObjectChanged,
     StoreError,
     StoreUnavailable,
+    WrongSize,
 )
+from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.stores.s3_bucket import (
     Bucket,
     BucketMissing,
@@ -39,13 +34,11 @@ from xain_coordinator.stores.s3_bucket import (
 )
 from xain_coordinator.stores.s3_claims import Claims
 from xain_coordinator.stores.s3_names import MAX_NAME_BYTES, key_to_name, name_to_key
-
-T = TypeVar("T")
+from xain_coordinator.stores.s3_requests import Requests, results
 
 _MIB = 1 << 20
 
-# What opening an object brings with it: all of a small one, and of a large one little enough that
-# opening it for each chunk that is streamed costs next to nothing.
+# What opening an object brings with it if nothing is said of what will be read: all of a small one.
 HEAD_BYTES = 256 << 10
 # A read of more is cut into ranges, which come at the same time.
 RANGE_BYTES = 8 * _MIB
@@ -58,8 +51,9 @@ SPOOL_BYTES = 256 << 10
 # A copy of more goes in parts. S3 would do 5 GiB at once, but some servers are silent while they
 # copy, for longer than we wait.
 COPY_PART_BYTES = 128 * _MIB
-# Requests at a time beside those of the callers' own threads.
-NUM_THREADS = 12
+
+# Readers at a time that a caller had better use. Amazon's S3 takes 20 to 100 ms for a request.
+NUM_PARALLEL = 16
 
 _TRIAL = ".trial"
 
@@ -71,11 +65,13 @@ class S3Store:
     uploads wait.
     """
 
+    num_parallel = NUM_PARALLEL
+
     def __init__(self, bucket: Bucket, prefix: str, spool: Path) -> None:
         self._bucket = bucket
         self._prefix = f"{key_to_name(prefix)}/" if prefix else ""
         self._spool = spool
-        self._pool = ThreadPoolExecutor(NUM_THREADS, "s3")
+        self._requests = Requests()
         self._claims = Claims(bucket, self._prefix)
 
         try:
@@ -95,25 +91,33 @@ class S3Store:
         self._bucket.delete(_TRIAL, name)
 
     def close(self) -> None:
-        """Requests that are under way come to their end."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Requests that are under way come to their end; whoever waits for others hears
+        StoreUnavailable."""
+        self._requests.close()
         self._bucket.close()
 
     # --- WeightsStore ---
 
-    def open(self, key: str) -> "S3Reader":
+    def open(self, key: str, start: int = 0, length: int | None = None) -> "S3Reader":
         name = self._name(key)
-        return S3Reader(self._bucket, self._pool, key, name, self._head(key, name, HEAD_BYTES))
+        length = HEAD_BYTES if length is None else min(max(length, 1), RANGE_BYTES)
+        try:
+            first = self._bucket.get(key, name, start, length)
+        except Declined:
+            # It ends before `start`, or has no byte at all.
+            start, first = 0, self._head(key, name, HEAD_BYTES)
+        return S3Reader(self._bucket, self._requests, key, name, start, first)
 
     def upload(self, key: str) -> "S3Upload":
         """Nothing is asked of the server until there is a part to send."""
-        return S3Upload(self._bucket, self._pool, self._claims, self._spool, key, self._name(key))
+        name = self._name(key)
+        return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         names = {key: self._name(key) for key in objects}
-        _all(
+        results(
             [
-                self._pool.submit(self._bucket.put, key, names[key], data)
+                self._requests.submit(self._bucket.put, key, names[key], data)
                 for key, data in objects.items()
             ]
         )
@@ -145,10 +149,11 @@ class S3Store:
     def upload_url(self, key: str) -> str:
         return self._bucket.signed_url("put_object", self._name(key))
 
-    def copy(self, source: str, target: str) -> None:
-        """Raises ObjectChanged too, if somebody replaces the source meanwhile."""
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
         from_, to = self._name(source), self._name(target)
         head = self._head(source, from_, 1)
+        if head.size != size_bytes:
+            raise WrongSize(source, head.size, size_bytes)
         if not head.size:
             self._bucket.put(target, to, b"")
             return
@@ -167,7 +172,7 @@ class S3Store:
             length = max(COPY_PART_BYTES, -(-head.size // MAX_PARTS))
             whole = range(head.size)
             parts = [
-                self._pool.submit(
+                self._requests.submit(
                     self._bucket.copy_part,
                     source,
                     from_,
@@ -179,7 +184,7 @@ class S3Store:
                 )
                 for number, offset in enumerate(whole[::length], 1)
             ]
-            self._bucket.complete(target, to, upload_id, _all(parts))
+            self._bucket.complete(target, to, upload_id, results(parts))
         except BaseException:  # no part of it stays in the bucket
             with contextlib.suppress(StoreError):
                 self._bucket.abort(target, to, upload_id)
@@ -206,19 +211,23 @@ class S3Store:
         return name
 
 
-class S3Reader:
+class S3Reader(ClosedAtEnd):
     """One object, and no other that comes in its place: then reading raises ObjectChanged."""
 
     def __init__(
-        self, bucket: Bucket, pool: ThreadPoolExecutor, key: str, name: str, head: Piece
+        self, bucket: Bucket, requests: Requests, key: str, name: str, start: int, first: Piece
     ) -> None:
         self._bucket = bucket
-        self._pool = pool
+        self._requests = requests
         self._key = key
         self._name = name
-        self._head = head
+        self._etag = first.etag
         self._closed = False
-        self.size = head.size
+        self.size = first.size
+        # What came with the opening, until it has been read.
+        self._first = first.data
+        self._first_offset = start
+        self._read_to = start
 
     def read(self, offset: int, length: int) -> bytes:
         """Raises ObjectChanged and StoreUnavailable."""
@@ -227,7 +236,7 @@ class S3Reader:
         if offset < 0 or length < 0:
             raise ValueError(f"offset {offset} and length {length} must not be negative")
         end = min(offset + length, self.size)
-        known = self._head.data[offset:end]
+        known = self._take(offset, end)
         offset += len(known)
         if offset >= end:
             return known
@@ -235,33 +244,37 @@ class S3Reader:
         if len(starts) == 1:
             return known + self._range(offset, end)
         ranges = [
-            self._pool.submit(self._range, start, min(start + RANGE_BYTES, end)) for start in starts
+            self._requests.submit(self._range, start, min(start + RANGE_BYTES, end))
+            for start in starts
         ]
-        return b"".join([known, *_all(ranges)])
+        return b"".join([known, *results(ranges)])
+
+    def _take(self, offset: int, end: int) -> bytes:
+        """What is at hand of a range's beginning. It is dropped once all of it has been read, since
+        many readers may stay open for long."""
+        first = self._first
+        if offset >= end or offset < self._first_offset:
+            return b""
+        known = first[offset - self._first_offset : end - self._first_offset]
+        if offset <= self._read_to:
+            self._read_to = max(self._read_to, offset + len(known))
+        if self._read_to >= self._first_offset + len(first):
+            self._first = b""
+        return known
 
     def _range(self, start: int, end: int) -> bytes:
         try:
-            piece = self._bucket.get(self._key, self._name, start, end - start, self._head.etag)
+            piece = self._bucket.get(self._key, self._name, start, end - start, self._etag)
         except (Declined, KeyNotFound):
             raise ObjectChanged(self._key) from None
         # Should the server not look at If-Match, we do.
-        if (piece.size, piece.etag, len(piece.data)) != (self.size, self._head.etag, end - start):
+        if (piece.size, piece.etag, len(piece.data)) != (self.size, self._etag, end - start):
             raise ObjectChanged(self._key)
         return piece.data
 
     def close(self) -> None:
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._first = b""
 
 
 class S3Upload:
@@ -271,14 +284,14 @@ class S3Upload:
     def __init__(
         self,
         bucket: Bucket,
-        pool: ThreadPoolExecutor,
+        requests: Requests,
         claims: Claims,
         spool: Path,
         key: str,
         name: str,
     ) -> None:
         self._bucket = bucket
-        self._pool = pool
+        self._requests = requests
         self._claims = claims
         self._spool = spool
         self._key = key
@@ -309,7 +322,7 @@ class S3Upload:
         with self._ended_by_failure():
             if self._upload_id:
                 self._send_part()
-                _all([part for part, _ in self._parts])
+                results([part for part, _ in self._parts])
             if overwrite:
                 self._make_visible()
             else:
@@ -352,9 +365,10 @@ class S3Upload:
             )
         if number > MAX_PARTS_IN_FLIGHT:
             self._parts[-MAX_PARTS_IN_FLIGHT][0].result()
-        file, self._file, self._file_bytes = self._file, None, 0
+        file = self._file
         assert file is not None, "a part has bytes"
-        self._parts.append((self._pool.submit(self._put_part, number, file), file))
+        self._parts.append((self._requests.submit(self._put_part, number, file), file))
+        self._file, self._file_bytes = None, 0
 
     def _put_part(self, number: int, file: IO[bytes]) -> str:
         with file:
@@ -436,21 +450,6 @@ class S3Upload:
             file.close()
         if self._file is not None:
             self._file.close()
-
-
-def _all(futures: Sequence[Future[T]]) -> list[T]:
-    """Their results; if one has failed, its error, once none is under way any more."""
-    _, others = wait(futures, return_when=FIRST_EXCEPTION)
-    for future in others:
-        future.cancel()
-    wait(others)
-    for future in futures:
-        if not future.cancelled():
-            future.result()
-    try:
-        return [future.result() for future in futures]
-    except CancelledError:
-        raise StoreUnavailable("the store is being closed") from None
 
 
 def open_s3(settings: StorageSettings) -> S3Store:

@@ -26,8 +26,9 @@ logging.getLogger("botocore").setLevel(logging.WARNING)
 
 NUM_ATTEMPTS = 3  # of each request; botocore waits between them, a random time of up to 1, then 2 s
 MAX_CONNECT_S = 5.0
-# Threads that read and write parts, and those in which the coordinator calls a store.
-MAX_CONNECTIONS = 48
+# Threads that read and write parts, those in which the coordinator calls a store, and those that
+# read while it aggregates.
+MAX_CONNECTIONS = 64
 MAX_LISTED = 1000  # keys in a page, the most that S3 gives
 
 _CREDENTIALS: Final = {
@@ -142,7 +143,7 @@ class Bucket:
             answer = self._call("read", "get_object", wanted, key=key, answers={412, 416})
             body = answer["Body"]
             try:
-                size = self._size_in(answer, length)
+                size = self._size_in(answer, offset, length)
                 data = _read(body)
             finally:
                 body.close()
@@ -356,16 +357,16 @@ class Bucket:
     def _server(self) -> str:
         return f"the S3 server at {self.host}"
 
-    def _size_in(self, answer: Any, length: int) -> int:
+    def _size_in(self, answer: Any, offset: int, length: int) -> int:
         """The size of the whole object, out of the answer to a ranged GET."""
         sent: int = answer["ContentLength"]
         if sent > length:
             self._unfit("answers a request for a range with more than that")
-        if "ContentRange" not in answer:
+        if "ContentRange" not in answer and not offset:
             return sent  # the whole object, as is allowed
-        span = re.fullmatch(r"bytes \d+-\d+/(\d+)", answer["ContentRange"])
+        span = re.fullmatch(rf"bytes {offset}-\d+/(\d+)", answer.get("ContentRange", ""))
         if span is None:
-            self._unfit("does not say how large the object is of which it sends a range")
+            self._unfit("does not say which part of how large an object it sends")
         return int(span[1])
 
     def _etag_in(self, answer: Any) -> str:
@@ -402,7 +403,7 @@ def connect(settings: StorageSettings) -> Bucket:
     """
     key_id = read_secret("storage", settings, "access_key_id")
     secret = read_secret("storage", settings, "secret_access_key")
-    token = settings.session_token.get_secret_value() if key_id else ""
+    token = read_secret("storage", settings, "session_token")
     trouble = ""
     try:
         session = boto3.session.Session(

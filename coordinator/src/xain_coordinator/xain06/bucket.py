@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from xain_coordinator.admission import chunks
-from xain_coordinator.aggregation.engine import publish
+from xain_coordinator.aggregation.engine import Fenced, publish
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.values import GlobalModel
@@ -41,8 +41,14 @@ class XainBucket:
         Raises Fenced if they are shown another model of that round already, and the stores' errors.
         """
         # Closed at once when a store fails, so that no reader stays open as long as the error does.
-        with closing(self._pickled(model)) as pieces:
-            publish(self._bare, model_key(model.round), pieces)
+        try:
+            with closing(self._pickled(model)) as pieces:
+                publish(self._bare, model_key(model.round), pieces)
+        except Fenced as error:
+            raise Fenced(
+                f"{error}; or a participant has written it, which its credentials must not allow: "
+                "see docs/xain-0.6.md"
+            ) from None
 
     def _pickled(self, model: GlobalModel) -> Generator[bytes, None, None]:
         ref = model.ref
@@ -61,9 +67,9 @@ class XainBucket:
             raise StoreError(f"the model {ref.key!r} has changed in the store")
         yield tail
 
-    def fetch(self, round_: int, name: str) -> None:
+    def fetch(self, round_: int, name: str, target: str) -> None:
         """Bring the update that a participant has put into the bucket to the session's own objects,
-        under the same key, as an .npy file. Durable when this returns.
+        under the key `target`, as an .npy file. Durable when this returns.
 
         Raises KeyNotFound, InvalidUpdate, TooLarge, and the stores' errors.
         """
@@ -74,11 +80,25 @@ class XainBucket:
                     f"an upload of {reader.size} bytes; at most {self._max_update_bytes} are taken"
                 )
             try:
-                self._store_array(key, find_array(reader))
+                array = find_array(reader)
+                self._check(array)
+                self._store_array(target, array)
             except NotAnArray as error:
                 raise InvalidUpdate(
                     f"the upload {key!r} is not the pickle of a plain array: {error}"
                 ) from None
+
+    def _check(self, array: PickledArray) -> None:
+        """Refuse what would be refused anyhow, before any of it is written."""
+        if array.dtype.kind != "f":
+            raise InvalidUpdate(f"the weights must be floats, they are {array.dtype.name}")
+        if len(array.shape) != 1:
+            raise InvalidUpdate(
+                f"the weights must be one flat vector, they have shape {array.shape}"
+            )
+        size = array.shape[0] * array.dtype.itemsize
+        if size > self._max_update_bytes:
+            raise TooLarge(f"an upload of {size} bytes; at most {self._max_update_bytes} are taken")
 
     def _store_array(self, key: str, array: PickledArray) -> None:
         upload = self._store.upload(key)

@@ -98,6 +98,17 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def proxy_options(address: str) -> tuple[tuple[str, int], ...]:
+    """Options for a gRPC channel to "host:port": what is on this machine is spoken to without the
+    proxy that the environment may name, which gRPC would ask there too."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host == "localhost"
+    return (("grpc.enable_http_proxy", 0),) if is_here else ()
+
+
 Host = Annotated[
     str,
     BeforeValidator(parse_host),

@@ -35,8 +35,9 @@ _SECRET_NAME = re.compile(
 # What signed URLs and the headers of S3 and InfluxDB carry. No message of ours has them; tracebacks
 # and what libraries log at debug may.
 _SIGNED = re.compile(
-    r"""((?:X-Amz-[A-Za-z-]+|Signature|Credential|AWSAccessKeyId)(?:=|%3D)"""
-    r"""|Authorization\W+(?:Token|Bearer)\s+)[^&,;\s"'\\]+""",
+    r"""((?:X-Amz-(?:Credential|Signature|Security-Token)|AWSAccessKeyId|Signature|Credential)"""
+    r"""(?:=|%3D|['"]?\s*:\s*b?['"]?)|Authorization\W+(?:b?['"]?)(?:Token|Bearer)\s+)"""
+    r"""[^&,;\s"'\\]+""",
     re.IGNORECASE,
 )
 

@@ -299,7 +299,7 @@ class WeightsRef(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """"{round}/global" or "{round}/{participant_id}" """
+    """"{round}/global" or "{round}/{participant_id}.{attempt}" """
     size_bytes: _builtins.int
     """of the stored object, header included"""
     digest: _builtins.bytes

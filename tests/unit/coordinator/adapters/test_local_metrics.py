@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from xain_coordinator.core.values import Point
 from xain_coordinator.metrics import queue
 from xain_coordinator.metrics.local_file import LocalMetricsFile, RotatingFile
+from xain_coordinator.metrics.points import parse_points
 
 
 class Gated(Mapping[str, float]):
-    """Fields that hold up whoever reads them."""
+    """Fields that hold up the writer when it reads them."""
 
     def __init__(self, value: float = -1) -> None:
         self.value = value
@@ -22,8 +24,9 @@ class Gated(Mapping[str, float]):
         self.gate = threading.Event()
 
     def __iter__(self) -> Iterator[str]:
-        self.reached.set()
-        self.gate.wait()
+        if threading.current_thread() is not threading.main_thread():
+            self.reached.set()
+            self.gate.wait()
         return iter(["n"])
 
     def __len__(self) -> int:
@@ -85,6 +88,66 @@ def test_a_full_queue_loses_the_oldest_and_counts(tmp_path: Path) -> None:
     assert numbers(path) == [-1, *range(4, 14)]
     metrics.write(numbered(14))
     assert metrics.num_lost == 5
+
+
+@pytest.mark.parametrize("num_fields", [1, 5, 200])
+def test_the_cost_of_a_point_is_what_it_takes_in_memory(num_fields: int) -> None:
+    """Of one that a participant sends. A little more is no harm, less would be."""
+    texts = [
+        json.dumps(
+            [
+                {
+                    "measurement": "participant",
+                    "time": 10**18 + n,
+                    "tags": {},
+                    "fields": {f"field-{i}-of-{n}": n + i / 8 for i in range(num_fields)},
+                }
+            ]
+        )
+        for n in range(100)
+    ]
+    waiting = []
+    tracemalloc.start()
+    try:
+        for text in texts:
+            points, _ = parse_points(text, 10**18)
+            waiting += [(0, (point.at_ns, point)) for point in points]
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    estimated = sum(queue.cost(point) for _, (_, point) in waiting)
+    assert len(waiting) == 100
+    assert taken <= estimated <= 3 * taken
+
+
+def test_what_waits_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few large points may take as much memory as many small ones; here, too, the oldest go."""
+    path = tmp_path / "metrics"
+    large = [Point("m", {"n": n, "text": str(n) * 1000}) for n in range(10, 30)]
+    monkeypatch.setattr(queue, "MAX_WAITING_BYTES", 5 * queue.cost(large[0]))
+    metrics = LocalMetricsFile(path, lambda: 0)
+    gated = hold(metrics)
+    metrics.write(numbered(1, 2, 3))
+    metrics.write(large)
+    assert metrics.num_lost == 3 + 15
+    gated.gate.set()
+    metrics.close()
+    assert numbers(path) == [-1, *range(25, 30)]
+
+
+def test_the_newest_point_is_kept_however_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics"
+    monkeypatch.setattr(queue, "MAX_WAITING_BYTES", 5000)
+    metrics = LocalMetricsFile(path, lambda: 0)
+    gated = hold(metrics)
+    metrics.write(numbered(1))
+    metrics.write([Point("m", {"n": 2, "text": "x" * 5000})])
+    assert metrics.num_lost == 1
+    gated.gate.set()
+    metrics.close()
+    assert numbers(path) == [-1, 2]
 
 
 def test_close_waits_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

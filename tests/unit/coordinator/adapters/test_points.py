@@ -8,8 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xain_coordinator.core.values import Point
-from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.metrics.points import (
+    MAX_AGE_NS,
+    MAX_AHEAD_NS,
+    MAX_FIELDS,
+    MAX_NAME,
+    parse_points,
+)
 
+NOW = 1_582_017_500_123_456_789
 GOOD: dict[str, Any] = {
     "measurement": "participant",
     "time": 1_582_017_483_000_000_000,
@@ -25,24 +32,91 @@ def with_(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("text", ["", "  \n", "[]", " [ ] "])
 def test_no_points(text: str) -> None:
     """An unset field is no error, as it was in XAIN."""
-    assert parse_points(text) == ((), None)
+    assert parse_points(text, NOW) == ((), None)
 
 
 def test_points_as_xain_sends_them() -> None:
     document = [GOOD, {key: GOOD[key] for key in ("measurement", "time", "fields")}]
-    points, error = parse_points(json.dumps(document))
+    points, error = parse_points(json.dumps(document), NOW)
     assert error is None
     assert points == (
-        Point("participant", GOOD["fields"], GOOD["tags"], GOOD["time"]),
+        Point("participant", GOOD["fields"], {}, GOOD["time"]),
         Point("participant", GOOD["fields"], {}, GOOD["time"]),
     )
+
+
+def test_tags_are_not_for_participants_to_choose() -> None:
+    """Each value of one would begin a series of its own. The epoch of XAIN's SDK is kept, as a
+    number to draw."""
+    tags = {"id": "p", "epoch_global": "12", "host": "a", "round": "3"}
+    points, error = parse_points(json.dumps([with_(tags=tags, fields={"loss": 0.5})]), NOW)
+    assert error is None
+    assert points == (Point("participant", {"epoch_global": 12.0, "loss": 0.5}, {}, GOOD["time"]),)
+    assert type(points[0].fields["epoch_global"]) is float
+
+
+@pytest.mark.parametrize("text", ["", "last", "nan", "inf", "1e999"])
+def test_an_epoch_that_is_no_number_costs_no_report(text: str) -> None:
+    document = [with_(tags={"epoch_global": text}, fields={"loss": 0.5})]
+    (point,), error = parse_points(json.dumps(document), NOW)
+    assert error is None
+    assert point.fields == {"loss": 0.5}
+
+
+def test_a_field_is_not_replaced_by_a_tag() -> None:
+    document = [with_(tags={"epoch_global": "1"}, fields={"epoch_global": 2})]
+    (point,), _ = parse_points(json.dumps(document), NOW)
+    assert point.fields == {"epoch_global": 2.0}
+
+
+@pytest.mark.parametrize("off_ns", [0, -MAX_AGE_NS, MAX_AHEAD_NS, -3600 * 10**9, 3600 * 10**9])
+def test_a_time_is_kept(off_ns: int) -> None:
+    """That of a clock which is an hour wrong, too: the distances between its points are right."""
+    (point,), _ = parse_points(json.dumps([with_(time=NOW + off_ns)]), NOW)
+    assert point.at_ns == NOW + off_ns
+
+
+@pytest.mark.parametrize(
+    "time", [0, NOW - MAX_AGE_NS - 10**9, NOW + MAX_AHEAD_NS + 10**9, -(2**63), 2**63 - 1, -1e18]
+)
+def test_a_wrong_clock_costs_no_point(time: float) -> None:
+    """Nor may it spread points over centuries. They keep their order, and none hides another."""
+    document = [with_(time=time), GOOD, with_(time=time), with_(time=time)]
+    points, error = parse_points(json.dumps(document), NOW)
+    assert error is None
+    first, good, second, third = [point.at_ns for point in points]
+    assert good == GOOD["time"]
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert NOW <= first < second < third < NOW + 1000
+
+
+def test_a_point_has_no_more_fields_than_it_may() -> None:
+    fields = {f"f{n}": n for n in range(MAX_FIELDS)}
+    points, error = parse_points(json.dumps([with_(fields=fields)]), NOW)
+    assert (len(points), error) == (1, None)
+    points, error = parse_points(json.dumps([with_(fields={**fields, "more": 1})]), NOW)
+    assert points == ()
+    assert error == "metrics element 0: it has 201 fields, the limit is 200"
+
+
+def test_a_name_is_no_longer_than_it_may() -> None:
+    """A key of InfluxDB, with the sender's id and all escapes, must stay below 64 KiB."""
+    points, error = parse_points(json.dumps([with_(fields={"," * MAX_NAME: 1})]), NOW)
+    assert (len(points), error) == (1, None)
+    points, error = parse_points(json.dumps([with_(fields={"a" * (MAX_NAME + 1): 1})]), NOW)
+    assert points == ()
+    assert error is not None
+    assert "has a name of 201 characters, the limit is 200" in error
+    assert len(error) < 200
 
 
 def test_a_field_has_one_type_whoever_sends_it() -> None:
     """A database keeps the type that a field first had: a loss of 1 must not keep out one of 0.5,
     nor a round of 1.0 those of the heartbeats."""
     fields = {"loss": 1, "n": 2**63 - 1, "note": "1", "state": 4.0, "round": 7}
-    (point,), error = parse_points(json.dumps([with_(fields=fields)]))
+    (point,), error = parse_points(json.dumps([with_(fields=fields)]), NOW)
     assert error is None
     assert point.fields == {"loss": 1.0, "n": 2.0**63, "note": "1", "state": 4, "round": 7}
     assert [type(value) for value in point.fields.values()] == [float, float, str, int, int]
@@ -50,9 +124,9 @@ def test_a_field_has_one_type_whoever_sends_it() -> None:
 
 def test_lenient_where_xain_was() -> None:
     """Keys that we do not know, and times with a point in them."""
-    points, error = parse_points(json.dumps([with_(extra=1, time=1.5e18)]))
+    points, error = parse_points(json.dumps([with_(extra=1, time=1.582017483e18)]), NOW)
     assert error is None
-    assert points[0].at_ns == 15 * 10**17
+    assert points[0].at_ns == GOOD["time"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +162,7 @@ def test_lenient_where_xain_was() -> None:
 def test_every_element_is_checked(element: Any, reason: str, position: int) -> None:
     """XAIN looked at the first only. One that is wrong, and none is taken."""
     document = [GOOD] * position + [element, GOOD]
-    points, error = parse_points(json.dumps(document))
+    points, error = parse_points(json.dumps(document), NOW)
     assert points == ()
     assert error is not None
     with pytest.raises(ValueError, match=f"^metrics element {position}: .*{reason}"):
@@ -99,7 +173,7 @@ def test_every_element_is_checked(element: Any, reason: str, position: int) -> N
 @pytest.mark.parametrize("key", ["time", "fields"])
 def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
     document = json.dumps([with_(**{key: {"x": 7.25} if key == "fields" else 7.25})])
-    points, error = parse_points(document.replace("7.25", value))
+    points, error = parse_points(document.replace("7.25", value), NOW)
     assert points == ()
     assert error is not None
 
@@ -122,7 +196,7 @@ def test_what_is_not_finite_is_refused(value: str, key: str) -> None:
     ],
 )
 def test_documents_that_are_refused_whole(text: str, reason: str) -> None:
-    points, error = parse_points(text)
+    points, error = parse_points(text, NOW)
     assert points == ()
     assert error is not None
     assert reason in error
@@ -149,7 +223,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     )
 )
 def test_it_never_raises_and_never_takes_a_part(text: str) -> None:
-    points, error = parse_points(text)
+    points, error = parse_points(text, NOW)
     assert not (points and error)
     for point in points:
         assert point.measurement == "participant"

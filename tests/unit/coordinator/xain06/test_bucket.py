@@ -43,7 +43,7 @@ class Place:
         self.bare.put({"1/name": data})
 
     def fetched(self) -> np.ndarray:
-        self.bucket.fetch(1, "name")
+        self.bucket.fetch(1, "name", "1/name")
         return proto_to_ndarray(NDArray(ndarray=read(self.store, "1/name")))
 
 
@@ -73,7 +73,7 @@ def test_showing_it_again_changes_nothing(place):
 def test_another_model_is_never_shown_in_its_place(place):
     """Neither one of an old session in the same bucket nor a newer coordinator's."""
     place.bare.put({"1/global": b"another"})
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=r"a second coordinator .* or a participant has written it"):
         place.bucket.publish(place.model(VECTOR))
     assert read(place.bare, "1/global") == b"another"
 
@@ -111,7 +111,7 @@ def test_a_newer_update_takes_the_place_of_the_last(place):
 
 def test_there_may_be_no_update(place):
     with pytest.raises(KeyNotFound):
-        place.bucket.fetch(1, "name")
+        place.bucket.fetch(1, "name", "1/name")
 
 
 def test_the_limit_is_for_the_elements(place):
@@ -121,7 +121,7 @@ def test_the_limit_is_for_the_elements(place):
     np.testing.assert_array_equal(place.fetched(), largest)
     place.hand_in(b"?" * (MAX_UPDATE_BYTES + PICKLE_BYTES + 1))
     with pytest.raises(TooLarge, match="an upload of 2001025 bytes; at most 2000000 are taken"):
-        place.bucket.fetch(1, "name")
+        place.bucket.fetch(1, "name", "1/name")
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,37 @@ def test_an_update_that_is_no_array_is_refused(place, data, reason):
     """With the reason, for its sender; nothing of it comes into the session's own objects."""
     place.hand_in(data)
     with pytest.raises(InvalidUpdate, match="the upload '1/name' is not the pickle of") as caught:
-        place.bucket.fetch(1, "name")
+        place.bucket.fetch(1, "name", "1/name")
     assert reason in str(caught.value)
     assert list(place.store.keys()) == []
 
 
-def test_integers_are_refused_like_those_of_others(place):
-    """What may be aggregated is decided in one place, for every format."""
-    place.hand_in(pickle.dumps(np.arange(3)))
-    place.bucket.fetch(1, "name")
-    with pytest.raises(InvalidUpdate, match="must be floats, they are int64"):
-        measure(place.store, "1/name")
+class Untouched(MemoryStore):
+    """Nothing may be written here."""
+
+    def upload(self, key: str):
+        raise AssertionError(f"{key!r} is being written")
+
+
+@pytest.mark.parametrize(
+    ("array", "refusal", "reason"),
+    [
+        (np.arange(3), InvalidUpdate, "the weights must be floats, they are int64"),
+        (np.ones(3, bool), InvalidUpdate, "the weights must be floats, they are bool"),
+        (np.ones(3, complex), InvalidUpdate, "the weights must be floats, they are complex128"),
+        (np.ones((2, 3)), InvalidUpdate, r"must be one flat vector, they have shape \(2, 3\)"),
+        (np.ones(()), InvalidUpdate, r"must be one flat vector, they have shape \(\)"),
+        (
+            np.ones(MAX_UPDATE_BYTES // 4 + 1, np.float32),
+            TooLarge,
+            "an upload of 2000004 bytes; at most 2000000 are taken",
+        ),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")),
+)
+def test_what_cannot_count_is_not_written(place, array, refusal, reason):
+    """Its pickle says what it is before any of its elements is read."""
+    place.hand_in(pickle.dumps(array))
+    bucket = XainBucket(place.bare, Untouched(), MAX_UPDATE_BYTES)
+    with pytest.raises(refusal, match=reason):
+        bucket.fetch(1, "name", "1/name")

@@ -1,0 +1,103 @@
+"""What the S3 store costs beside plain requests: large objects to and from a real SeaweedFS.
+
+    python benchmarks/s3_store.py [--size-mib 256] [--turns 5]
+
+Raw is boto3 with one PutObject or one GetObject of the same bytes, from and to memory, on the same
+server. The store checks more (a claim before it publishes, an ETag with each range) and keeps less
+in memory: parts of 16 MiB wait in files, reads come in ranges. Prints medians and ratios; writes
+bench-results/s3_store.json.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.s3_servers import SeaweedFS
+from xain_coordinator.admission import READ_BYTES
+from xain_coordinator.config import StorageSettings
+from xain_coordinator.stores.s3 import open_s3
+
+CHUNK_BYTES = 1 << 20  # as an upload comes in
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size-mib", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=5)
+    arguments = parser.parse_args()
+    data = os.urandom(arguments.size_mib << 20)
+    with SeaweedFS() as server, tempfile.TemporaryDirectory() as folder:
+        report(arguments.size_mib, measure(server, data, arguments.turns, folder))
+
+
+def measure(server: Any, data: bytes, turns: int, folder: str) -> dict[str, list[float]]:
+    """Seconds of each turn, by what was done; the kinds take turns, so that noise hits all."""
+    bucket = server.new_bucket()
+    client = server.client()
+    settings = StorageSettings.model_validate(server.settings(bucket, path=folder, timeout_s=60))
+    taken: dict[str, list[float]] = {name: [] for name in ("put_raw", "put", "get_raw", "get")}
+    with contextlib.closing(open_s3(settings)) as store, contextlib.closing(client):
+
+        def put() -> None:
+            upload = store.upload(f"{turn}/store")
+            view = memoryview(data)
+            for offset in range(0, len(data), CHUNK_BYTES):
+                upload.write(view[offset : offset + CHUNK_BYTES])
+            upload.commit(overwrite=False)
+
+        def get() -> None:
+            with store.open(f"{turn}/store") as reader:
+                for offset in range(0, reader.size, 4 * READ_BYTES):
+                    reader.read(offset, 4 * READ_BYTES)
+
+        for turn in range(turns + 1):
+            key = {"Bucket": bucket, "Key": f"{turn}/raw"}
+            works: dict[str, Callable[[], object]] = {
+                "put_raw": lambda key=key: client.put_object(Body=data, **key),
+                "put": put,
+                "get_raw": lambda key=key: client.get_object(**key)["Body"].read(),
+                "get": get,
+            }
+            for name, work in works.items():
+                taken[name].append(seconds(work))
+            for name in ("raw", "store"):
+                client.delete_object(Bucket=bucket, Key=f"{turn}/{name}")
+    return {name: times[1:] for name, times in taken.items()}  # the first turn warms up
+
+
+def report(size_mib: int, taken: dict[str, list[float]]) -> None:
+    median = {name: statistics.median(times) for name, times in taken.items()}
+    result = {
+        "size_mib": size_mib,
+        **{f"{name}_mib_per_s": round(size_mib / value, 1) for name, value in median.items()},
+        "put_ratio_to_raw": round(median["put"] / median["put_raw"], 2),
+        "get_ratio_to_raw": round(median["get"] / median["get_raw"], 2),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    for key, value in result.items():
+        print(f"{key:20} {value}")
+    target = Path("bench-results") / "s3_store.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

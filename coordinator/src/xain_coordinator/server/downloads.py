@@ -1,0 +1,102 @@
+"""Global models on their way to participants: inside an answer, in a stream, or past us."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.core.errors import UnknownModel
+from xain_coordinator.core.keys import incoming_key
+from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import DirectAccess, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.threads import run_to_end
+
+log = structlog.get_logger(__name__)
+
+SMALL_MODEL_BYTES = CHUNK_BYTES
+# Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
+# stream that would carry them.
+INLINE_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How a participant can reach the store itself."""
+
+    download_url: str
+    upload_key: str
+    upload_url: str
+
+
+@dataclass(slots=True)
+class Downloads:
+    """access: how participants reach the store themselves; None if they cannot."""
+
+    driver: Driver
+    store: WeightsStore
+    access: DirectAccess | None = None
+    # The latest small model, or its reading: everybody asks for it at once.
+    _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
+
+    async def send(self, key: str, offset: int) -> AsyncIterator[tuple[WeightsRef, bytes]]:
+        """A global model from an offset, in chunks, each with the reference of the whole.
+
+        Raises UnknownModel.
+        """
+        model = self.driver.history.models.get(key)
+        if model is None:
+            raise UnknownModel(f"there is no global model under {key!r}")
+        ref = model.ref
+        if ref.size_bytes <= SMALL_MODEL_BYTES:
+            data = await self._small(ref)
+            yield ref, data[offset:]
+            return
+        while offset < ref.size_bytes:
+            # Opened for each chunk: a client that reads slowly, or not at all, holds no file.
+            data = await run_to_end(_read, self.store, key, offset)
+            if not data:
+                raise StoreUnavailable(f"{key!r} is shorter in the store than in the journal")
+            offset += len(data)
+            yield ref, data
+
+    async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
+        """How to fetch this model and put the update of this round past us; None if it cannot be
+        done. It is an offer only, so a store that cannot sign at the moment holds nobody up."""
+        if self.access is None:
+            return None
+        key = incoming_key(round_, participant_id)
+        try:
+            # In a thread: the credentials to sign with may have to be renewed.
+            return await asyncio.to_thread(self._sign, self.access, ref.key, key)
+        except StoreError as error:
+            log.warning("cannot_sign", participant=participant_id, round=round_, error=str(error))
+            return None
+
+    @staticmethod
+    def _sign(access: DirectAccess, model: str, upload: str) -> Offer:
+        return Offer(access.download_url(model), upload, access.upload_url(upload))
+
+    async def inline(self, ref: WeightsRef) -> bytes:
+        """The model's bytes if it is to travel inside its reference, else nothing."""
+        return await self._small(ref) if ref.size_bytes <= INLINE_BYTES else b""
+
+    async def _small(self, ref: WeightsRef) -> bytes:
+        """Read once for all who ask. Whoever is cancelled does not wait for the store."""
+        if self._small_model is None or self._small_model[0] != ref.key:
+            reading = asyncio.ensure_future(asyncio.to_thread(_read, self.store, ref.key, 0))
+            self._small_model = (ref.key, reading)
+            reading.add_done_callback(self._forget_failure)
+        return await asyncio.shield(self._small_model[1])
+
+    def _forget_failure(self, reading: asyncio.Future[bytes]) -> None:
+        failed = reading.cancelled() or reading.exception() is not None
+        if failed and self._small_model is not None and self._small_model[1] is reading:
+            self._small_model = None
+
+
+def _read(store: WeightsStore, key: str, offset: int) -> bytes:
+    with store.open(key, offset, CHUNK_BYTES) as reader:
+        return reader.read(offset, CHUNK_BYTES)

@@ -1,0 +1,54 @@
+"""Requests of an S3 store that go at the same time."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import ParamSpec, TypeVar
+
+from xain_coordinator.ports import StoreUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+NUM_THREADS = 12  # requests at a time beside those of the callers' own threads
+
+
+class Requests:
+    """Threads for requests, and a queue for those that find none free."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "s3")
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Raises StoreUnavailable after close(); so does what was waiting by then."""
+
+        def run() -> T:
+            self._require_open()
+            return work(*args, **kwargs)
+
+        with self._lock:
+            self._require_open()
+            return self._pool.submit(run)
+
+    def close(self) -> None:
+        """What is under way comes to its end; what waits fails."""
+        with self._lock:
+            self._closed = True
+        # Without cancel_futures, which ends a future and does not tell those who wait() for it.
+        self._pool.shutdown()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is being closed")
+
+
+def results(futures: Sequence[Future[T]]) -> list[T]:
+    """What they return; if one has failed, its error, once none is under way any more."""
+    _, others = wait(futures, return_when=FIRST_EXCEPTION)
+    for future in others:
+        future.cancel()
+    wait(others)
+    # One is cancelled only because another has failed.
+    return [future.result() for future in futures if not future.cancelled()]

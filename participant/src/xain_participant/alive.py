@@ -1,0 +1,30 @@
+"""Telling a health check that the agent is alive, by the time of a file."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+# Between two waits the loop makes calls of 5 s at most; beside a training it may have to wait for
+# the processor.
+SLACK_S = 60.0
+
+
+class Alive:
+    """A file whose modification time is the moment until which silence means nothing; 1970 before
+    the agent has begun.
+
+    Raises OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+        os.utime(path, (0, 0))  # what an earlier run has left there says nothing about this one
+
+    def expect(self, wait_s: float) -> None:
+        """Say that the next sign of life comes after wait_s, or SLACK_S later."""
+        until = time.time() + wait_s + SLACK_S
+        # Whoever looks sees that the file is gone. It is no reason to end a training.
+        with suppress(OSError):
+            os.utime(self._path, (until, until))
