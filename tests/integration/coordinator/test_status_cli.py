@@ -16,6 +16,12 @@ from xain_coordinator import cli, status_view
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of it than an operator has: the machine may have other things to do."""
+    monkeypatch.setattr(status_view, "DEADLINE_S", 60.0)
+
+
 class Inspection(inspection_pb2_grpc.InspectionServicer):
     """A coordinator in the middle of round 3."""
 
