@@ -163,7 +163,7 @@ def test_nobody_listens() -> None:
     ("header", "at_least", "at_most"),
     [
         ("7", 7, 7),
-        (formatdate(time.time() + 200, usegmt=True), 100, 200),
+        ("a date", 1, 200),
         ("86400", 300, 300),
         ("1e9", 0, 0.02),
         ("-5", 0, 0.02),
@@ -181,6 +181,8 @@ def test_a_server_says_when_to_come_back(
     status: int,
 ) -> None:
     """It is obeyed, within reason."""
+    if header == "a date":
+        header = formatdate(time.time() + 200, usegmt=True)
     server.next.append(Answer(status, headers={"Retry-After": header}))
     outcome = write(numbered(1, 2))
     assert at_least <= outcome.retry_s <= at_most
