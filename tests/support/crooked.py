@@ -25,7 +25,7 @@ def http_server(answer: Callable[[str, str], Answer]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815  # the base class names them
 
         def log_message(self, *args: object) -> None:
             pass

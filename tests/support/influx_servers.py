@@ -369,7 +369,7 @@ class VictoriaMetrics:
         )
         try:
             self._wait_until_ready()
-        except BaseException:
+        except BaseException:  # no process outlives a test that cannot begin
             self.stop()
             raise
 

@@ -155,7 +155,7 @@ class S3Server(ABC):
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:
+        except BaseException:  # no process outlives a test that cannot begin
             self.close()
             raise
         return self

@@ -28,8 +28,8 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:
-            break  # the work's own; raised below
+        except BaseException:  # the work's own; raised below
+            break
     if cancelled is not None:
         running.exception()  # nobody is left to hear it
         raise cancelled

@@ -410,7 +410,7 @@ def test_signed_urls_expire(connect: Open) -> None:
     deadline = time.monotonic() + 60
     while (status := http("GET", url).status) == 200:
         assert time.monotonic() < deadline, "it never expires"
-        time.sleep(0.2)
+        time.sleep(0.2)  # a poll, not a race: it ends when the server refuses
     assert status == 403
 
 
@@ -486,7 +486,7 @@ def test_closing_ends_whoever_waits(
     def put_all() -> None:
         try:
             store.put({f"1/{number}": b"x" for number in range(5 * NUM_THREADS)})
-        except Exception as error:
+        except Exception as error:  # whatever it is, the test looks at it
             outcome.append(error)
 
     monkeypatch.setattr(store._bucket, "put", put_slowly)
@@ -496,7 +496,9 @@ def test_closing_ends_whoever_waits(
         assert begun.acquire(timeout=60)
     closer = threading.Thread(target=store.close, daemon=True)
     closer.start()
+    deadline = time.monotonic() + 60
     while not store._requests._closed:
+        assert time.monotonic() < deadline, "it does not begin to close"
         time.sleep(0.01)  # a poll, not a race: close() says so first
     gate.set()
     for thread in (caller, closer):

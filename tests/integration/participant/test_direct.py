@@ -66,7 +66,7 @@ def _direct(**changes: object) -> DirectTransfer:
         "chunk_timeout_s": PATIENCE_S,
         "answer_timeout_s": PATIENCE_S,
     }
-    return DirectTransfer(**{**settings, **changes})  # type: ignore[arg-type]
+    return DirectTransfer(**{**settings, **changes})  # type: ignore[arg-type]  # numbers
 
 
 def download_of(data: bytes = MODEL) -> Download:
@@ -226,7 +226,7 @@ def test_a_server_that_drips_is_left(store: ScriptedStore) -> None:
         for byte in MODEL:
             if store.closing.wait(0.02):
                 return
-            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]
+            handler.wfile.write(bytes([byte]))  # type: ignore[attr-defined]  # HTTP's
 
     store.faults.append(drip)
     direct = _direct(chunk_timeout_s=0.5)

@@ -111,7 +111,7 @@ class Bench:
 async def settled() -> None:
     """Whatever can go on by itself has done so."""
     for _ in range(20):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop; no time passes
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ def _read_tile(
                 return
             try:
                 source.read_into(row)
-            except BaseException:
+            except BaseException:  # whatever it is, the other threads need not read on
                 failed.set()
                 raise
 

@@ -232,7 +232,7 @@ def _watch(
                 return status
             if abandoned.after(time.monotonic(), gone and status.num_connected == 0):
                 raise FleetError(_why_abandoned(fleet))
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # between two frames
 
 
 class Abandoned:

@@ -155,7 +155,9 @@ class InfluxWriter:
         self._client = InfluxDBClient(
             url, token=token, org=org, timeout=timeout_ms, enable_gzip=True
         )
-        self._api = WriteService(self._client.api_client)  # type: ignore[no-untyped-call]
+        self._api = WriteService(  # type: ignore[no-untyped-call]  # the client's
+            self._client.api_client
+        )
         self._org = org
         self._bucket = bucket
         self._token = token

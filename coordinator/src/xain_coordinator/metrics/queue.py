@@ -233,5 +233,5 @@ class QueuedMetrics:
             return True
         if retry_s > self._deadline - time.monotonic():
             return False
-        time.sleep(retry_s)
+        time.sleep(retry_s)  # nothing can come in any more that would be worth waking up for
         return True

@@ -460,7 +460,7 @@ def open_s3(settings: StorageSettings) -> S3Store:
     bucket = connect(settings)
     try:
         store = S3Store(bucket, settings.prefix, settings.path)
-    except BaseException:
+    except BaseException:  # its connections are nobody else's to close
         bucket.close()
         raise
     trouble = ""
@@ -469,7 +469,7 @@ def open_s3(settings: StorageSettings) -> S3Store:
         store.try_out()
     except Refused as error:
         trouble = str(error)
-    except BaseException:
+    except BaseException:  # its threads and connections are nobody else's to close
         store.close()
         raise
     if trouble:
