@@ -15,7 +15,6 @@ medians and their ratio; writes bench-results/round_overhead.json.
 import argparse
 import asyncio
 import json
-import platform
 import socket
 import statistics
 import subprocess
@@ -23,10 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import grpc
 import numpy as np
+import results
 from numpy.typing import NDArray
 
 from xain_messaging.process.logs import configure
@@ -156,23 +155,19 @@ def report(participants: int, rounds: int) -> None:
     raw = measure_raw(participants)
     seconds = sorted(measure_rounds(participants, rounds))
     median = statistics.median(seconds)
-    result = {
-        "participants": participants,
-        "rounds": rounds,
-        "round_ms_median": round(1000 * median, 2),
-        "round_ms_min": round(1000 * seconds[0], 2),
-        "round_ms_p90": round(1000 * seconds[int(0.9 * (len(seconds) - 1))], 2),
-        "bare_grpc_ms": round(1000 * raw, 2),
-        "ratio_to_bare_grpc": round(median / raw, 2),
-        "python": platform.python_version(),
-        "grpcio": grpc.__version__,
-        "machine": platform.machine(),
-    }
-    for key, value in result.items():
-        print(f"{key:20} {value}")
-    target = Path("bench-results") / "round_overhead.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    results.report(
+        "round_overhead",
+        {
+            "participants": participants,
+            "rounds": rounds,
+            "round_ms_median": round(1000 * median, 2),
+            "round_ms_min": round(1000 * seconds[0], 2),
+            "round_ms_p90": round(1000 * seconds[int(0.9 * (len(seconds) - 1))], 2),
+            "bare_grpc_ms": round(1000 * raw, 2),
+            "ratio_to_bare_grpc": round(median / raw, 2),
+            "grpcio": grpc.__version__,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ bench-results/s3_store.json.
 
 import argparse
 import contextlib
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import results
 
 from support.s3_servers import SeaweedFS
 from xain_coordinator.admission import READ_BYTES
@@ -84,19 +84,13 @@ def measure(server: Any, data: bytes, turns: int, folder: str) -> dict[str, list
 
 def report(size_mib: int, taken: dict[str, list[float]]) -> None:
     median = {name: statistics.median(times) for name, times in taken.items()}
-    result = {
+    figures = {
         "size_mib": size_mib,
         **{f"{name}_mib_per_s": round(size_mib / value, 1) for name, value in median.items()},
         "put_ratio_to_raw": round(median["put"] / median["put_raw"], 2),
         "get_ratio_to_raw": round(median["get"] / median["get_raw"], 2),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
     }
-    for key, value in result.items():
-        print(f"{key:20} {value}")
-    target = Path("bench-results") / "s3_store.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    results.report("s3_store", figures)
 
 
 if __name__ == "__main__":

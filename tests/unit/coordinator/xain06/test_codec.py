@@ -4,14 +4,13 @@ import pickle
 import struct
 import warnings
 from math import prod
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pytest
 
 from unit.coordinator.xain06.recorded import EMPTY, VECTORS
 from unit.coordinator.xain06.strict import StrictReader
+from xain_coordinator.stores.closing import ClosedAtEnd
 from xain_coordinator.xain06.codec import NotAnArray, find_array, pickle_around
 
 PROTOCOLS = [2, 3, 4, 5]
@@ -116,7 +115,7 @@ def test_the_oldest_protocols_are_refused(protocol):
         load(pickle.dumps(np.float32([1]), protocol))
 
 
-class Sparse:
+class Sparse(ClosedAtEnd):
     """The pickle of an array of zeros that nobody could hold in memory."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -137,16 +136,6 @@ class Sparse:
         )
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 def test_elements_are_read_when_they_are_asked_for():
