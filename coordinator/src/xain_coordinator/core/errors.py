@@ -58,13 +58,17 @@ class NotInRound(Refusal):
     code = "NOT_IN_ROUND"
 
 
-class RoundAlreadyClosed(Refusal):
+class LateUpdate(Refusal):
+    """The update comes too late to count, or its sender asks too late for its work."""
+
+
+class RoundAlreadyClosed(LateUpdate):
     """The round has all it needs, or is over: its update is no longer wanted."""
 
     code = "ROUND_CLOSED"
 
 
-class StaleRound(Refusal):
+class StaleRound(LateUpdate):
     """The update belongs to another round than the open one."""
 
     code = "STALE_ROUND"
