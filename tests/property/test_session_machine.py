@@ -179,7 +179,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert connected >= self.rules.num_required
 
     def _check_aggregate(self, effect: Aggregate) -> None:
-        """Exactly what was acknowledged for this round, each once, in the order of selection."""
+        """Exactly what was acknowledged for this round, each once, in the order of the names."""
         assert effect.round not in self.aggregated, "a round aggregated twice"
         self.aggregated.append(effect.round)
         entered = [update.participant_id for update in effect.updates]
@@ -188,7 +188,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert set(entered) == acknowledged
         assert len(entered) >= self.rules.min_participants
         assert self.session.open_round is not None
-        assert tuple(entered) == self.session.open_round.selected
+        assert entered == sorted(self.session.open_round.selected)
         keys = set()
         for update in effect.updates:
             word = self.book[effect.round, update.participant_id]

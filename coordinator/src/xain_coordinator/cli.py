@@ -21,7 +21,7 @@ from xain_messaging.process.commands import (
 )
 
 if TYPE_CHECKING:
-    from xain_coordinator.config import CoordinatorConfig
+    from xain_coordinator.config import CoordinatorConfig, RoundsSettings
     from xain_messaging.process.settings import Resolved
 
 PROGRAM = "xain-coordinator"
@@ -181,8 +181,24 @@ def _derived(config: "CoordinatorConfig") -> str:
         f"Listens on {config.server.address}.\n{first}.\n"
         f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
         f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
-        f" most {rounds.effective_max_participants} may be connected."
+        f" most {rounds.effective_max_participants} may be connected.\n"
+        f"A model is made of {_enough(rounds)}; {rounds.deadline_s:g} s after the round has opened,"
+        f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
+        " the session ends."
     )
+
+
+def _enough(rounds: "RoundsSettings") -> str:
+    """With which updates a round is complete."""
+    if rounds.consistency != "bsp":
+        return f"{rounds.buffer_size or rounds.min_participants} updates or those of everybody"
+    if rounds.quorum:
+        from xain_coordinator.core.pacing import describe
+
+        return f"the updates {describe(rounds.quorum)}"
+    if rounds.over_selection:
+        return f"the first {rounds.num_wanted} updates"
+    return "the updates of all who are selected"
 
 
 def _participants(count: int, which: str = "") -> str:

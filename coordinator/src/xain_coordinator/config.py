@@ -4,6 +4,7 @@ Read by xain_messaging.process.settings: TOML file, then XAIN_COORDINATOR_SECTIO
 environment, then flags.
 """
 
+import json
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -22,8 +23,10 @@ from pydantic import (
 
 from xain_coordinator.core import pacing
 from xain_coordinator.core.selection import CONTROLLERS
-from xain_coordinator.core.values import Rules
+from xain_coordinator.core.values import Consistency, Expression, Rules
 from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
+from xain_messaging.conditional_events import ConditionalEventError, parse
+from xain_messaging.names import why_not
 from xain_messaging.process.fields import (
     Allowed,
     FilePath,
@@ -56,6 +59,46 @@ ExactFraction = Annotated[
     PlainValidator(_fraction),
     PlainSerializer(str),
     Allowed('a number above 0 and at most 1, or a fraction as text such as "1/3"'),
+]
+
+
+def _excess(value: object) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise ValueError("no number")
+    try:
+        excess = Fraction(str(value))
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    if excess < 0:
+        raise ValueError(f"must not be negative, got {value}")
+    return excess
+
+
+ExactExcess = Annotated[
+    Fraction,
+    PlainValidator(_excess),
+    PlainSerializer(str),
+    Allowed('a number, not negative, such as 0.3, or a fraction as text such as "1/3"'),
+]
+
+
+def _quorum(value: object) -> Expression:
+    """Lists as tuples, which do not change. What they say is looked at later."""
+    if isinstance(value, str):
+        # In the environment and in flags a list is text.
+        return _quorum(json.loads(value)) if value.startswith('["') else value
+    if isinstance(value, list | tuple):
+        return tuple(_quorum(part) for part in value)
+    raise ValueError("neither text nor a list")
+
+
+Quorum = Annotated[
+    Expression,
+    PlainValidator(_quorum),
+    Allowed(
+        'a conditional event such as "participant:update:80%", "hospital-a:update:1", or a list of '
+        'them that ends in "AND" or "OR"'
+    ),
 ]
 
 
@@ -139,6 +182,13 @@ class RoundsSettings(Section):
     start_timeout_s: float = Field(default=60.0, ge=0)
     controller: ControllerName = "random"
     seed: int = Field(default=0, ge=0)
+    over_selection: ExactExcess = Fraction(0)
+    quorum: Quorum = ""
+    deadline_s: float = Field(default=24 * 3600.0, gt=0)
+    idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    consistency: Consistency = "bsp"
+    staleness: int | None = Field(default=None, ge=1)
+    buffer_size: int | None = Field(default=None, ge=1)
 
     @property
     def num_required(self) -> int:
@@ -151,14 +201,28 @@ class RoundsSettings(Section):
         return self._num_selected(self.num_required)
 
     @property
+    def num_wanted(self) -> int:
+        """With how many updates a round is complete when N are connected."""
+        if not self.over_selection:
+            return self.num_selected
+        return pacing.num_wanted(self.num_required, self.fraction_participants)
+
+    @property
     def max_selected(self) -> int:
         """How many train a round when as many are connected as may be."""
         return self._num_selected(self.effective_max_participants)
 
+    @property
+    def max_updates(self) -> int:
+        """Of how many updates a model may be made."""
+        if self.over_selection and not self.quorum:
+            return pacing.num_wanted(self.effective_max_participants, self.fraction_participants)
+        return self.max_selected
+
     def _num_selected(self, num_connected: int) -> int:
         if self.controller == "all":
             return num_connected
-        return pacing.num_selected(num_connected, self.fraction_participants)
+        return pacing.num_selected(num_connected, self.fraction_participants, self.over_selection)
 
     @property
     def effective_start_participants(self) -> int:
@@ -189,6 +253,67 @@ class RoundsSettings(Section):
                     f"it must not be more than max_participants, {self.max_participants}",
                 )
         return self
+
+    @model_validator(mode="after")
+    def _can_close(self) -> Self:
+        """A round that these settings describe can be complete."""
+        if self.consistency == "bsp":
+            for name in ("staleness", "buffer_size"):
+                if getattr(self, name) is not None:
+                    raise WrongSetting(name, 'nothing would read it with consistency = "bsp"')
+        else:
+            for name in ("over_selection", "quorum"):
+                if getattr(self, name):
+                    raise WrongSetting(
+                        name,
+                        f'with consistency = "{self.consistency}" a model is made of every '
+                        "rounds.buffer_size updates; leave this one out",
+                    )
+        if self.consistency == "ssp" and self.staleness is None:
+            raise WrongSetting("staleness", 'it must be given with consistency = "ssp"')
+        if self.consistency == "asp" and self.staleness is not None:
+            raise WrongSetting("staleness", 'there is no limit with consistency = "asp"; use "ssp"')
+        if self.buffer_size is not None:
+            if self.buffer_size < self.min_participants:
+                raise WrongSetting(
+                    "buffer_size",
+                    f"it must not be less than min_participants, {self.min_participants}",
+                )
+            if self.buffer_size > self.max_selected:
+                raise WrongSetting(
+                    "buffer_size", f"it must not be more than train at a time, {self.max_selected}"
+                )
+        if self.over_selection and (self.controller == "all" or self.fraction_participants == 1):
+            raise WrongSetting(
+                "over_selection",
+                "everybody is selected without it; it needs a fraction_participants below 1 and "
+                'another controller than "all"',
+            )
+        if self.quorum:
+            self._check_quorum()
+        return self
+
+    def _check_quorum(self) -> None:
+        try:
+            condition = parse(self.quorum)
+        except ConditionalEventError as error:
+            raise WrongSetting("quorum", str(error)) from None
+        for unit in condition.units:
+            is_one = unit.source not in ("*", pacing.PEER_TYPE)
+            if unit.tag not in ("*", pacing.TAG):
+                raise WrongSetting(
+                    "quorum", f'"{unit}" counts what no round gets; its tag must be "{pacing.TAG}"'
+                )
+            if is_one and (why := why_not(unit.source)) is not None:
+                raise WrongSetting("quorum", f'"{unit}" names a participant, but {why}')
+            if is_one and unit.count is not None and unit.count > 1:
+                raise WrongSetting(
+                    "quorum", f'"{unit}" never happens: a participant sends one update a round'
+                )
+            if unit.count is not None and unit.count > self.max_selected:
+                raise WrongSetting(
+                    "quorum", f'"{unit}" never happens: at most {self.max_selected} are selected'
+                )
 
 
 class WorkloadSettings(Section):
@@ -366,7 +491,13 @@ class CoordinatorConfig(Section):
         from xain_coordinator.aggregation.rules import RULES, RuleFailed
 
         rule = RULES[self.aggregation.rule]()
-        for num_updates in (self.rounds.min_participants, self.rounds.max_selected):
+        if self.rounds.consistency != "bsp" and not rule.takes_stale:
+            raise WrongSetting(
+                "aggregation.rule",
+                f'rounds.consistency = "{self.rounds.consistency}" mixes updates with the model '
+                'that there is, which only "weighted_average" can do',
+            )
+        for num_updates in (self.rounds.min_participants, self.rounds.max_updates):
             try:
                 rule.check(num_updates)
             except RuleFailed as error:
@@ -394,4 +525,11 @@ class CoordinatorConfig(Section):
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,
             initial="workload" if self.workload.name else "empty",
+            deadline_s=rounds.deadline_s,
+            idle_timeout_s=rounds.idle_timeout_s,
+            quorum=rounds.quorum,
+            over_selection=rounds.over_selection,
+            consistency=rounds.consistency,
+            staleness=None if rounds.consistency == "asp" else rounds.staleness or 0,
+            buffer_size=rounds.buffer_size or rounds.min_participants,
         )

@@ -169,6 +169,11 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     )
     if status.num_selected:
         grid.add_row("updates", f"{status.num_updates} of {status.num_selected} in")
+    if status.HasField("deadline_seconds"):
+        grid.add_row("deadline", f"in {_duration(max(status.deadline_seconds, 0.0))}")
+    if status.HasField("ends_seconds"):
+        left = _duration(max(status.ends_seconds, 0.0))
+        grid.add_row("ends", f"in {left}, if nothing changes")
     about = f"{_clean(status.session_id)}, {_duration(status.session_seconds)}"
     if status.version:
         about += f", version {_clean(status.version)}"

@@ -5,6 +5,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ def random_vectors(dtype: str = "float32") -> list[Array]:
 
 def work_on(updates: tuple[Update, ...], rule: str = "weighted_average") -> Aggregate:
     return Aggregate(3, rule, updates, BASE)
+
+
+STALENESS = (0, 3, 1, 0, 8)
+
+
+def stale_work_on(
+    store: WeightsStore, updates: tuple[Update, ...], base: Array, rule: str = "weighted_average"
+) -> Aggregate:
+    """Some of the updates were trained from earlier models than the one there is."""
+    put(store, "3/global", npy(base))
+    found = measure(store, "3/global")
+    model = replace(BASE, ref=found.ref, dtype=found.dtype, shape=found.shape)
+    return Aggregate(3, rule, updates, model, STALENESS)
 
 
 class CountingStore(MemoryStore):
@@ -321,6 +335,78 @@ def test_an_update_that_changes_between_two_tiles() -> None:
 
     with pytest.raises(UpdateChanged, match="'3/p0' has changed"):
         aggregate(Changing(), work_on(updates), tile_bytes=64, max_readers=1)
+
+
+# --- stale updates --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_what_stale_updates_lose_stays_with_the_global_model(
+    store: WeightsStore, dtype: str
+) -> None:
+    """Σ n s(τ) / N · update + (1 - Σ n s(τ) / N) · base, with s(τ) = 1 / sqrt(1 + τ)."""
+    vectors = random_vectors(dtype)
+    base = np.linspace(-2, 2, LENGTH).astype(dtype)
+    aggregate(store, stale_work_on(store, hand_in(store, vectors), base))
+    published = np.load(io.BytesIO(read(store, "4/global")))
+    assert published.dtype == np.dtype(dtype)
+    shares = [n / 15 * (1 + tau) ** -0.5 for n, tau in zip(range(1, 6), STALENESS, strict=True)]
+    expected = (1 - sum(shares)) * base.astype(float)
+    for share, vector in zip(shares, vectors, strict=True):
+        expected += share * vector.astype(float)
+    # The rounding of the result, and in float64 that of the sums of both.
+    np.testing.assert_allclose(published, expected, rtol=0, atol=8 * float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("max_readers", [1, NUM_UPDATES, NUM_UPDATES + 1])
+def test_any_tile_size_gives_the_same_bytes_with_stale_updates(max_readers: int) -> None:
+    """The global model is one more row, and counts as one more reader."""
+    models = []
+    for tile_bytes in (1, 3 * (NUM_UPDATES + 1) * 4, 1 << 20):
+        store = CountingStore()
+        updates = hand_in(store, random_vectors())
+        work = stale_work_on(store, updates, np.linspace(-2, 2, LENGTH).astype("float32"))
+        store.most_open = 0
+        models.append(aggregate(store, work, tile_bytes=tile_bytes, max_readers=max_readers))
+        assert store.most_open <= max_readers
+        assert store.num_open == 0
+    assert models[0] == models[1] == models[2]
+
+
+def test_without_staleness_the_global_model_is_not_read(store: WeightsStore) -> None:
+    """And the bytes are those of updates that nothing was said about."""
+    updates = hand_in(store, random_vectors())
+    usual = aggregate(store, work_on(updates))
+    store.delete("4/global")
+    assert "3/global" not in set(store.keys())
+    fresh = replace(work_on(updates), staleness=(0,) * NUM_UPDATES)
+    assert aggregate(store, fresh) == usual
+
+
+@pytest.mark.parametrize("change", ["a bit", "shorter"])
+def test_a_global_model_that_has_changed(store: WeightsStore, change: str) -> None:
+    """It is told from an update, and no model comes of it."""
+    updates = hand_in(store, random_vectors())
+    work = stale_work_on(store, updates, np.ones(LENGTH, np.float32))
+    data = bytearray(read(store, "3/global"))
+    data[-1] ^= 1
+    put(store, "3/global", bytes(data if change == "a bit" else data[:-1]))
+    with pytest.raises(UpdateChanged, match="the global model '3/global' has "):
+        aggregate(store, work, tile_bytes=64)
+    assert "4/global" not in set(store.keys())
+
+
+def test_a_rule_that_takes_no_stale_updates(store: WeightsStore) -> None:
+    """It would give them their full weight: better no model than that."""
+    updates = hand_in(store, random_vectors())
+    work = stale_work_on(store, updates, np.ones(LENGTH, np.float32), "sum")
+    with pytest.raises(
+        RuleFailed,
+        match="'sum' takes no stale updates, and round 3 has some that are 8 models behind; "
+        "use one of: weighted_average",
+    ):
+        aggregate(store, work)
+    assert "4/global" not in set(store.keys())
 
 
 # --- rules that fail ------------------------------------------------------------------------------

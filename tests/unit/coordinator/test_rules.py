@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from xain_coordinator import cli
 from xain_coordinator.aggregation.rules import RULES, RuleFailed
+from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.config import CoordinatorConfig
 from xain_messaging.process.settings import ConfigError, load
 
@@ -140,6 +141,57 @@ def test_identity_takes_one_update() -> None:
     rule.check(1)
     with pytest.raises(RuleFailed, match="'identity' takes exactly one update, not 2"):
         rule.check(2)
+
+
+# --- stale updates --------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(rounds(), st.data())
+def test_stale_updates_are_mixed_with_the_base(round_: tuple[Array, Array], data: Any) -> None:
+    """Σ n_k s(τ_k) / N · w_k + (1 - Σ n_k s(τ_k) / N) · base, the base being the last row."""
+    tile, num_samples = round_
+    k, t = tile.shape
+    base = data.draw(arrays(np.float32, (1, t), elements=st.floats(-1e6, 1e6, width=32)))
+    staleness = data.draw(st.lists(st.integers(0, 50), min_size=k, max_size=k))
+    rows = np.concatenate([tile, base])
+    weights = mixing_weights(num_samples, staleness)
+    combined = RULES["weighted_average"]().combine(rows, weights)
+    counts = [int(n) for n in num_samples]
+    if not any(counts):
+        counts = [1] * k
+    shares = [
+        Fraction(n, sum(counts)) * Fraction((1 + tau) ** -0.5)
+        for n, tau in zip(counts, staleness, strict=True)
+    ]
+    assert_close(combined, slow_sum(rows, [*shares, 1 - sum(shares)]), rows)
+
+
+def test_what_a_stale_update_weighs() -> None:
+    """1 / sqrt(1 + τ) of its samples; the base weighs what is missing."""
+    weights = mixing_weights(np.array([10, 20, 40]), [0, 3, 15])
+    assert weights.tolist() == [10.0, 10.0, 10.0, 40.0]
+
+
+def test_equally_stale_updates_do_not_get_their_full_weight_back() -> None:
+    """A buffer of them is as far from the global model as each of them is."""
+    assert mixing_weights(np.array([5, 5]), [3, 3]).tolist() == [2.5, 2.5, 5.0]
+
+
+def test_stale_updates_without_samples_weigh_the_same() -> None:
+    """As fresh ones do."""
+    assert mixing_weights(np.zeros(2, np.int64), [0, 3]).tolist() == [1.0, 0.5, 0.5]
+
+
+def test_fresh_updates_leave_nothing_to_the_base() -> None:
+    """Not even by rounding, and also where counts add up to more than an int64."""
+    counts = np.array([3, 2**63 - 1, 2**63 - 1])
+    assert mixing_weights(counts, [0, 0, 0]).tolist() == [*counts.astype(float), 0.0]
+
+
+def test_which_rules_take_stale_updates() -> None:
+    """Those that go by the weights they are given."""
+    assert [name for name, rule in RULES.items() if rule.takes_stale] == ["weighted_average"]
 
 
 # --- which rule a configuration may name ----------------------------------------------------------

@@ -6,7 +6,7 @@ also checks what must hold for all of them: decide is pure, and a refusal change
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -23,6 +23,7 @@ from xain_coordinator.core.session import (
     begin,
     decide,
     fold,
+    next_deadline,
     open_session,
     resume,
 )
@@ -61,8 +62,12 @@ def make_rules(
     controller: str = "ordered",
     seed: int = 7,
     initial: str = "workload",
+    **pacing: Any,
 ) -> Rules:
-    """Rules with N worked out as the configuration does it; start_participants defaults to N."""
+    """Rules with N worked out as the configuration does it; start_participants defaults to N.
+
+    pacing: the fields that have defaults.
+    """
     exact = exact_fraction(fraction)
     required = num_required(min_participants, exact)
     assert initial in ("empty", "workload")
@@ -81,6 +86,7 @@ def make_rules(
         heartbeat_time_s=HEARTBEAT_TIME_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         initial="empty" if initial == "empty" else "workload",
+        **pacing,
     )
 
 
@@ -221,7 +227,7 @@ class Bench:
     def begin_upload(
         self, name: str, digest: str = "good", *, round_: int | None = None
     ) -> r.Reply:
-        number = self.session.round if round_ is None else round_
+        number = self.session.trained_by(name) if round_ is None else round_
         return self.send(c.BeginUpload(name, number, digest)).reply
 
     def end(
@@ -239,7 +245,7 @@ class Bench:
     ) -> Decision:
         """Hand in; a good update unless told otherwise. round_ None as XAIN's clients send it."""
         under = name if upload_name is None else upload_name
-        key = update_key(self.session.round if round_ is None else round_, under)
+        key = update_key(self.session.trained_by(name) if round_ is None else round_, under)
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
         return self.send(c.EndTrainingRound(name, under, round_, num_samples, weights, metrics))
 
@@ -250,6 +256,23 @@ class Bench:
 
     def tick(self, *, at: float | None = None) -> Decision:
         return self.send(c.Tick(), at=at)
+
+    def pass_time(self, seconds: float, *silent: str) -> None:
+        """As the driver lives it: a Tick when one is due. All but these are heard meanwhile."""
+        end = self.now + seconds
+        while True:
+            for name in self.connected:
+                if name not in silent:
+                    self.heartbeat(name)
+            due = next_deadline(self.session)
+            if due is not None and due <= min(end, self.now + HEARTBEAT_TIME_S):
+                self.tick(at=max(due, self.now))
+                due = next_deadline(self.session)
+                assert due is None or due > self.now, "the driver would spin"
+            elif self.now == end:
+                return
+            else:
+                self.now = min(end, self.now + HEARTBEAT_TIME_S)
 
     def expire(self, *names: str) -> None:
         """Let a whole lease pass in which everybody but these is heard."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.pacing import exact_fraction, num_required, num_selected
+from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
 from xain_coordinator.core.session import next_deadline
 from xain_coordinator.core.values import Phase
 
@@ -32,7 +32,7 @@ def test_n_is_the_smallest_number_that_selects_enough(
 @given(connected=st.integers(0, 500), fraction=fractions)
 def test_k_is_the_fraction_rounded_up(connected: int, fraction: Fraction) -> None:
     """k is the smallest whole number of participants that is at least the fraction of them."""
-    k = num_selected(connected, fraction)
+    k = num_wanted(connected, fraction)
     assert k - 1 < connected * fraction <= k
     assert 0 <= k <= connected
 

@@ -19,7 +19,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.pacing import exact_fraction, num_required, num_selected
+from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
 from xain_coordinator.core.selection import select
 from xain_coordinator.core.session import next_deadline, resume
 from xain_coordinator.core.values import Phase
@@ -156,7 +156,7 @@ def test_x09_as_many_are_selected_as_were_asked_for() -> None:
         names = [f"p{i}" for i in range(pool)]
         for k in range(1, pool + 1):
             fraction = exact_fraction(f"{k}/{pool}")
-            assert num_selected(pool, fraction) == k
+            assert num_wanted(pool, fraction) == k
             assert num_required(k, fraction) <= pool
         chosen = select("random", names, (pool + 1) // 2, seed=0, round_=0, draw=1)
         assert len(chosen) == (pool + 1) // 2

@@ -1,4 +1,5 @@
-"""The tile engine: one pass over the same slice of every update, in the order of selection.
+"""The tile engine: one pass over the same slice of every update, in the order of selection; of the
+global model too, where stale updates are mixed with it.
 
 Memory is a few tiles, however many participants there are and however large the model is. The
 result depends on the updates and their order alone, so making it again after a crash gives the same
@@ -17,10 +18,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_coordinator.admission import chunks
-from xain_coordinator.aggregation.rules import RULES, RuleFailed
+from xain_coordinator.aggregation.rules import RULES, Aggregator, RuleFailed, Weights
+from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
+from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.ports import KeyClaimed, KeyExists, Reader, StoreError, WeightsStore
 from xain_proto.np import npy_header
 
@@ -32,7 +34,7 @@ MAX_READERS = 64
 
 
 class UpdateChanged(StoreError):
-    """An accepted update is no longer what was accepted."""
+    """An accepted update, or the global model it is mixed with, is no longer what it was."""
 
 
 class Fenced(StoreError):
@@ -45,20 +47,25 @@ class Stopped(Exception):
 
 
 class _Source:
-    """One accepted update, read front to back and checked against what was accepted.
+    """One accepted update, or the global model, read front to back and checked against what was
+    accepted or published.
 
     keep_open: one reader serves for all; otherwise each read opens the object anew. The digest goes
     on over all that is read, whichever reader it came from.
     """
 
-    def __init__(self, store: WeightsStore, update: Update, *, keep_open: bool) -> None:
+    def __init__(
+        self, store: WeightsStore, weights: StoredWeights | GlobalModel, *, keep_open: bool
+    ) -> None:
         self._store = store
-        self._ref = update.weights.ref
+        self._ref = weights.ref
+        kind = "global model" if isinstance(weights, GlobalModel) else "accepted update"
+        self._name = f"the {kind} {self._ref.key!r}"
         self._keep_open = keep_open
         self._reader: Reader | None = None
         self._digest = xxhash.xxh3_128()
-        self._dtype = _dtype_of(update)
-        self._header_bytes = self._ref.size_bytes - update.weights.shape[0] * self._dtype.itemsize
+        self._dtype = _dtype_of(weights)
+        self._header_bytes = self._ref.size_bytes - weights.shape[0] * self._dtype.itemsize
         self._offset = 0
 
     def read_into(self, row: NDArray[Any]) -> None:
@@ -78,15 +85,14 @@ class _Source:
         if reader.size != self._ref.size_bytes:
             reader.close()
             raise UpdateChanged(
-                f"the accepted update {self._ref.key!r} has {reader.size} bytes in the store, "
-                f"it had {self._ref.size_bytes}"
+                f"{self._name} has {reader.size} bytes in the store, it had {self._ref.size_bytes}"
             )
         return reader
 
     def _next(self, reader: Reader, length: int) -> bytes:
         data = reader.read(self._offset, length)
         if len(data) != length:
-            raise UpdateChanged(f"the accepted update {self._ref.key!r} has become shorter")
+            raise UpdateChanged(f"{self._name} has become shorter")
         self._offset += length
         self._digest.update(data)
         return data
@@ -94,7 +100,7 @@ class _Source:
     def check(self) -> None:
         """After the last element. Raises UpdateChanged."""
         if self._digest.hexdigest() != self._ref.digest:
-            raise UpdateChanged(f"the accepted update {self._ref.key!r} has changed in the store")
+            raise UpdateChanged(f"{self._name} has changed in the store")
 
     def close(self) -> None:
         if self._reader is not None:
@@ -137,13 +143,13 @@ def _combined(
     """The new model's bytes: the header, then tile by tile."""
     rule = RULES[work.rule]()
     rule.check(len(work.updates))
-    num_samples = np.array([update.num_samples for update in work.updates], np.int64)
-    dtype, shape = _dtype_of(work.updates[0]), work.updates[0].weights.shape
+    rows, weights = _rows(work, rule)
+    dtype, shape = _dtype_of(rows[0]), rows[0].shape
     yield npy_header(dtype, shape)
-    width = max(1, min(shape[0], tile_bytes // (len(work.updates) * dtype.itemsize)))
-    tile = np.empty((len(work.updates), width), dtype)
-    keep_open = len(work.updates) <= max_readers
-    sources = [_Source(store, update, keep_open=keep_open) for update in work.updates]
+    width = max(1, min(shape[0], tile_bytes // (len(rows) * dtype.itemsize)))
+    tile = np.empty((len(rows), width), dtype)
+    keep_open = len(rows) <= max_readers
+    sources = [_Source(store, row, keep_open=keep_open) for row in rows]
     with ExitStack() as stack:
         for source in sources:
             stack.callback(source.close)
@@ -153,7 +159,7 @@ def _combined(
         for start in range(0, shape[0], width):
             num_columns = min(width, shape[0] - start)
             _read_tile(pool, num_threads, sources, tile[:, :num_columns], stop)
-            combined = rule.combine(tile[:, :num_columns], num_samples)
+            combined = rule.combine(tile[:, :num_columns], weights)
             with np.errstate(over="ignore"):
                 rounded = combined.astype(dtype)
             if not np.isfinite(rounded).all():
@@ -163,6 +169,27 @@ def _combined(
             yield rounded.tobytes()
         for source in sources:
             source.check()
+
+
+def _rows(work: Aggregate, rule: Aggregator) -> tuple[list[StoredWeights | GlobalModel], Weights]:
+    """What is combined, and how much each weighs: the updates, and behind them the global model if
+    any of them is stale.
+
+    Raises RuleFailed.
+    """
+    updates: list[StoredWeights | GlobalModel] = [update.weights for update in work.updates]
+    num_samples = np.array([update.num_samples for update in work.updates], np.int64)
+    if not any(work.staleness):
+        return updates, num_samples
+    if not rule.takes_stale:
+        usable = ", ".join(name for name, one in sorted(RULES.items()) if one.takes_stale)
+        raise RuleFailed(
+            f"rule {work.rule!r} takes no stale updates, and round {work.round} has some that are "
+            f"{max(work.staleness)} models behind; use one of: {usable}"
+        )
+    assert len(work.staleness) == len(updates)
+    assert (work.base.shape, work.base.dtype) == (updates[0].shape, updates[0].dtype)
+    return [*updates, work.base], mixing_weights(num_samples, work.staleness)
 
 
 def _read_tile(
@@ -197,8 +224,8 @@ def _read_tile(
         raise Stopped
 
 
-def _dtype_of(update: Update) -> np.dtype[Any]:
-    return np.dtype(update.weights.dtype).newbyteorder("<")
+def _dtype_of(weights: StoredWeights | GlobalModel) -> np.dtype[Any]:
+    return np.dtype(weights.dtype).newbyteorder("<")
 
 
 def publish(store: WeightsStore, key: str, pieces: Iterator[bytes] | Sequence[bytes]) -> WeightsRef:

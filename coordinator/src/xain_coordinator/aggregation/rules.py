@@ -5,13 +5,14 @@ treat each column by itself, so that the result does not depend on where tiles b
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tile = NDArray[np.floating[Any]]
 Float64 = NDArray[np.float64]
+Weights = NDArray[np.int64] | Float64
 
 
 class RuleFailed(ValueError):
@@ -19,13 +20,19 @@ class RuleFailed(ValueError):
 
 
 class Aggregator(Protocol):
-    """A rule."""
+    """A rule.
 
-    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+    takes_stale: it is an average by the weights it is given, so that a stale update may weigh less
+        and the global model may be one of its rows.
+    """
+
+    takes_stale: ClassVar[bool]
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
         """Combine a slice of every update.
 
         tile: (k, t), one row per participant in the order of selection.
-        num_samples: (k,), n_k, non-negative.
+        weights: (k,), non-negative: n_k, or what staleness.py makes of it.
         Returns (t,) float64.
         """
 
@@ -40,11 +47,13 @@ class WeightedAverage:
     Decentralized Data, Algorithm 1.
     """
 
-    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
-        total = num_samples.sum(dtype=np.float64)  # exact below 2^53, and never too large
+    takes_stale: ClassVar[bool] = True
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        total = weights.sum(dtype=np.float64)  # of n_k exact below 2^53, and never too large
         k = len(tile)
-        weights = num_samples / total if total else np.full(k, 1 / k)
-        return _average(tile, weights)
+        shares = weights / total if total else np.full(k, 1 / k)
+        return _average(tile, shares)
 
     def check(self, num_updates: int) -> None:
         pass
@@ -53,7 +62,9 @@ class WeightedAverage:
 class Mean:
     """Every participant counts the same."""
 
-    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+    takes_stale: ClassVar[bool] = False
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
         return _average(tile, np.full(len(tile), 1 / len(tile)))
 
     def check(self, num_updates: int) -> None:
@@ -63,7 +74,9 @@ class Mean:
 class Sum:
     """Plain sum, as XAIN's ModelSumAggregator."""
 
-    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+    takes_stale: ClassVar[bool] = False
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
         return _weighted_sum(tile, np.ones(len(tile)))
 
     def check(self, num_updates: int) -> None:
@@ -73,7 +86,9 @@ class Sum:
 class Identity:
     """The one update there is becomes the model."""
 
-    def combine(self, tile: Tile, num_samples: NDArray[np.int64]) -> Float64:
+    takes_stale: ClassVar[bool] = False
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
         return np.asarray(tile[0], np.float64)
 
     def check(self, num_updates: int) -> None:
@@ -81,9 +96,9 @@ class Identity:
             raise RuleFailed(f"rule 'identity' takes exactly one update, not {num_updates}")
 
 
-def _average(tile: Tile, weights: Float64) -> Float64:
-    """weights: (k,), non-negative, of sum 1."""
-    total = _weighted_sum(tile, weights)
+def _average(tile: Tile, shares: Float64) -> Float64:
+    """shares: (k,), non-negative, of sum 1."""
+    total = _weighted_sum(tile, shares)
     # An average lies between the values it is made of. Where they are the largest there are, the
     # rounding of weights and sums can lead out of the dtype all the same.
     largest = np.finfo(tile.dtype).max

@@ -21,14 +21,17 @@ class Aggregate:
     """Combine the updates in this order, store the result as the model of `round` + 1, and answer
     with AggregationDone.
 
-    updates: their num_samples are the weights of the average.
-    base: the global model they were trained from; its layout and metadata go on.
+    updates: by name; their num_samples are the weights of the average.
+    base: the global model there is; its layout and metadata go on.
+    staleness: by update, how many models have been published since the one that it was trained
+        from; empty: none of them has any.
     """
 
     round: int
     rule: str
     updates: tuple[Update, ...]
     base: GlobalModel
+    staleness: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

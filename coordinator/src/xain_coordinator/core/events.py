@@ -5,6 +5,7 @@ Soft events keep leases fresh; they live in memory only.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from xain_coordinator.core.values import (
     DataProfile,
@@ -39,7 +40,12 @@ class ParticipantLeft:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsGathered:
-    """Enough have come for the session to start."""
+    """Enough have come for the session to start.
+
+    at: None in a journal that was begun before this was written down.
+    """
+
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,13 @@ class ModelInitialised:
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
+    """selected: first those who still train an earlier round. num_wanted: None for all of them."""
+
     round: int
     selected: tuple[str, ...]
     epochs: int
     at: float
+    num_wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +88,13 @@ class ParticipantsSelected:
 
 @dataclass(frozen=True, slots=True)
 class RoundPaused:
-    """Too few are connected. The round keeps its number, selection and accepted updates."""
+    """Too few are connected. The round keeps its number, selection and accepted updates.
+
+    at: None in a journal that was begun before this was written down.
+    """
 
     round: int
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +112,20 @@ class UploadNameBound:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAccepted:
+    """round: the one that counts it. staleness: how many rounds before that it was trained for."""
+
     round: int
     update: Update
+    staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOverdue:
+    """The deadline has passed with too few updates. From now on the least number will do, and
+    others are asked to help."""
+
+    round: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +133,12 @@ class RoundClosed:
     """Nothing more is taken in; what was accepted is aggregated.
 
     at: None in a journal that was begun before this was written down.
+    cause: "complete" or "deadline".
     """
 
     round: int
     at: float | None = None
+    cause: Literal["complete", "deadline"] = "complete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +158,16 @@ class SessionFinished:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing has happened, but a deadline has come closer, and is to be as close after a crash."""
+
+    at: float
+
+
 DurableEvent = (
     SessionOpened
+    | TimePassed
     | ParticipantJoined
     | ParticipantLeft
     | ParticipantsGathered
@@ -145,6 +180,7 @@ DurableEvent = (
     | RoundResumed
     | UploadNameBound
     | UpdateAccepted
+    | RoundOverdue
     | RoundClosed
     | ModelPublished
     | SessionFinished

@@ -28,6 +28,11 @@ def place_of(key: str) -> str:
     return _ATTEMPT.sub("", key)
 
 
+def round_of(place: str) -> int:
+    """The round whose model or update lies there."""
+    return int(place.partition("/")[0])
+
+
 def incoming_key(round_: int, participant_id: str) -> str:
     """Where a participant may put its update itself, as often as it likes; what is accepted is a
     copy."""

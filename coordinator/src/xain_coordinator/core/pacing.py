@@ -1,13 +1,33 @@
-"""How many: who must be connected, who is selected, when a round is complete.
+"""How many and how long: who must be connected, who is selected, when a round is complete, and when
+it has waited long enough.
 
 Exact rational arithmetic. XAIN computed these in floats and waited for 99 participants where 100
 were meant, or selected 8 of 25 where 7 were asked for.
+
+In BSP a round is complete with all the updates that it wants, or with its quorum. In SSP and ASP a
+model is made of every `buffer_size` updates (Nguyen et al. 2022, Federated Learning with Buffered
+Asynchronous Aggregation), and whoever still trains an earlier round goes on with that; the clock
+table says whether the next round may begin without them.
 """
 
+from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 
-from xain_coordinator.core.values import Round
+from xain_coordinator.core.clock_table import ClockTable
+from xain_coordinator.core.values import Expression, Round, Rules
+from xain_messaging.conditional_events import Condition, parse
+
+# What a quorum counts: updates that participants have sent.
+PEER_TYPE = "participant"
+TAG = "update"
+
+# Session time is written down this often while a deadline is waited for: a crash puts a deadline
+# off by at most this fraction of it.
+NOTED_FRACTION = 0.1
+MIN_NOTED_S = 1.0
+MAX_NOTED_S = 60.0
 
 
 def exact_fraction(value: float | str | Fraction) -> Fraction:
@@ -21,9 +41,19 @@ def exact_fraction(value: float | str | Fraction) -> Fraction:
     return fraction
 
 
-def num_selected(num_connected: int, fraction: Fraction) -> int:
+def num_wanted(num_connected: int, fraction: Fraction) -> int:
     """k = ceil(fraction · connected)."""
     return ceil(num_connected * fraction)
+
+
+def num_selected(num_connected: int, fraction: Fraction, over_selection: Fraction) -> int:
+    """ceil(k · (1 + over_selection)), as far as there are so many.
+
+    Source: Bonawitz et al. 2019, Towards Federated Learning at Scale: System Design, section 2.2,
+    which selects 130 % of those it needs.
+    """
+    wanted = num_wanted(num_connected, fraction)
+    return min(num_connected, ceil(wanted * (1 + over_selection)))
 
 
 def num_required(min_participants: int, fraction: Fraction) -> int:
@@ -34,6 +64,78 @@ def num_required(min_participants: int, fraction: Fraction) -> int:
     return floor((min_participants - 1) / fraction) + 1
 
 
-def is_complete(round_: Round, min_participants: int) -> bool:
-    """Every selected participant has handed in, and they are enough."""
-    return len(round_.updates) >= min_participants and not round_.outstanding
+def has_enough(round_: Round, rules: Rules) -> bool:
+    """There are so many updates that a model may be made of them."""
+    return len(round_.updates) >= rules.min_participants
+
+
+def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:
+    """Nothing more is waited for.
+
+    buffered: a model is made of buffer_size updates, without waiting for those who are late.
+    """
+    if not has_enough(round_, rules):
+        return False
+    if round_.overdue_at is not None or not round_.outstanding:
+        return True
+    if buffered:
+        enough = len(round_.updates) >= rules.buffer_size
+        return enough and _clocks(round_, rules).admits(round_.number + 1)
+    if rules.quorum:
+        return has_quorum(round_, rules.quorum)
+    return len(round_.updates) >= round_.num_wanted
+
+
+def still_training(round_: Round, rules: Rules) -> Mapping[str, int]:
+    """Who goes on with what they train when this round is over, and for which round that is. Those
+    whom the staleness leaves behind are not among them."""
+    table = _clocks(round_, rules)
+    if rules.staleness is None:
+        return table.clocks
+    oldest = round_.number + 1 - rules.staleness
+    return {p: clock for p, clock in table.clocks.items() if clock >= oldest}
+
+
+def _clocks(round_: Round, rules: Rules) -> ClockTable:
+    """Those who train, at the rounds that they train."""
+    return ClockTable({p: round_.trained_by(p) for p in round_.outstanding}, rules.staleness)
+
+
+_parsed = lru_cache(maxsize=8)(parse)
+
+
+def has_quorum(round_: Round, quorum: Expression) -> bool:
+    """The updates so far satisfy the conditional event. Its percentages are of the selected."""
+    condition: Condition = _parsed(quorum)
+
+    def count(source: str, tag: str) -> int:
+        if source in ("*", PEER_TYPE):
+            return len(round_.updates)
+        return int(source in round_.updates)
+
+    def num_peers(source: str) -> int:
+        if source in ("*", PEER_TYPE):
+            return len(round_.selected)
+        return int(source in round_.selected)
+
+    return condition.is_met(count, num_peers)
+
+
+def describe(quorum: Expression) -> str:
+    """A quorum in words."""
+    return str(_parsed(quorum))
+
+
+def round_deadline(round_: Round, rules: Rules) -> float | None:
+    """Session time at which the round makes do with the least number of updates."""
+    if rules.deadline_s is None or round_.overdue_at is not None:
+        return None
+    return round_.opened_at + rules.deadline_s
+
+
+def noted_every_s(rules: Rules) -> float | None:
+    """How often session time is written down; None if nothing depends on it."""
+    waits = [wait for wait in (rules.deadline_s, rules.idle_timeout_s) if wait is not None]
+    if not waits:
+        return None
+    return min(MAX_NOTED_S, max(MIN_NOTED_S, NOTED_FRACTION * min(waits)))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from xain_coordinator.core.values import ParticipantState, Phase, Point, Round
+from xain_coordinator.core.values import ParticipantState, Phase, Point, Round, Rules
 
 # The values of the wire's enum State, which are fixed for ever.
 STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
@@ -24,7 +24,7 @@ def coordinator_point(phase: Phase, round_: int, connected: int, selected: int) 
     return Point("coordinator", fields)
 
 
-def published_point(point: Point, round_: Round, at: float) -> Point:
+def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Point:
     """A coordinator's point that also tells what the round was like whose model was published then.
 
     Its times are session time, in which the coordinator's absence does not count; the round that it
@@ -38,6 +38,9 @@ def published_point(point: Point, round_: Round, at: float) -> Point:
     }
     if round_.closed_at is not None:
         fields["aggregation_seconds"] = at - round_.closed_at
+    if rules.consistency != "bsp":
+        staleness = [round_.number - round_.trained_by(p) for p in round_.updates]
+        fields["max_staleness"] = max(staleness)
     return replace(point, fields=fields)
 
 

@@ -6,15 +6,23 @@
     next_deadline(session)         -> when to send the next Tick
 
 A session waits in STANDBY until enough participants have gathered, asks for the initial model, and
-opens round 0. An open round is COLLECTING: the selected train and hand in. When the last of them
-has, the round closes and is AGGREGATING: nothing more is taken in. The model that comes back is
-published; the next round opens at once if enough are connected, else the session waits in STANDBY.
-After the last round it is FINISHED, for ever.
+opens round 0. An open round is COLLECTING: the selected train and hand in. When all that it wants
+has come in (pacing.py), the round closes and is AGGREGATING: nothing more is taken in. The model
+that comes back is published; the next round opens at once if enough are connected, else the session
+waits in STANDBY. After the last round it is FINISHED, for ever.
 
 While a round is open, participants may go. One whose update was accepted has done its part: the
 update counts, whatever becomes of its sender. One that still owed an update leaves the selection,
 and somebody from the pool takes its place. If too few are connected the round is paused: STANDBY,
 with number, selection and accepted updates kept, until enough are back.
+
+Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
+overdue: others are selected besides, and the first update that makes enough closes it. A wait for
+participants, for the updates of an overdue round, or for a model that is longer than the idle
+timeout ends the session, with its cause.
+
+In SSP and ASP the next round opens while some still train an earlier one. They are carried over:
+what they are told, and what they hand in, is of the round that they train.
 
 A command is answered in two steps. First what it does by itself (`_answer`); then whatever must
 follow from the state that is now reached (`_next_step`, until nothing follows). So it never matters
@@ -44,7 +52,15 @@ from xain_coordinator.core.membership import (
     check_name,
     expiries,
 )
-from xain_coordinator.core.pacing import is_complete, num_selected
+from xain_coordinator.core.pacing import (
+    has_enough,
+    is_complete,
+    noted_every_s,
+    num_selected,
+    num_wanted,
+    round_deadline,
+    still_training,
+)
 from xain_coordinator.core.points import (
     coordinator_point,
     departure_point,
@@ -55,6 +71,7 @@ from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.selection import select
 from xain_coordinator.core.updates import check_size, check_update, require_free_key
 from xain_coordinator.core.values import (
+    Base,
     DataProfile,
     GlobalModel,
     ParticipantState,
@@ -83,7 +100,11 @@ class Session:
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
+    training: between two rounds, those who still train an earlier one, with its number.
+    bases: what earlier rounds that somebody still trains are trained from.
     num_draws: selections made in the open round.
+    since: when the phase was reached, or, in the first one, enough had gathered.
+    noted_at: the session time that was written down last.
     heard, lease_floor: soft state, not part of the session's identity.
     """
 
@@ -101,7 +122,11 @@ class Session:
     upload_names: Mapping[str, str] = field(default_factory=dict)
     open_round: Round | None = None
     last_round: Round | None = None
+    training: Mapping[str, int] = field(default_factory=dict)
+    bases: Mapping[int, Base] = field(default_factory=dict)
     num_draws: int = 0
+    since: float = 0.0
+    noted_at: float = 0.0
     cause: str = ""
     heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
     lease_floor: float = field(default=0.0, compare=False)
@@ -114,15 +139,47 @@ class Session:
         selected = frozenset(self.open_round.selected)
         return tuple(p for p in self.members if p not in selected)
 
+    def trained_by(self, participant_id: str) -> int:
+        """The round that this participant trains, or would train."""
+        if self.open_round is not None:
+            return self.open_round.trained_by(participant_id)
+        return self.training.get(participant_id, self.round)
+
+    @property
+    def oldest_round(self) -> int:
+        """The earliest round that somebody may still hand in for."""
+        carried = self.training if self.open_round is None else self.open_round.carried
+        return min(carried.values(), default=self.round)
+
     def accepted(self, participant_id: str, round_: int | None) -> Update | None:
-        """The participant's accepted update of this round (None: the open one), if it is the open
-        round or the one before."""
+        """The update of this round (None: the one it trains) that was accepted from the
+        participant, if that was in the open round or the one before."""
         if round_ is None:
-            round_ = self.round
+            round_ = self.trained_by(participant_id)
         for known in (self.open_round, self.last_round):
-            if known is not None and known.number == round_:
-                return known.updates.get(participant_id)
+            if known is not None and known.trained_by(participant_id) == round_:
+                update = known.updates.get(participant_id)
+                if update is not None:
+                    return update
         return None
+
+    @property
+    def is_buffered(self) -> bool:
+        """Models are made as updates come, without waiting for those who are late. Not the first:
+        without it nothing can be trained."""
+        is_synchronous = self.rules.consistency == "bsp"
+        return not is_synchronous and self.model is not None and not self.model.is_empty
+
+    @property
+    def gives_up_at(self) -> float | None:
+        """When it ends if nothing changes until then; None if something else comes before."""
+        idle_s = self.rules.idle_timeout_s
+        began: float | None = self.since
+        if self.phase is Phase.COLLECTING:
+            began = _open(self).overdue_at
+        if idle_s is None or began is None or self.phase is Phase.FINISHED:
+            return None
+        return began + idle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +200,13 @@ def open_session(session_id: str, rules: Rules, now: float) -> tuple[Session, e.
 
 def begin(opened: e.SessionOpened) -> Session:
     """The session that its first event describes."""
-    return Session(opened.session_id, opened.rules, lease_floor=opened.at)
+    return Session(
+        opened.session_id,
+        opened.rules,
+        since=opened.at,
+        noted_at=opened.at,
+        lease_floor=opened.at,
+    )
 
 
 # --- decide ---------------------------------------------------------------------------------------
@@ -169,7 +232,7 @@ def decide(session: Session, command: c.Command, now: float) -> Decision:
     after = _point(session)
     for event in happened:
         if isinstance(event, e.ModelPublished):
-            after = published_point(after, _last(session), event.at)
+            after = published_point(after, _last(session), session.rules, event.at)
     if after != before:
         points = (*points, after)
     if points:
@@ -207,7 +270,7 @@ def _answer(session: Session, command: c.Command, now: float) -> _Answer:
         case c.Tick():
             expired = tuple(_expired(session, now))
             points = tuple(departure_point(left.participant_id) for left in expired)
-            return expired, r.Done(), points
+            return (*_noted(session, now), *expired), r.Done(), points
         case c.InitialisationDone(model):
             _require_waiting_for_model(session)
             return (e.ModelInitialised(model),), r.Done(), ()
@@ -285,16 +348,18 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
         phase = Phase.STANDBY
     done = round_ is not None and participant_id in round_.updates
-    return r.Advertisement(phase, session.round, done)
+    return r.Advertisement(phase, session.trained_by(participant_id), done)
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
     round_ = _require_selected(session, participant_id)
+    number = round_.trained_by(participant_id)
+    base = session.bases[number] if number != round_.number else _base(session)
     return r.Assignment(
-        round=round_.number,
-        epochs=round_.epochs,
-        epoch_base=session.epoch_base,
-        model=_model(session),
+        round=number,
+        epochs=base.epochs,
+        epoch_base=base.epoch_base,
+        model=base.model,
         update_accepted=participant_id in round_.updates,
     )
 
@@ -306,11 +371,11 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     round_ = _require_selected(session, command.participant_id, command.round)
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
-        raise errors.DuplicateUpdate(command.participant_id, round_.number)
+        raise errors.DuplicateUpdate(command.participant_id, command.round)
     name = command.upload_name or command.participant_id
     _bind_upload_name(session, round_, command.participant_id, name)
     check_size(_model(session), command.size_bytes)
-    return r.UploadTo(update_key(round_.number, name))
+    return r.UploadTo(update_key(command.round, name))
 
 
 def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answer:
@@ -321,15 +386,17 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> _Answe
     if known is not None and _is_same(known, command):
         return (), r.Done(), ()
     round_ = _require_selected(session, participant_id, command.round)
+    number = round_.trained_by(participant_id)
     if known is not None:
-        raise errors.DuplicateUpdate(participant_id, round_.number)
+        raise errors.DuplicateUpdate(participant_id, number)
     bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
     if command.weights is None:
-        key = update_key(round_.number, command.upload_name)
+        key = update_key(number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
     update = Update(participant_id, command.weights, command.num_samples)
     check_update(_model(session), round_, update)
-    return (*bound, e.UpdateAccepted(round_.number, update)), r.Done(), command.metrics
+    accepted = e.UpdateAccepted(round_.number, update, staleness=round_.number - number)
+    return (*bound, accepted), r.Done(), command.metrics
 
 
 def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
@@ -346,7 +413,7 @@ def _bind_upload_name(
     """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
     nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
     check_name(name)
-    require_free_key(round_, name)
+    require_free_key(round_, sender, name)
     if name == sender:
         return ()
     owner = session.upload_names.get(name)
@@ -365,6 +432,10 @@ def _model(session: Session) -> GlobalModel:
     return session.model
 
 
+def _base(session: Session) -> Base:
+    return Base(_model(session), _open(session).epochs, session.epoch_base)
+
+
 def _require_member(session: Session, participant_id: str) -> None:
     if participant_id not in session.members:
         raise errors.NotAMember(participant_id)
@@ -379,9 +450,12 @@ def _require_selected(session: Session, participant_id: str, sent: int | None = 
     if session.phase is Phase.FINISHED:
         raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
     _require_member(session, participant_id)
-    if sent is not None and sent != session.round:
-        raise errors.StaleRound(sent, session.round)
+    trains = session.trained_by(participant_id)
+    if sent is not None and sent != trains:
+        raise errors.StaleRound(sent, trains)
     if session.phase is Phase.AGGREGATING:
+        if session.is_buffered and participant_id in _still_training(session):
+            raise errors.NotInRound(f"a model is being made; keep the result of round {trains}")
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
     if session.phase is not Phase.COLLECTING or session.open_round is None:
         raise errors.NotInRound(
@@ -402,6 +476,19 @@ def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
             yield e.ParticipantLeft(participant_id, "expired")
 
 
+def _noted(session: Session, now: float) -> Iterator[e.TimePassed]:
+    note_at = _note_at(session)
+    if note_at is not None and note_at <= now:
+        yield e.TimePassed(now)
+
+
+def _note_at(session: Session) -> float | None:
+    every_s = noted_every_s(session.rules)
+    if every_s is None or session.phase is Phase.FINISHED:
+        return None
+    return session.noted_at + every_s
+
+
 def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple[e.Event, ...]:
     if session.phase is not Phase.AGGREGATING or model.round != session.round + 1:
         raise errors.StaleModel(
@@ -419,40 +506,77 @@ def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple
 
 def _next_step(session: Session, now: float) -> e.Event | None:
     """What must happen in this state without anybody asking; None if nothing."""
-    if session.phase in (Phase.FINISHED, Phase.AGGREGATING):
+    if session.phase is Phase.FINISHED:
         return None
+    step: e.Event | None = None
     if session.open_round is None:
-        return _next_step_between_rounds(session, now)
-    round_ = session.open_round
+        step = _next_step_between_rounds(session, now)
+    elif session.phase is not Phase.AGGREGATING:
+        step = _next_step_of_round(session, session.open_round, now)
+    gives_up_at = session.gives_up_at
+    if step is None and gives_up_at is not None and gives_up_at <= now:
+        step = e.SessionFinished(_why_given_up(session), now)
+    return step
+
+
+def _why_given_up(session: Session) -> str:
+    rules, round_ = session.rules, session.open_round
+    waited = f"for longer than rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
+    if session.phase is Phase.AGGREGATING:
+        return f"the model of round {session.round} could not be made {waited}"
+    if session.phase is Phase.COLLECTING and round_ is not None:
+        return (
+            f"round {round_.number} had {len(round_.updates)} of the {rules.min_participants} "
+            f"updates that it needs at its deadline, and not more {waited}"
+        )
+    connected = len(session.members)
+    if session.gathered and connected >= rules.num_required:
+        return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
+    return f"{connected} of {rules.num_required} participants were connected, {waited}"
+
+
+def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event | None:
     missing = round_.target - len(round_.selected)
     if missing > 0 and session.pool:
         # Cut: the controller "all" answers with the whole pool, whatever is missing.
         return e.ParticipantsSelected(
             round_.number, _draw(session, session.pool, missing)[:missing]
         )
-    if is_complete(round_, session.rules.min_participants):
+    if is_complete(round_, session.rules, buffered=session.is_buffered):
         return e.RoundClosed(round_.number, now)
+    deadline = round_deadline(round_, session.rules)
+    is_late = deadline is not None and deadline <= now
+    if is_late and has_enough(round_, session.rules):
+        return e.RoundClosed(round_.number, now, "deadline")
     enough = len(session.members) >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
-        return e.RoundPaused(round_.number)
+        return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
         return e.RoundResumed(round_.number)
+    if is_late and session.phase is Phase.COLLECTING:
+        return e.RoundOverdue(round_.number, now)
     return None
 
 
 def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
     rules = session.rules
     if not session.gathered:
-        return e.ParticipantsGathered() if _have_gathered(session, now) else None
+        return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:
         return _ask_for_model(session)
     if len(session.members) < rules.num_required:
         return None
-    k = num_selected(len(session.members), rules.fraction_participants)
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.model.is_empty else rules.epochs
-    selected = _draw(session, tuple(session.members), k)
-    return e.RoundOpened(session.round, selected, epochs, now)
+    carried = tuple(session.training)
+    free = tuple(p for p in session.members if p not in session.training)
+    num_connected, fraction = len(session.members), rules.fraction_participants
+    k = num_selected(num_connected, fraction, rules.over_selection)
+    drawn = _draw(session, free, k - len(carried)) if k > len(carried) else ()
+    selected = (*carried, *drawn)
+    # A controller may choose more than it is asked for; then all of them are wanted.
+    wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
+    return e.RoundOpened(session.round, selected, epochs, now, wanted)
 
 
 def _ask_for_model(session: Session) -> e.Event | None:
@@ -474,7 +598,11 @@ def _have_gathered(session: Session, now: float) -> bool:
 
 
 def _start_deadline(session: Session) -> float:
-    return min(m.joined_at for m in session.members.values()) + session.rules.start_timeout_s
+    """The start timeout after the first arrival; N would rather start than see the session end."""
+    arrived = min(m.joined_at for m in session.members.values())
+    gives_up_at = session.gives_up_at
+    deadline = arrived + session.rules.start_timeout_s
+    return deadline if gives_up_at is None else min(deadline, gives_up_at)
 
 
 def _draw(session: Session, candidates: tuple[str, ...], k: int) -> tuple[str, ...]:
@@ -508,25 +636,42 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, members=members, upload_names=names)
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
-        case e.ParticipantsGathered():
-            return replace(session, gathered=True)
+        case e.TimePassed(at):
+            return replace(session, noted_at=at)
+        case e.ParticipantsGathered(at):
+            # The wait for participants is over. That for a model begins, at its full length.
+            return replace(session, gathered=True, since=session.since if at is None else at)
         case e.ModelRequested(profiles):
             return replace(session, requested=profiles)
         case e.InitialisationRefused(reason):
             return replace(session, requested=None, refused=session.requested, trouble=reason)
         case e.ModelInitialised(model):
             return replace(session, model=model, refused=None, trouble="")
-        case e.RoundOpened(number, selected, epochs, at):
-            opened = Round(number, selected, target=len(selected), epochs=epochs, opened_at=at)
-            return replace(_to(session, Phase.COLLECTING), open_round=opened, num_draws=1)
+        case e.RoundOpened(number, selected, epochs, at, wanted):
+            opened = Round(
+                number,
+                selected,
+                target=len(selected),
+                epochs=epochs,
+                opened_at=at,
+                num_wanted=len(selected) if wanted is None else wanted,
+                carried=session.training,
+            )
+            session = _to(session, Phase.COLLECTING, at)
+            return replace(session, open_round=opened, training={}, num_draws=1)
         case e.ParticipantsSelected(_, more):
             grown = _open(session)
             grown = replace(grown, selected=(*grown.selected, *more))
             return replace(session, open_round=grown, num_draws=session.num_draws + 1)
-        case e.RoundPaused():
-            return _to(session, Phase.STANDBY)
+        case e.RoundPaused(_, at):
+            return _to(session, Phase.STANDBY, at)
         case e.RoundResumed():
             return _to(session, Phase.COLLECTING)
+        case e.RoundOverdue(_, at):
+            late = _open(session)
+            # Whoever is late may still come; for each of them somebody else is asked besides.
+            target = len(late.selected) + len(late.outstanding)
+            return replace(session, open_round=replace(late, overdue_at=at, target=target))
         case e.UploadNameBound(participant_id, name):
             return replace(session, upload_names={**session.upload_names, name: participant_id})
         case e.UpdateAccepted(_, update):
@@ -538,22 +683,23 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, open_round=replace(open_, updates=updates, places=places))
         case e.RoundClosed(_, at):
             closed = replace(_open(session), closed_at=at)
-            return replace(_to(session, Phase.AGGREGATING), open_round=closed)
-        case e.ModelPublished(_, model):
-            return _after_publication(session, model)
-        case e.SessionFinished(cause):
+            return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
+        case e.ModelPublished(_, model, at):
+            return _after_publication(session, model, at)
+        case e.SessionFinished(cause, at):
             # open_round moves to last_round so that resends are still recognised.
             last = session.open_round or session.last_round
+            session = _to(session, Phase.FINISHED, at)
             return replace(
-                _to(session, Phase.FINISHED), cause=cause, open_round=None, last_round=last
+                session, cause=cause, open_round=None, last_round=last, training={}, bases={}
             )
         case e.SessionOpened():
             raise AssertionError("a session is opened once, by `begin`")
 
 
-def _to(session: Session, phase: Phase) -> Session:
+def _to(session: Session, phase: Phase, at: float | None = None) -> Session:
     assert phase in TRANSITIONS[session.phase], f"{session.phase} does not lead to {phase}"
-    return replace(session, phase=phase)
+    return replace(session, phase=phase, since=session.since if at is None else at)
 
 
 def _open(session: Session) -> Round:
@@ -566,26 +712,37 @@ def _without(session: Session, participant_id: str) -> Session:
     round_ = session.open_round
     if round_ is not None and participant_id in round_.outstanding:
         selected = tuple(p for p in round_.selected if p != participant_id)
-        round_ = replace(round_, selected=selected)
+        carried = {p: number for p, number in round_.carried.items() if p != participant_id}
+        round_ = replace(round_, selected=selected, carried=carried)
     return replace(
         session,
         members={p: m for p, m in session.members.items() if p != participant_id},
         heard={p: h for p, h in session.heard.items() if p != participant_id},
         upload_names={n: p for n, p in session.upload_names.items() if p != participant_id},
+        training={p: n for p, n in session.training.items() if p != participant_id},
         open_round=round_,
     )
 
 
-def _after_publication(session: Session, model: GlobalModel) -> Session:
+def _still_training(session: Session) -> Mapping[str, int]:
+    """Who goes on training when the open round is over."""
+    return still_training(_open(session), session.rules) if session.is_buffered else {}
+
+
+def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:
     round_ = _open(session)
+    training = _still_training(session)
+    known = {**session.bases, round_.number: _base(session)}
     return replace(
-        _to(session, Phase.STANDBY),
+        _to(session, Phase.STANDBY, at),
         # XAIN's round number stays at the last round when there is none after it.
         round=min(model.round, session.rules.rounds - 1),
         epoch_base=session.epoch_base + round_.epochs,
         model=model,
         open_round=None,
         last_round=round_,
+        training=training,
+        bases={number: known[number] for number in sorted(set(training.values()))},
         num_draws=0,
     )
 
@@ -617,11 +774,16 @@ def resume(session: Session) -> tuple[Effect, ...]:
     if session.phase is Phase.AGGREGATING:
         round_ = _open(session)
         assert session.model is not None, "a round was closed without a model"
+        # By name: who came back after an absence stands elsewhere in the selection, and a sum of
+        # floats depends on its order.
+        names = sorted(round_.updates)
+        updates = tuple(round_.updates[p] for p in names)
+        staleness = tuple(round_.number - round_.trained_by(p) for p in names)
         # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
-        updates = tuple(round_.updates[p] for p in round_.selected)
         if session.model.is_empty:
             updates = tuple(replace(update, num_samples=0) for update in updates)
-        return (Aggregate(round_.number, session.rules.aggregation, updates, session.model),)
+        rule = session.rules.aggregation
+        return (Aggregate(round_.number, rule, updates, session.model, staleness),)
     if session.phase is Phase.STANDBY and session.requested is not None and session.model is None:
         return (InitialiseModel(session.rules.initial, session.requested),)
     return ()
@@ -629,10 +791,23 @@ def resume(session: Session) -> tuple[Effect, ...]:
 
 def next_deadline(session: Session) -> float | None:
     """Session time at which a Tick is due; None if nothing will happen by itself."""
-    if session.phase is Phase.FINISHED or not session.members:
+    if session.phase is Phase.FINISHED:
         return None
     leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
-    earliest = min(expires_at for _, expires_at in leases)
+    due = [expires_at for _, expires_at in leases]
     if not session.gathered and len(session.members) >= session.rules.num_required:
-        earliest = min(earliest, _start_deadline(session))
-    return earliest
+        due.append(_start_deadline(session))
+    waits = (session.gives_up_at, _note_at(session), _due_of_round(session))
+    due += [at for at in waits if at is not None]
+    return min(due, default=None)
+
+
+def _due_of_round(session: Session) -> float | None:
+    """When the open round closes for its deadline, or is overdue."""
+    round_ = session.open_round
+    if round_ is None or session.phase is Phase.AGGREGATING:
+        return None
+    # While it is paused, it can be closed, but nobody could be late.
+    if session.phase is Phase.STANDBY and not has_enough(round_, session.rules):
+        return None
+    return round_deadline(round_, session.rules)

@@ -20,13 +20,13 @@ def check_size(model: GlobalModel, size_bytes: int) -> None:
         )
 
 
-def require_free_key(round_: Round, name: str) -> None:
+def require_free_key(round_: Round, sender: str, name: str) -> None:
     """An accepted object is what will be aggregated: nobody else may write over it, even if its
     sender has left, or had chosen the name before somebody came who is called so.
 
     Raises UploadNameTaken.
     """
-    key = update_key(round_.number, name)
+    key = update_key(round_.trained_by(sender), name)
     if key in round_.places:
         raise errors.UploadNameTaken(
             f"an accepted update of another participant lies under {key!r}; wait for the next round"

@@ -6,11 +6,15 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Literal
 
+from xain_messaging.conditional_events import Expression
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
 __all__ = [
+    "Base",
+    "Consistency",
     "DataProfile",
+    "Expression",
     "GlobalModel",
     "Layout",
     "ParticipantState",
@@ -22,6 +26,9 @@ __all__ = [
     "Update",
     "WeightsRef",
 ]
+
+
+Consistency = Literal["bsp", "ssp", "asp"]
 
 
 class Phase(StrEnum):
@@ -83,6 +90,15 @@ class GlobalModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """What a round is trained from. epoch_base: epochs trained before it."""
+
+    model: GlobalModel
+    epochs: int
+    epoch_base: int
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """An accepted local update. num_samples: n_k, non-negative."""
 
@@ -95,8 +111,12 @@ class Update:
 class Round:
     """A round from opening to publication.
 
-    selected: in the order of selection, which is the order of aggregation.
+    selected: in the order of selection.
     target: how many ought to be selected; below it, participants who come are added.
+    num_wanted: updates with which it is complete, if no quorum says otherwise.
+    carried: those of the selected who still train an earlier round, with its number.
+    overdue_at: when the deadline passed with too few updates; from then on the least number will
+        do.
     updates: accepted ones by participant, each of them in `selected`.
     places: of the accepted updates in the store.
     closed_at: None while updates are taken in.
@@ -107,6 +127,9 @@ class Round:
     target: int
     epochs: int
     opened_at: float
+    num_wanted: int
+    carried: Mapping[str, int] = field(default_factory=dict)
+    overdue_at: float | None = None
     updates: Mapping[str, Update] = field(default_factory=dict)
     places: frozenset[str] = frozenset()
     closed_at: float | None = None
@@ -115,6 +138,10 @@ class Round:
     def outstanding(self) -> tuple[str, ...]:
         """The selected whose update is not in yet."""
         return tuple(p for p in self.selected if p not in self.updates)
+
+    def trained_by(self, participant_id: str) -> int:
+        """The round that one of the selected trains, or has trained."""
+        return self.carried.get(participant_id, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +165,15 @@ class Rules:
         first arrival, N are enough.
     initial: "empty" lets round 0 initialise, as in XAIN; "workload" computes the initial model from
         the data profiles.
+    deadline_s: after it a round makes do with min_participants updates.
+    idle_timeout_s: how long the session waits for participants, for the updates of a round that is
+        overdue, or for a model to be made, before it ends.
+    quorum: with which updates a round is complete; "": with all that it wants.
+    over_selection: how many more than wanted are selected, as a fraction of those.
+    staleness: by how many rounds an update may be behind, None for any number.
+    buffer_size: updates that make a model, in SSP and ASP.
+
+    What has come later has a default, with which a session of an earlier version goes on as it did.
     """
 
     rounds: int
@@ -154,6 +190,13 @@ class Rules:
     heartbeat_time_s: float
     heartbeat_timeout_s: float
     initial: Literal["empty", "workload"]
+    deadline_s: float | None = None
+    idle_timeout_s: float | None = None
+    quorum: Expression = ""
+    over_selection: Fraction = Fraction(0)
+    consistency: Consistency = "bsp"
+    staleness: int | None = 0
+    buffer_size: int = 1
 
     @property
     def lease_s(self) -> float:

@@ -126,8 +126,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if not request.HasField("update"):
             names.add(request.participant_id)  # what lies under that name is meant
         async with self._uploads.exclusive(*names):
-            # A XAIN client does not say which round it means: the open one, read under the lock.
-            number = self._driver.session.round if round_ is None else round_
+            # A XAIN client does not say which round it means: its own, read under the lock.
+            session = self._driver.session
+            number = session.trained_by(participant_id) if round_ is None else round_
             weights = await self._uploaded(participant_id, number, request)
             await self._driver.submit(
                 c.EndTrainingRound(

@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.membership import Heard, expiries
+from xain_coordinator.core.pacing import describe, round_deadline
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.values import Phase, Round
 from xain_coordinator.driver import Driver
-from xain_coordinator.history import RoundRecord
+from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.translate import model_message, wire_state
 from xain_proto.fl import coordinator_pb2 as pb
@@ -25,8 +26,7 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 
 # Together they keep an answer below 4 MiB, which is what a gRPC client takes unless told otherwise.
-# Names are up to 128 bytes long.
-MAX_NAMES_OF_A_ROUND = 200
+# Names are up to 128 bytes long, and a round has MAX_NAMES_OF_A_ROUND or none.
 MAX_NAMES = 20_000
 MAX_MODELS_BYTES = 3 << 20
 
@@ -54,6 +54,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
     ) -> inspection.GetStatusResponse:
         session = self._driver.session
         round_ = session.open_round
+        now = self._driver.clock.now()
+        deadline = round_deadline(round_, session.rules) if round_ is not None else None
+        ends_at = session.gives_up_at
         return inspection.GetStatusResponse(
             session_id=session.session_id,
             state=wire_state(session.phase),
@@ -66,9 +69,15 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_updates=len(round_.updates) if round_ else 0,
             cause=session.cause,
             waiting_for=waiting_for(session, self._trouble()),
-            session_seconds=self._driver.clock.now(),
+            session_seconds=now,
             version=version("xain-coordinator"),
-            counters={**self._counters, "lost_metrics": self._metrics.num_lost},
+            deadline_seconds=None if deadline is None else deadline - now,
+            ends_seconds=None if ends_at is None else ends_at - now,
+            counters={
+                **self._counters,
+                "late_updates": self._driver.num_late,
+                "lost_metrics": self._metrics.num_lost,
+            },
         )
 
     async def ListParticipants(
@@ -97,6 +106,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                     if member.profile
                     else None,
                     rounds_contributed=self._driver.history.contributions[participant_id],
+                    round=session.trained_by(participant_id),
                 )
                 for participant_id, member in session.members.items()
             ]
@@ -130,8 +140,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             phase=phase,
             num_samples=record.num_samples,
             seconds=seconds,
-            num_selected=len(record.selected),
-            num_contributors=len(record.contributors),
+            num_selected=record.num_selected,
+            num_contributors=record.num_contributors,
         )
 
     async def ListModels(
@@ -166,9 +176,7 @@ def waiting_for(session: Session, trouble: str = "") -> str:
         case Phase.AGGREGATING:
             return f"The updates of round {session.round} are being aggregated."
         case Phase.COLLECTING if session.open_round is not None:
-            missing = session.open_round.outstanding
-            some = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
-            return f"{len(missing)} of {len(session.open_round.selected)} updates: {some}."
+            return _updates_awaited(session, session.open_round)
         case _ if not session.gathered and connected >= rules.num_required:
             more = _more_participants(rules.start_participants - connected)
             return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."
@@ -179,6 +187,24 @@ def waiting_for(session: Session, trouble: str = "") -> str:
             return f"Other participants: no model can be made for these ({session.trouble})."
         case _:
             return "The initial model is being made."
+
+
+def _updates_awaited(session: Session, round_: Round) -> str:
+    rules = session.rules
+    missing = round_.outstanding
+    some = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
+    if round_.overdue_at is not None:
+        more = rules.min_participants - len(round_.updates)
+        return (
+            f"{more} of the {rules.min_participants} updates that an overdue round needs: {some}."
+        )
+    if rules.quorum and not session.is_buffered:
+        return f"The quorum, {describe(rules.quorum)}. {len(missing)} have not answered: {some}."
+    wanted = rules.buffer_size if session.is_buffered else round_.num_wanted
+    more = min(max(wanted - len(round_.updates), 0), len(missing))
+    if session.is_buffered and more == 0:
+        return f"{len(missing)} who are {rules.staleness} rounds behind: {some}."
+    return f"{more} of {len(round_.updates) + more} updates: {some}."
 
 
 def _more_participants(number: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge, Unavailable
-from xain_coordinator.core.keys import attempt_key, incoming_key, place_of, update_key
+from xain_coordinator.core.keys import attempt_key, incoming_key, place_of, round_of, update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
@@ -76,9 +76,9 @@ class Uploads:
     bucket: Bucket | None = None
     receiving: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
-    # The latest of each place, which is "{round}/{name}".
+    # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
-    _measured_round: int = -1
+    _measured_since: int = -1
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
@@ -162,7 +162,7 @@ class Uploads:
                 if isinstance(place, WeightsRef):
                     return place
                 measured = await run_to_end(reception.complete)
-                self._keep(header.round, place, measured)
+                self._keep(place, measured)
                 return measured.ref
         finally:
             if reception.is_open:
@@ -182,7 +182,7 @@ class Uploads:
             raise _wrong_digest()
         measured = inspector.result(_attempt_at(place))
         await self._small_uploads.put(measured.ref.key, data)
-        self._keep(round_, place, measured)
+        self._keep(place, measured)
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what
@@ -200,8 +200,9 @@ class Uploads:
             self._forget(place, adoption)
             adoption = None
         if adoption is None:
+            oldest = self.driver.session.oldest_round
             for other, old in list(self._adoptions.items()):
-                if old.round != round_ and old.task.done():
+                if old.round < oldest and old.task.done():
                     self._forget(other, old)
             source = incoming_key(round_, participant_id)
             work = self._adopt(self.access, source, place, size_bytes, digest)
@@ -211,7 +212,7 @@ class Uploads:
         del self._adoptions[place]
         measured = adoption.task.result()
         if measured is not None:
-            self._keep(round_, place, measured)
+            self._keep(place, measured)
 
     async def _adopt(
         self, access: DirectAccess, source: str, place: str, size_bytes: int, digest: str
@@ -268,7 +269,7 @@ class Uploads:
             measured = await run_to_end(measure, self.store, key)
         except KeyNotFound:
             return None
-        self._keep(round_, place, measured)
+        self._keep(place, measured)
         return measured
 
     async def find(
@@ -316,11 +317,12 @@ class Uploads:
         known = self._measured.get(place)
         return known is not None and known.ref.digest == digest
 
-    def _keep(self, round_: int, place: str, measured: StoredWeights) -> None:
+    def _keep(self, place: str, measured: StoredWeights) -> None:
         """From now on this is what its sender hands in; what it uploaded before has no use."""
-        if round_ != self._measured_round:
-            self._measured.clear()  # those of other rounds are not asked for any more
-            self._measured_round = round_
+        oldest = self.driver.session.oldest_round
+        if oldest != self._measured_since:
+            self._measured_since = oldest
+            self._measured = {p: m for p, m in self._measured.items() if round_of(p) >= oldest}
         replaced = self._measured.get(place)
         self._measured[place] = measured
         if replaced is not None and replaced.ref.key != measured.ref.key:

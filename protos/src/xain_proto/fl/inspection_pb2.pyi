@@ -72,6 +72,8 @@ class GetStatusResponse(_message.Message):
     SESSION_SECONDS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    ENDS_SECONDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -91,6 +93,10 @@ class GetStatusResponse(_message.Message):
     """one sentence: what must happen next"""
     session_seconds: _builtins.float
     version: _builtins.str
+    deadline_seconds: _builtins.float
+    """until the open round makes do with what it has"""
+    ends_seconds: _builtins.float
+    """until the session ends, if nothing changes before"""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -112,12 +118,21 @@ class GetStatusResponse(_message.Message):
         session_seconds: _builtins.float = ...,
         version: _builtins.str = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        deadline_seconds: _builtins.float | None = ...,
+        ends_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "counters", b"counters", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deadline_seconds: _TypeAlias = _typing.Literal["deadline_seconds"]  # noqa: Y015
+    _WhichOneofArgType__deadline_seconds: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__ends_seconds: _TypeAlias = _typing.Literal["ends_seconds"]  # noqa: Y015
+    _WhichOneofArgType__ends_seconds: _TypeAlias = _typing.Literal["_ends_seconds", b"_ends_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_seconds) -> _WhichOneofReturnType__deadline_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
@@ -167,6 +182,7 @@ class ParticipantStatus(_message.Message):
     REPORTED_STATE_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     selected: _builtins.bool
     update_accepted: _builtins.bool
@@ -175,6 +191,8 @@ class ParticipantStatus(_message.Message):
     reported_state: _coordinator_pb2.State.ValueType
     """as its last heartbeat said"""
     rounds_contributed: _builtins.int
+    round: _builtins.int
+    """the one that it trains, or would train"""
     @_builtins.property
     def profile(self) -> _coordinator_pb2.DataProfile: ...
     def __init__(
@@ -187,10 +205,11 @@ class ParticipantStatus(_message.Message):
         reported_state: _coordinator_pb2.State.ValueType = ...,
         profile: _coordinator_pb2.DataProfile | None = ...,
         rounds_contributed: _builtins.int = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

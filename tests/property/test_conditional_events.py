@@ -1,0 +1,146 @@
+"""Conditional events against a slow, obvious evaluator: one list of messages for each event, looked
+through from its beginning for every unit, every time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xain_messaging.conditional_events import EventTable, Fired, parse
+
+NAMES = ["w1", "ipv4:127.0.0.1:50", "learner", "l1"]  # one is called as a type is
+SOURCES = ["*", "worker", "learner", "nobody", *NAMES]
+TAGS = ["a", "b"]
+
+amounts = st.one_of(
+    st.integers(1, 4).map(str), st.sampled_from(["1%", "34%", "50%", "67%", "100%"])
+)
+units = st.builds(
+    "{}:{}:{}".format, st.sampled_from(SOURCES), st.sampled_from([*TAGS, "*"]), amounts
+)
+operators = st.sampled_from(["AND", "&&", "OR", "||"])
+expressions = st.recursive(
+    units,
+    lambda parts: st.builds(
+        lambda items, operator: (*items, operator),
+        st.lists(parts, min_size=1, max_size=3),
+        operators,
+    ),
+    max_leaves=6,
+)
+memberships = st.fixed_dictionaries(
+    {
+        "worker": st.sets(st.sampled_from(["w1", "ipv4:127.0.0.1:50", "learner"])),
+        "learner": st.sets(st.sampled_from(["l1"])),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    source: str
+    tag: str
+    number: int
+
+
+Peers = dict[str, set[str]]
+
+
+class SlowEvent:
+    """A list of (types of the sender when it came, message)."""
+
+    def __init__(self, expression: Any) -> None:
+        self.expression = expression
+        self.held: list[tuple[set[str], Sent]] = []
+
+    def units(self, part: Any) -> Iterator[str]:
+        if isinstance(part, str):
+            yield part
+        else:
+            for one in part[:-1]:
+                yield from self.units(one)
+
+    def matches(self, unit: str, types: set[str], message: Sent) -> bool:
+        source, tag, _ = unit.rsplit(":", 2)
+        return source in {"*", message.source, *types} and tag in ("*", message.tag)
+
+    def take_in(self, types: set[str], message: Sent) -> None:
+        if any(self.matches(unit, types, message) for unit in self.units(self.expression)):
+            self.held.append((types, message))
+
+    def taken_by(self, part: Any, peers: Peers) -> list[Sent]:
+        """The messages that satisfy a part; none if it is not satisfied."""
+        if isinstance(part, str):
+            source, _, amount = part.rsplit(":", 2)
+            if amount.endswith("%"):
+                of = [n for kind, names in peers.items() for n in names if source in ("*", kind, n)]
+                needed = max(1, ceil(len(of) * int(amount[:-1]) / 100))
+            else:
+                needed = int(amount)
+            found = [m for types, m in self.held if self.matches(part, types, m)]
+            return found[:needed] if len(found) >= needed else []
+        *parts, operator = part
+        taken = [self.taken_by(one, peers) for one in parts]
+        if operator in ("AND", "&&"):
+            return [m for messages in taken for m in messages] if all(taken) else []
+        return next((messages for messages in taken if messages), [])
+
+    def fire(self, peers: Peers) -> Iterator[list[Sent]]:
+        while taken := self.taken_by(self.expression, peers):
+            messages = [m for _, m in self.held if m in taken]
+            self.held = [(types, m) for types, m in self.held if m not in taken]
+            yield messages
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    registered=st.lists(expressions, min_size=1, max_size=3),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from([*NAMES, "stranger"]), st.sampled_from([*TAGS, "c"])),
+            memberships,
+            st.just("clear"),
+        ),
+        max_size=60,
+    ),
+)
+def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[Any]) -> None:
+    """The same events, with the same messages, in the same order; whoever comes and goes."""
+    peers: Peers = {"worker": {"w1", "learner"}, "learner": {"l1"}}
+    table: EventTable[int, Sent] = EventTable(lambda: peers)
+    slow = [SlowEvent(expression) for expression in registered]
+    for key, expression in enumerate(registered):
+        table.register(expression, key)
+    for number, step in enumerate(steps):
+        if step == "clear":
+            table.clear()
+            for event in slow:
+                event.held.clear()
+            fired: list[Fired[int, Sent]] = []
+        elif isinstance(step, dict):
+            peers = step
+            fired = table.evaluate()
+        else:
+            message = Sent(*step, number)
+            fired = table.push(message)
+            types = {kind for kind, names in peers.items() if message.source in names}
+            for event in slow:
+                event.take_in(types, message)
+        assert fired == [
+            (key, messages) for key, event in enumerate(slow) for messages in event.fire(peers)
+        ]
+
+
+@settings(derandomize=True, deadline=None)
+@given(expressions)
+def test_what_is_read_is_written_the_same(expression: Any) -> None:
+    """The form that is kept parses to the condition that it came from, which is as readable."""
+    condition = parse(expression)
+    kept = condition.expression
+    assert parse(kept) == condition
+    assert hash(parse(kept)) == hash(condition)
+    shown = str(condition).replace("(", "").replace(")", "").split()
+    assert [word for word in shown if ":" in word] == [str(unit) for unit in condition.units]

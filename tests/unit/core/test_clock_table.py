@@ -1,0 +1,108 @@
+"""How far apart workers may be, under BSP, SSP and ASP."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xain_coordinator.core.clock_table import ClockTable
+
+
+def table(*clocks: int, staleness: int | None = 0) -> ClockTable:
+    return ClockTable({f"w{i}": clock for i, clock in enumerate(clocks)}, staleness)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "admitted"), [(0, [0, 1, 2]), (1, [0, 1, 2, 3]), (3, [0, 1, 2, 3, 4, 5])]
+)
+def test_whoever_is_at_most_the_staleness_ahead_may_work(
+    staleness: int, admitted: list[int]
+) -> None:
+    """Ahead of the slowest, which is at 2 here; whoever is behind it may too."""
+    clocks = table(2, 4, 3, staleness=staleness)
+    assert [clock for clock in range(10) if clocks.admits(clock)] == admitted
+
+
+def test_without_a_limit_all_may_work() -> None:
+    """ASP."""
+    assert table(0, 10**9, staleness=None).admits(10**9 + 1)
+
+
+def test_where_nobody_works_nobody_is_waited_for() -> None:
+    """The first to come may be anywhere."""
+    assert table().slowest is None
+    assert table().admits(7)
+
+
+def test_the_slowest() -> None:
+    """Of those in the table, as they come, advance and go."""
+    clocks = table(1, 2).with_clock("late", 0)
+    assert clocks.slowest == 0
+    assert clocks.ticked("late").slowest == 1
+    assert clocks.without("late").slowest == 1
+    assert clocks.without("w0").without("late").slowest == 2
+
+
+def test_whoever_is_gone_is_not_waited_for() -> None:
+    """A worker that died at clock 0 holds nobody up."""
+    clocks = table(0, 1, 1)
+    assert not clocks.admits(1)
+    assert clocks.without("w0").admits(1)
+
+
+def test_a_worker_that_is_rolled_back_is_waited_for() -> None:
+    """As one that starts again from a checkpoint."""
+    clocks = table(5, 5).with_clock("w1", 3)
+    assert clocks.clocks == {"w0": 5, "w1": 3}
+    assert not clocks.admits(5)
+
+
+def test_a_table_never_changes() -> None:
+    """What was decided by it can be decided again."""
+    clocks = table(1, 2)
+    clocks.ticked("w0")
+    clocks.without("w0")
+    clocks.with_clock("w2", 0)
+    assert clocks == table(1, 2)
+
+
+def test_whoever_is_not_in_the_table() -> None:
+    """Cannot advance; that it is not there any more can be said twice."""
+    with pytest.raises(KeyError):
+        table(1).ticked("w1")
+    assert table(1).without("w1") == table(1)
+
+
+def test_a_negative_staleness_is_refused() -> None:
+    """With it not even the slowest could work."""
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        table(staleness=-1)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    num_workers=st.integers(1, 6),
+    staleness=st.integers(0, 4),
+    turns=st.lists(st.integers(0, 5), max_size=80),
+)
+def test_the_bound_holds_however_workers_take_turns(
+    num_workers: int, staleness: int, turns: list[int]
+) -> None:
+    """Whoever works sees all that everybody did before clock c - s, and somebody always may.
+
+    A worker that is admitted begins, and ends at its next turn, as others go on in between.
+    """
+    clocks = table(*[0] * num_workers, staleness=staleness)
+    working: set[str] = set()
+    for turn in turns:
+        worker = f"w{turn % num_workers}"
+        if worker in working:
+            working.remove(worker)
+            clocks = clocks.ticked(worker)
+        elif clocks.admits(clocks.clocks[worker]):
+            working.add(worker)
+        least = min(clocks.clocks.values())
+        assert clocks.slowest == least
+        for name, clock in clocks.clocks.items():
+            # One that has ended an iteration may be one further, and then waits.
+            assert clock - least <= staleness + (name not in working)
+        assert any(clocks.admits(clock) for clock in clocks.clocks.values())

@@ -1,0 +1,520 @@
+"""SSP and ASP: rounds that do not wait for everybody, and what is promised in them as well."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.unit.core.bench import Bench, make_rules
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.values import Phase
+
+DEADLINE_S = 100.0
+IDLE_S = 400.0
+
+
+def buffered_round(*names: str, **rules: Any) -> Bench:
+    """Round 0 is open, all of these train it. By default ASP, and each update makes a model."""
+    standard = {
+        "rounds": 50,
+        "start_participants": len(names),
+        "deadline_s": DEADLINE_S,
+        "idle_timeout_s": IDLE_S,
+        "consistency": "asp",
+        "staleness": None,
+        "buffer_size": 1,
+    }
+    bench = Bench(make_rules(**{**standard, **rules}))
+    bench.join(*names)
+    assert bench.phase is Phase.COLLECTING
+    return bench
+
+
+def ssp_round(*names: str, staleness: int = 1, **rules: Any) -> Bench:
+    return buffered_round(*names, consistency="ssp", staleness=staleness, **rules)
+
+
+def trains(bench: Bench) -> dict[str, int]:
+    """Who owes an update of the open round, and for which round."""
+    return {name: bench.session.trained_by(name) for name in bench.outstanding}
+
+
+def staleness(bench: Bench) -> dict[str, int]:
+    """Whose updates made the newest model, and how stale each of them was."""
+    made = bench.aggregates[-1]
+    names = [update.participant_id for update in made.updates]
+    assert names == sorted(names), "the order that makes a sum of floats the same again"
+    return dict(zip(names, made.staleness, strict=True))
+
+
+# --- who trains what ------------------------------------------------------------------------------
+
+
+def test_every_buffer_size_updates_make_a_model() -> None:
+    """Whoever is slower than that goes on with the round that it trains."""
+    bench = buffered_round("a", "b", "c", "d", buffer_size=2)
+    bench.end("b")
+    assert bench.session.round == 0
+    bench.end("c")
+    assert bench.happened(e.RoundClosed)[-1].cause == "complete"
+    assert staleness(bench) == {"b": 0, "c": 0}
+    assert bench.session.round == 1
+    assert trains(bench) == {"a": 0, "d": 0, "b": 1, "c": 1}
+
+
+def test_who_is_carried_over_is_told_of_its_own_round() -> None:
+    """What is advertised, assigned and taken in is of the round that it trains, with the model, the
+    epochs and the epoch base of that."""
+    bench = buffered_round("a", "b", epochs=5)
+    bench.end("a", "a@0")
+    bench.end("a", "a@1")
+    assert bench.session.round == 2
+    assert bench.heartbeat("b") == r.Advertisement(Phase.COLLECTING, 0, False)
+    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 2, False)
+    old, new = bench.start("b"), bench.start("a")
+    assert (old.round, old.epochs, old.epoch_base, old.model.round) == (0, 5, 0, 0)
+    assert (new.round, new.epochs, new.epoch_base, new.model.round) == (2, 5, 10, 2)
+    assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b")
+    bench.refuses(c.BeginUpload("b", 2, "x"), errors.StaleRound)
+    bench.refuses_end(errors.StaleRound, "b", round_=2)
+    bench.refuses_end(errors.StaleRound, "b", round_=1)
+    bench.answers = False
+    bench.end("b", "b@0", round_=0)
+    assert bench.happened(e.UpdateAccepted)[-1].round == 2
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == 2
+    assert bench.heartbeat("b") == r.Advertisement(Phase.AGGREGATING, 0, True)
+    assert staleness(bench) == {"b": 2}
+
+
+def test_who_has_handed_in_trains_the_newest_next() -> None:
+    """It is free again with the model that counts its update, and is then drawn like others."""
+    bench = buffered_round("a", "b")
+    bench.end("a")
+    bench.end("b", round_=0)
+    assert staleness(bench) == {"b": 1}
+    assert trains(bench) == {"a": 1, "b": 2}
+    assert bench.start("b").update_accepted is False
+
+
+def test_an_update_is_never_refused_for_its_age() -> None:
+    """In ASP a participant may be as slow as it likes."""
+    bench = buffered_round("a", "b")
+    for i in range(40):
+        bench.end("a", f"a@{i}")
+        bench.pass_time(DEADLINE_S / 4)
+    assert bench.heartbeat("b").round == 0
+    assert bench.start("b").model.round == 0
+    bench.end("b", round_=0)
+    assert staleness(bench) == {"b": 40}
+
+
+def test_a_deadline_leaves_nobody_behind_in_asp() -> None:
+    """It closes a round for those who are waiting, not the work of those who train."""
+    bench = buffered_round("a", "b", "c", buffer_size=2)
+    bench.end("a")
+    bench.pass_time(DEADLINE_S)
+    assert bench.happened(e.RoundClosed)[-1].cause == "deadline"
+    assert trains(bench) == {"b": 0, "c": 0, "a": 1}
+    bench.end("b", round_=0)
+    bench.end("c", round_=0)
+    assert staleness(bench) == {"b": 1, "c": 1}
+
+
+def test_fewer_than_a_buffer_may_be_all_there_are() -> None:
+    """When everybody has answered nothing is waited for."""
+    bench = buffered_round("a", "b", "c", buffer_size=3)
+    bench.end("a")
+    bench.end("b")
+    assert bench.session.round == 0
+    bench.leave("c")
+    assert staleness(bench) == {"a": 0, "b": 0}
+
+
+def test_the_carried_are_among_the_fraction() -> None:
+    """No more train at a time than the fraction says, whatever they train."""
+    bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
+    assert trains(bench) == {"a": 0, "b": 0, "c": 0}
+    bench.end("c")
+    # The controller "ordered" draws the first by name of those who are free.
+    assert trains(bench) == {"a": 0, "b": 0, "c": 1}
+    bench.join("g", "h")
+    bench.end("a")
+    assert trains(bench) == {"b": 0, "c": 1, "a": 2, "d": 2}
+
+
+def test_a_round_may_be_of_carried_participants_alone() -> None:
+    """When so many have left that the others would be too many."""
+    bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
+    bench.end("a")
+    bench.leave("d", "e", "f", "a")
+    assert bench.connected == ("b", "c")
+    bench.end("b", round_=0)
+    assert staleness(bench) == {"b": 1}
+    assert trains(bench) == {"c": 0}, "k is 1"
+    bench.end("c", round_=0)
+    assert staleness(bench) == {"c": 2}
+
+
+def test_the_first_model_is_made_of_all() -> None:
+    """Round 0 of XAIN initialises: without its model nobody has anything to train, and nobody could
+    be carried over from it."""
+    bench = buffered_round("a", "b", "c", initial="empty")
+    bench.end("a")
+    bench.end("b")
+    assert bench.session.round == 0
+    bench.end("c")
+    assert staleness(bench) == {"a": 0, "b": 0, "c": 0}
+    assert trains(bench) == {"a": 1, "b": 1, "c": 1}
+    bench.end("a")
+    assert trains(bench) == {"b": 1, "c": 1, "a": 2}, "from then on nobody is waited for"
+
+
+def test_who_is_late_for_the_first_model_is_left_out() -> None:
+    """There is nothing to carry over: the next round is trained from a model, that one was not."""
+    bench = buffered_round("a", "b", initial="empty")
+    bench.end("a")
+    bench.pass_time(DEADLINE_S)
+    assert trains(bench) == {"a": 1, "b": 1}
+    bench.refuses_end(errors.StaleRound, "b", round_=0)
+
+
+# --- while a model is made, and while too few are here ------------------------------------------
+
+
+def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
+    """NOT_IN_ROUND tells them to come again; ROUND_CLOSED would tell them to throw it away."""
+    bench = buffered_round("a", "b")
+    bench.answers = False
+    bench.end("a")
+    assert bench.phase is Phase.AGGREGATING
+    assert bench.heartbeat("b") == r.Advertisement(Phase.AGGREGATING, 0, False)
+    for round_ in (0, None):
+        refused = bench.refuses(c.EndTrainingRound("b", "b", round_, 1, None), errors.NotInRound)
+        assert "keep the result of round 0" in str(refused)
+    bench.refuses(c.BeginUpload("b", 0, "x"), errors.NotInRound)
+    bench.refuses(c.StartTrainingRound("b"), errors.NotInRound)
+    bench.refuses_end(errors.StaleRound, "b", round_=1)
+    bench.refuses_end(errors.RoundAlreadyClosed, "a", "other", round_=0)
+    bench.answer()
+    bench.end("b", round_=0)
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
+
+
+def test_the_last_model_is_the_end_for_the_slow() -> None:
+    """After the last round their results have no use."""
+    bench = buffered_round("a", "b", rounds=1)
+    bench.end("a")
+    assert bench.phase is Phase.FINISHED
+    bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
+    assert (bench.session.training, bench.session.bases) == ({}, {})
+
+
+def test_between_two_rounds_the_slow_go_on() -> None:
+    """Too few are connected for the next round: whoever trains an earlier one still does."""
+    bench = buffered_round("a", "b", "c", min_participants=2, buffer_size=2)
+    bench.answers = False
+    bench.end("a")
+    bench.end("b")
+    bench.leave("a", "b")
+    bench.answer()
+    assert (bench.phase, bench.session.round) == (Phase.STANDBY, 1)
+    assert bench.heartbeat("c") == r.Advertisement(Phase.STANDBY, 0, False)
+    bench.refuses_end(errors.NotInRound, "c", round_=0)
+    bench.answers = True
+    bench.join("d")
+    assert trains(bench) == {"c": 0, "d": 1}
+    bench.end("c", round_=0)
+    bench.end("d")
+    assert staleness(bench) == {"c": 1, "d": 0}
+
+
+def test_a_pause_keeps_what_everybody_trains() -> None:
+    bench = buffered_round("a", "b", "c", min_participants=2, buffer_size=2)
+    bench.end("a")
+    bench.end("b")
+    bench.leave("a", "b")
+    assert bench.phase is Phase.STANDBY
+    bench.refuses_end(errors.NotInRound, "c", round_=0)
+    bench.join("d")
+    assert bench.phase is Phase.COLLECTING
+    assert trains(bench) == {"c": 0, "d": 1}
+
+
+# --- leaving and coming back ----------------------------------------------------------------------
+
+
+def test_who_leaves_and_comes_back_trains_the_newest() -> None:
+    """What it trained before is forgotten with it, so that it is late with that."""
+    bench = buffered_round("a", "b")
+    bench.end("a")
+    assert trains(bench) == {"b": 0, "a": 1}
+    bench.leave("b")
+    bench.join("b")
+    assert trains(bench) == {"a": 1, "b": 1}
+    bench.refuses_end(errors.StaleRound, "b", round_=0)
+    bench.end("b", round_=1)
+    assert staleness(bench) == {"b": 0}
+
+
+def test_who_leaves_while_a_model_is_made_is_not_carried_over() -> None:
+    bench = buffered_round("a", "b")
+    bench.answers = False
+    bench.end("a")
+    bench.leave("b")
+    bench.answer()
+    assert trains(bench) == {"a": 1}
+    assert bench.session.bases == {}
+    bench.join("b")
+    assert bench.heartbeat("b").round == 1
+
+
+def test_a_departed_senders_update_counts_with_its_staleness() -> None:
+    bench = buffered_round("a", "b", "c", buffer_size=2)
+    bench.end("a", "a@0")
+    bench.end("b", "b@0")
+    bench.end("c", "c@0", round_=0)
+    bench.leave("c")
+    bench.end("a", "a@1")
+    assert staleness(bench) == {"a": 0, "c": 1}
+
+
+def test_the_models_that_nobody_trains_from_are_forgotten() -> None:
+    """What is kept is bounded by those who train, not by the number of rounds."""
+    bench = buffered_round("a", "b", "c")
+    for i in range(10):
+        bench.end("a", f"a@{i}")
+    assert set(bench.session.bases) == {0}
+    bench.end("b", round_=0)
+    bench.end("c", round_=0)
+    bench.end("a")
+    assert set(bench.session.bases) == {11, 12}
+
+
+# --- bounded staleness ----------------------------------------------------------------------------
+
+
+def test_in_ssp_the_fast_wait_for_the_slow() -> None:
+    """Nobody trains a round that is more than `staleness` after one that is still trained."""
+    bench = ssp_round("a", "b", "c")
+    bench.end("a", "a@0")
+    assert trains(bench) == {"b": 0, "c": 0, "a": 1}
+    bench.end("a", "a@1")
+    assert trains(bench) == {"b": 0, "c": 0}, "round 2 would be two ahead of them"
+    assert bench.heartbeat("a") == r.Advertisement(Phase.COLLECTING, 1, True)
+    bench.end("b", "b@0", round_=0)
+    assert bench.session.round == 1
+    bench.end("c", "c@0", round_=0)
+    assert staleness(bench) == {"a": 0, "b": 1, "c": 1}
+    assert trains(bench) == {"a": 2, "b": 2, "c": 2}
+
+
+def test_a_larger_staleness_lets_them_wait_later() -> None:
+    bench = ssp_round("a", "b", staleness=3)
+    for i in range(3):
+        bench.end("a", f"a@{i}")
+        assert bench.session.round == i + 1
+    bench.end("a", "a@3")
+    assert (bench.session.round, trains(bench)) == (3, {"b": 0})
+    bench.end("b", round_=0)
+    assert staleness(bench) == {"a": 0, "b": 3}
+
+
+def test_a_departure_lets_the_fast_go_on() -> None:
+    """Nobody waits for one who is gone."""
+    bench = ssp_round("a", "b")
+    bench.end("a", "a@0")
+    bench.end("a", "a@1")
+    bench.leave("b")
+    assert staleness(bench) == {"a": 0}
+    assert trains(bench) == {"a": 2}
+
+
+def test_at_the_deadline_the_slowest_are_left_behind() -> None:
+    """Those whom the staleness would still carry go on; the others are late, from the moment that
+    the round is closed."""
+    bench = ssp_round("a", "b", "c")
+    bench.end("a", "a@0")
+    bench.end("b", "b@0", round_=0)
+    assert trains(bench) == {"c": 0, "a": 1}
+    bench.end("a", "a@1")
+    assert trains(bench) == {"c": 0}
+    bench.join("d")
+    bench.leave("b")
+    assert trains(bench) == {"c": 0}
+    bench.answers = False
+    bench.pass_time(DEADLINE_S)
+    assert bench.happened(e.RoundClosed)[-1].cause == "deadline"
+    bench.refuses_end(errors.RoundAlreadyClosed, "c", round_=0)
+    bench.answer()
+    assert bench.session.round == 2
+    assert trains(bench) == {"a": 2, "c": 2, "d": 2}
+    bench.refuses_end(errors.StaleRound, "c", round_=0)
+    assert bench.start("c").model.round == 2
+
+
+def test_a_deadline_carries_those_who_are_near_enough() -> None:
+    bench = ssp_round("a", "b", "c", staleness=1, buffer_size=2)
+    bench.end("a", "a@0")
+    bench.end("b", "b@0")
+    assert trains(bench) == {"c": 0, "a": 1, "b": 1}
+    bench.end("a", "a@1")
+    bench.pass_time(DEADLINE_S)
+    assert trains(bench) == {"b": 1, "a": 2, "c": 2}
+    bench.end("b", "b@1", round_=1)
+    bench.end("a", "a@2")
+    assert staleness(bench) == {"a": 0, "b": 1}
+
+
+def test_an_overdue_round_leaves_the_slowest_behind_as_well() -> None:
+    """The first update that makes enough closes it, whatever the clocks say."""
+    bench = ssp_round("a", "b", "c", min_participants=2, buffer_size=2)
+    bench.end("a", "a@0")
+    bench.end("b", "b@0")
+    assert trains(bench) == {"c": 0, "a": 1, "b": 1}
+    bench.end("a", "a@1")
+    bench.pass_time(DEADLINE_S)
+    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(1, DEADLINE_S)]
+    bench.end("b", "b@1")
+    assert staleness(bench) == {"a": 0, "b": 0}
+    assert trains(bench) == {"a": 2, "b": 2, "c": 2}
+    bench.refuses_end(errors.StaleRound, "c", round_=0)
+
+
+def test_a_synchronous_session_carries_nobody() -> None:
+    """In BSP the selection begins anew with every round."""
+    bench = buffered_round("a", "b", consistency="bsp", staleness=0)
+    bench.end("a")
+    bench.pass_time(DEADLINE_S)
+    assert trains(bench) == {"a": 1, "b": 1}
+    bench.refuses_end(errors.StaleRound, "b", round_=0)
+    assert bench.aggregates[-1].staleness == (0,)
+
+
+# --- exactly once ---------------------------------------------------------------------------------
+
+
+def test_an_update_counts_once_however_often_it_is_sent() -> None:
+    """(participant, round trained) is counted in one model. Sent again it is answered as before,
+    as long as it is known: until the round after the one that counted it is over."""
+    bench = buffered_round("a", "b")
+    bench.end("a", "a@0")
+    bench.answers = False
+    bench.end("b", "b@0", round_=0)
+    for _ in range(2):  # while the model is made, and in the round after
+        assert bench.end("b", "b@0", round_=0).events == ()
+        assert bench.begin_upload("b", "b@0", round_=0) == r.AlreadyUploaded(
+            bench.aggregates[-1].updates[0].weights.ref
+        )
+        bench.answer()
+    bench.refuses_end(errors.StaleRound, "b", "other", round_=0)
+    bench.answers = True
+    bench.end("a", "a@1", round_=1)
+    bench.refuses_end(errors.StaleRound, "b", "b@0", round_=0)
+    made = [
+        (u.participant_id, u.weights.ref.digest) for one in bench.aggregates for u in one.updates
+    ]
+    assert made == [("a", "a@0"), ("b", "b@0"), ("a", "a@1")]
+
+
+def test_another_update_for_the_same_round_is_refused() -> None:
+    bench = buffered_round("a", "b", "c", buffer_size=2)
+    bench.end("a", "a@0")
+    bench.end("c", "c@0")
+    bench.end("b", "b@0", round_=0)
+    bench.refuses_end(errors.DuplicateUpdate, "b", "other", round_=0)
+    bench.refuses(c.BeginUpload("b", 0, "other"), errors.DuplicateUpdate)
+    bench.refuses_end(errors.StaleRound, "b", "other", round_=1)
+    bench.end("b", "b@0", round_=0)
+    assert len(bench.happened(e.UpdateAccepted)) == 3
+
+
+def test_xains_clients_mean_the_round_that_they_train() -> None:
+    """They do not say which. Their update is taken for the round that they were told of, and a
+    resend is recognised."""
+    bench = buffered_round("a", "b", "c", buffer_size=2)
+    bench.end("a", "a@0")
+    bench.end("c", "c@0")
+    bench.end("b", "b@0", upload_name="uuid-b", round_=None)
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
+    assert bench.happened(e.UpdateAccepted)[-1].update.weights.ref.key == "0/uuid-b"
+    assert bench.end("b", "b@0", upload_name="uuid-b", round_=None).events == ()
+    bench.refuses_end(errors.DuplicateUpdate, "b", "other", upload_name="uuid-b", round_=None)
+    bench.end("a", "a@1", round_=None)
+    assert staleness(bench) == {"a": 0, "b": 1}
+
+
+# --- restarts -------------------------------------------------------------------------------------
+
+
+def script() -> list[Callable[[Bench], object]]:
+    """A session in which somebody is carried, late, resent, gone and back."""
+    return [
+        lambda b: b.end("a", "a@0", num_samples=3),
+        lambda b: b.end("b", "b@0"),
+        lambda b: b.answer(),
+        lambda b: b.heartbeat("c"),
+        lambda b: b.end("a", "a@1"),
+        lambda b: b.end("c", "c@0", round_=0, num_samples=2),
+        lambda b: b.end("c", "c@0", round_=0, num_samples=2),
+        lambda b: b.answer(),
+        lambda b: b.leave("b"),
+        lambda b: b.join("b"),
+        lambda b: b.end("d", "d@0", round_=0),
+        lambda b: b.end("b", "b@2", round_=2),
+        lambda b: b.answer(),
+        lambda b: b.end("a", "a@2", round_=2),
+        lambda b: b.pass_time(DEADLINE_S),
+        lambda b: b.answer(),
+        lambda b: b.end("a", "a@4", round_=4),
+        lambda b: b.end("b", "b@3", round_=3),
+        lambda b: b.answer(),
+    ]
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp"])
+def test_a_restart_keeps_all_of_it(consistency: str) -> None:
+    """After a restart at any instant everybody trains what it trained, and the models are made of
+    the same updates with the same staleness."""
+
+    def run(restart_before: int | None) -> tuple[Bench, list[Aggregate]]:
+        limit = None if consistency == "asp" else 3
+        bench = buffered_round(
+            *"abcd", rounds=9, buffer_size=2, consistency=consistency, staleness=limit
+        )
+        bench.answers = False
+        for number, step in enumerate(script()):
+            if number == restart_before:
+                bench.restart()
+            step(bench)
+        return bench, bench.aggregates
+
+    undisturbed, made = run(None)
+    assert len(made) == 5
+    assert max(max(one.staleness) for one in made) == 2
+    for number in range(len(script())):
+        bench, again = run(number)
+        assert [one for i, one in enumerate(again) if one not in again[:i]] == made
+        assert bench.session == undisturbed.session
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_the_largest_staleness_of_a_round_is_measured() -> None:
+    """Where there can be one."""
+    bench = buffered_round("a", "b", buffer_size=2)
+    bench.end("a", "a@0")
+    bench.join("c", "d")
+    bench.pass_time(DEADLINE_S)
+    bench.end("c")
+    bench.end("b", round_=0)
+    points = [point.fields for point in bench.points if "round_seconds" in point.fields]
+    assert [fields["max_staleness"] for fields in points] == [0, 1]
+    bench = buffered_round("a", consistency="bsp", staleness=0)
+    bench.end("a")
+    (fields,) = [point.fields for point in bench.points if "round_seconds" in point.fields]
+    assert "max_staleness" not in fields

@@ -1,0 +1,421 @@
+"""Which messages satisfy an expression, which ones an event takes, and what is said of a wrong
+one."""
+
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from xain_messaging.conditional_events import (
+    MAX_DEPTH,
+    MAX_UNITS,
+    ConditionalEventError,
+    EventTable,
+    EventTableFull,
+    Group,
+    Unit,
+    parse,
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message; number tells two of them apart."""
+
+    source: str
+    tag: str
+    number: int = 0
+
+
+def is_met(
+    expression: object,
+    counts: Mapping[tuple[str, str], int],
+    peers: Mapping[str, int] | None = None,
+) -> bool:
+    """counts: messages by (source, tag), 0 where nothing is said."""
+    return parse(expression).is_met(
+        lambda source, tag: counts.get((source, tag), 0), lambda source: (peers or {})[source]
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"),
+    [
+        ("worker:update:3", Unit("worker", "update", 3)),
+        ("*:*:1", Unit("*", "*", 1)),
+        ("worker:update:80%", Unit("worker", "update", percent=80)),
+        ("worker:update:100%", Unit("worker", "update", percent=100)),
+        ("worker-7:a tag:1", Unit("worker-7", "a tag", 1)),
+        ("worker:update:007", Unit("worker", "update", 7)),
+        ("ipv4:127.0.0.1:50:update:3", Unit("ipv4:127.0.0.1:50", "update", 3)),
+        ("ipv6:%5B::1%5D:50051:*:50%", Unit("ipv6:%5B::1%5D:50051", "*", percent=50)),
+        ("worker:update:999999999", Unit("worker", "update", 999_999_999)),
+    ],
+)
+def test_a_unit(text: str, unit: Unit) -> None:
+    """Read from its right, since the name of a peer may have colons."""
+    assert parse(text) == unit
+    assert parse(unit.expression) == unit
+    assert parse(str(unit)) == unit
+
+
+def test_a_group() -> None:
+    """The operator comes last, in either spelling, and groups stand in groups."""
+    expression = ["a:x:1", ["b:x:2", ("c:x:3", "&&"), "||"], "AND"]
+    condition = parse(expression)
+    assert condition == Group(
+        "AND",
+        (
+            Unit("a", "x", 1),
+            Group("OR", (Unit("b", "x", 2), Group("AND", (Unit("c", "x", 3),)))),
+        ),
+    )
+    assert condition.expression == ("a:x:1", ("b:x:2", ("c:x:3", "AND"), "OR"), "AND")
+    assert parse(condition.expression) == condition
+    assert hash(parse(condition.expression)) == hash(condition)
+    assert str(condition) == "a:x:1 AND (b:x:2 OR (c:x:3))"
+    assert [str(unit) for unit in condition.units] == ["a:x:1", "b:x:2", "c:x:3"]
+
+
+AMOUNT = "a whole number from 1 to 999999999, or a percentage from 1% to 100%"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("worker:update", "event 'worker:update': it must be \"source:tag:amount\""),
+        ("", "event '': it must be \"source:tag:amount\""),
+        (":update:1", 'its source is empty; write "*" for any'),
+        ("worker::1", 'its tag is empty; write "*" for any'),
+        ("worker :update:1", "its source begins or ends with a blank"),
+        ("worker: update:1", "its tag begins or ends with a blank"),
+        ("worker:update:", "its amount is ''; it must be " + AMOUNT),
+        ("worker:update:x", "its amount is 'x'"),
+        ("worker:update:%", "its amount is '%'"),
+        ("worker:update:0", "its amount is '0'"),
+        ("worker:update:0%", "its amount is '0%'"),
+        ("worker:update:-1", "its amount is '-1'"),
+        ("worker:update:+1", "its amount is '+1'"),
+        ("worker:update:1.5", "its amount is '1.5'"),
+        ("worker:update:1_0", "its amount is '1_0'"),
+        ("worker:update: 1", "its amount is ' 1'"),
+        ("worker:update:1\n", "its amount is '1\\n'"),
+        ("worker:update:٣", "its amount is '٣'"),
+        ("worker:update:12.5%", "its amount is '12.5%'"),
+        ("worker:update:101%", "its amount is '101%'"),
+        ("worker:update:1000000000", "its amount is '1000000000'"),
+        ("AND", "event 'AND': an operator stands at the end of its list"),
+        (7, "event 7: it must be text"),
+        (None, "event None: it must be text"),
+        ({"a:b:1": "AND"}, "it must be text"),
+        (b"a:b:1", "it must be text"),
+        ([], "event a list of 0: it is empty"),
+        (["AND"], "event a list of 1: there must be something before 'AND'"),
+        (["a:b:1"], "it ends in 'a:b:1'; it must end in one of AND, &&, OR, ||"),
+        (["a:b:1", "and"], "it ends in 'and'"),
+        (["a:b:1", 3], "it ends in 3"),
+        (["a:b:1", ["OR"]], "it ends in a list of 1"),
+        (["a:b:1", "AND", "b:b:1"], "it ends in 'b:b:1'"),
+        (["a:b:1", "AND", "b:b:1", "AND"], "event 'AND' at [1]: an operator stands at the end"),
+        (["a:b:1", ["a:b:0", "OR"], "AND"], "event 'a:b:0' at [1][0]: its amount is '0'"),
+        (["a:b:1", [["b:b:1", "OR"], 7, "OR"], "AND"], "event 7 at [1][1]: it must be text"),
+        (["a:b:1", ["b:b:1"], "AND"], "event a list of 1 at [1]: it ends in 'b:b:1'"),
+        ("x" * 10_000, "'" + "x" * 79 + "...: it must be"),
+    ],
+)
+def test_a_wrong_expression(expression: object, message: str) -> None:
+    """What is wrong, where, and what it may be instead."""
+    with pytest.raises(ConditionalEventError) as caught:
+        parse(expression)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("conditional event ")
+
+
+def test_an_expression_may_be_as_deep_and_as_long_as_is_said() -> None:
+    """And one that contains itself comes to an end."""
+
+    def nested(depth: int) -> Any:
+        return [nested(depth - 1), "OR"] if depth else "a:b:1"
+
+    parse(nested(MAX_DEPTH))
+    with pytest.raises(ConditionalEventError, match="nested 32 deep, not more"):
+        parse(nested(MAX_DEPTH + 1))
+    parse(["a:b:1"] * MAX_UNITS + ["OR"])
+    with pytest.raises(ConditionalEventError, match=r"at \[1024\]: there are more than 1024 units"):
+        parse(["a:b:1"] * (MAX_UNITS + 1) + ["OR"])
+    endless: list[Any] = ["a:b:1", "a:b:1"]
+    endless[1:1] = [endless, endless, "a:b:1"]
+    endless[-1] = "OR"
+    with pytest.raises(ConditionalEventError, match="nested 32 deep"):
+        parse(endless)
+
+
+# --- being satisfied ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("percent", "num_peers", "needed"),
+    [
+        (80, 5, 4),
+        (80, 6, 5),
+        (60, 5, 3),
+        (10, 5, 1),
+        (1, 1000, 10),
+        (1, 1001, 11),
+        (7, 100, 7),
+        (29, 100, 29),
+        (100, 7, 7),
+        (1, 1, 1),
+        (50, 0, 1),
+    ],
+)
+def test_a_percentage_is_rounded_up_and_at_least_one(
+    percent: int, num_peers: int, needed: int
+) -> None:
+    """In whole numbers: no 29.000000000000004 is rounded up to 30."""
+    text, peers = f"worker:update:{percent}%", {"worker": num_peers}
+    assert is_met(text, {("worker", "update"): needed}, peers)
+    assert not is_met(text, {("worker", "update"): needed - 1}, peers)
+
+
+def test_a_count_is_not_limited_by_the_number_of_peers() -> None:
+    """Nor are they asked for."""
+    assert not is_met("worker:update:10", {("worker", "update"): 9})
+    assert is_met("worker:update:10", {("worker", "update"): 10})
+
+
+@pytest.mark.parametrize(
+    ("expression", "met_by"),
+    [
+        (["a:x:1", "b:x:1", "AND"], ["ab", "abc"]),
+        (["a:x:1", "b:x:1", "&&"], ["ab", "abc"]),
+        (["a:x:1", "b:x:1", "OR"], ["a", "b", "ab", "ac", "bc", "abc"]),
+        (["a:x:1", "b:x:1", "||"], ["a", "b", "ab", "ac", "bc", "abc"]),
+        (["a:x:1", ["b:x:1", "c:x:1", "OR"], "AND"], ["ab", "ac", "abc"]),
+        (["a:x:1", ["b:x:1", "c:x:1", "AND"], "OR"], ["a", "ab", "ac", "bc", "abc"]),
+        (["a:x:1", "AND"], ["a", "ab", "ac", "abc"]),
+    ],
+)
+def test_and_or_and_nesting(expression: object, met_by: list[str]) -> None:
+    """Each set of sources that have sent something, tried."""
+    sets = ["", "a", "b", "c", "ab", "ac", "bc", "abc"]
+    assert [s for s in sets if is_met(expression, {(source, "x"): 1 for source in s})] == met_by
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+PEERS = {"worker": ["w1", "w2", "w3", "ipv4:127.0.0.1:50"], "learner": ["l1"]}
+
+
+def table(*expressions: object, max_held: int = 100) -> EventTable[int, Sent]:
+    """Events, each with its index for a key."""
+    made: EventTable[int, Sent] = EventTable(lambda: PEERS, max_held=max_held)
+    for key, expression in enumerate(expressions):
+        made.register(expression, key)
+    return made
+
+
+def push(made: EventTable[int, Sent], *sources: str, tag: str = "u") -> list[tuple[int, list[int]]]:
+    """Messages with numbers from 0 on. Returns what fired: (key, numbers of the messages)."""
+    return [
+        (key, [message.number for message in messages])
+        for number, source in enumerate(sources)
+        for key, messages in made.push(Sent(source, tag, number))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "matching"),
+    [
+        ("*", ["w1", "l1", "ipv4:127.0.0.1:50", "stranger", "worker", "w"]),
+        ("worker", ["w1", "ipv4:127.0.0.1:50", "worker"]),
+        ("w1", ["w1"]),
+        ("w", ["w"]),
+        ("ipv4:127.0.0.1:50", ["ipv4:127.0.0.1:50"]),
+        ("stranger", ["stranger"]),
+    ],
+)
+def test_a_source_is_anybody_a_type_or_a_name(source: str, matching: list[str]) -> None:
+    """As a whole: "w" is not w1. Whoever is known to nobody counts for its name."""
+    senders = ["w1", "l1", "ipv4:127.0.0.1:50", "stranger", "worker", "w"]
+    made = table(f"{source}:u:1")
+    assert [sender for sender in senders if push(made, sender)] == matching
+
+
+def test_a_tag_is_equal_or_any() -> None:
+    made = table("*:up:1", "*:*:1")
+    assert push(made, "w1", tag="update") == [(1, [0])]
+    assert push(made, "w1", tag="up") == [(0, [0]), (1, [0])]
+
+
+def test_messages_are_counted_and_not_who_sent_them() -> None:
+    """Three of one worker are three."""
+    assert push(table("worker:u:3"), "w1", "w1", "l1", "w1") == [(0, [0, 1, 3])]
+
+
+def test_percentages_are_of_the_peers_that_match() -> None:
+    """Four workers, five in all, and one of each name."""
+    assert push(table("worker:u:75%"), "w1", "w2", "w3") == [(0, [0, 1, 2])]
+    assert push(table("*:u:61%"), "w1", "w2", "w3", "l1") == [(0, [0, 1, 2, 3])]
+    assert push(table("w1:u:100%"), "w1") == [(0, [0])]
+
+
+def test_a_percentage_counts_a_peer_that_is_called_as_a_type_is() -> None:
+    """It matches, so it is one of those whose messages are waited for."""
+    made: EventTable[int, Sent] = EventTable(lambda: {"learner": ["l1"], "worker": ["learner"]})
+    made.register("learner:u:100%", 0)
+    assert push(made, "l1", "learner") == [(0, [0, 1])]
+
+
+def test_percentages_follow_membership() -> None:
+    """When peers have left, what is held may be enough, with the next message or at once."""
+    peers = {"worker": ["w1", "w2", "w3", "w4"]}
+    made: EventTable[str, Sent] = EventTable(lambda: peers)
+    made.register("worker:u:100%", "all")
+    assert [made.push(Sent(name, "u")) for name in ("w1", "w2")] == [[], []]
+    assert made.evaluate() == []
+    peers["worker"] = ["w1", "w2"]
+    (fired,) = made.evaluate()
+    assert fired.key == "all"
+    assert fired.messages == [Sent("w1", "u"), Sent("w2", "u")]
+    assert made.evaluate() == []
+    peers["worker"] = ["w1", "w2", "w3"]
+    assert made.push(Sent("w1", "u")) == []
+    peers["worker"] = ["w1"]
+    assert [one.messages for one in made.push(Sent("w1", "u", 1))] == [
+        [Sent("w1", "u")],
+        [Sent("w1", "u", 1)],
+    ]
+
+
+def test_an_event_begins_anew_when_it_has_fired() -> None:
+    """What it took is gone; it is satisfied by others."""
+    assert push(table("w1:u:2"), *["w1"] * 5) == [(0, [0, 1]), (0, [2, 3])]
+
+
+def test_and_takes_the_first_messages_of_all_its_parts() -> None:
+    """As many as their amounts say, in the order of arrival; the rest stays for the next time."""
+    made = table(["worker:u:2", "learner:u:1", "AND"])
+    assert push(made, "w1", "w2", "w3", "l1") == [(0, [0, 1, 3])]
+    assert push(made, "l1", "w1") == [(0, [2, 0, 1])]
+
+
+def test_or_takes_those_of_the_first_part_that_is_satisfied() -> None:
+    """The other part keeps its messages."""
+    made = table(["w1:u:1", "l1:u:2", "OR"])
+    assert push(made, "l1", "w1") == [(0, [1])]
+    assert push(made, "l1") == [(0, [0, 0])]
+
+
+def test_or_goes_by_the_order_in_which_its_parts_are_written() -> None:
+    """Not by which needs more messages, or fewer."""
+    held = [["*:a:1", "*:b:1", "AND"], ["*:b:1", "*:c:1", "AND"], "OR"]
+    made = table(held)
+    for tag in "ac":
+        assert push(made, "w1", tag=tag) == []
+    (fired,) = made.push(Sent("w1", "b"))
+    assert [message.tag for message in fired.messages] == ["a", "b"]
+
+
+def test_nested_groups_take_what_satisfied_them() -> None:
+    """The part of an OR that was not needed stays, deep inside too."""
+    made = table(["l1:u:1", ["w1:u:1", "w2:u:1", "OR"], "AND"])
+    assert push(made, "w2", "w1", "l1") == [(0, [1, 2])]
+    assert push(made, "l1") == [(0, [0, 0])]
+
+
+def test_every_event_has_its_own_view() -> None:
+    """What one takes, the others still have."""
+    made = table("*:u:1", "worker:u:2", "w1:u:3")
+    assert push(made, "w1", "w1", "w1") == [
+        (0, [0]),
+        (0, [1]),
+        (1, [0, 1]),
+        (0, [2]),
+        (2, [0, 1, 2]),
+    ]
+
+
+def test_a_message_that_counts_twice_is_handed_over_once() -> None:
+    """Several units may match it. Taken by one, it is gone for the others of that event."""
+    made = table(["*:u:2", "w1:u:1", "AND"])
+    assert push(made, "w1", "w1") == [(0, [0, 1])]
+    assert push(made, "w2", "w2", "w1") == [(0, [0, 1, 2])]
+    made = table(["*:u:1", "w1:u:2", "OR"])
+    assert push(made, "w1", "w1", "w1") == [(0, [0]), (0, [1]), (0, [2])]
+
+
+def test_units_of_the_same_messages() -> None:
+    """With one source and tag: the larger amount decides."""
+    assert push(table(["w1:u:2", "w1:u:3", "AND"]), *["w1"] * 4) == [(0, [0, 1, 2])]
+
+
+def test_an_event_sees_what_is_pushed_after_it_was_registered() -> None:
+    made = table("*:u:2")
+    push(made, "w1")
+    made.register("*:u:2", 1)
+    assert push(made, "w1") == [(0, [0, 0])]
+
+
+def test_clear_forgets_messages_and_keeps_events() -> None:
+    """And the room that they took is free."""
+    made = table(["w1:u:2", "w2:u:1", "AND"], max_held=2)
+    push(made, "w1", "w1")
+    made.clear()
+    assert push(made, "w2", "w1", "w1") == [(0, [0, 1, 2])]
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_a_full_event_refuses_what_does_not_let_it_fire() -> None:
+    """Nothing is dropped without a word, no other event has half of it, and the message that is
+    waited for still comes in."""
+    made = table("*:u:3", ["w1:u:2", "w2:u:1", "AND"], max_held=3)
+    assert push(made, "w1", "w1") == []
+    assert push(made, "w1") == [(0, [0, 1, 0])]
+    with pytest.raises(EventTableFull) as caught:
+        made.push(Sent("w1", "u", 4))
+    assert str(caught.value) == (
+        "the event w1:u:2 AND w2:u:1 holds 3 messages and still waits for others, so that one of "
+        "'w1' with tag 'u' finds no room; raise max_held, or clear() the table"
+    )
+    assert push(made, "w3", "l1") == [], "the other event has taken nothing of it"
+    assert push(made, "w2") == [(0, [0, 1, 0]), (1, [0, 1, 0])]
+    assert push(made, "w1", "w1") == [], "there is room again"
+
+
+def test_a_message_that_no_event_wants_is_not_held() -> None:
+    """However many of them come."""
+    made = table("w1:u:2", max_held=2)
+    assert push(made, *["w2"] * 10) == []
+    assert push(made, "w1", "w1") == [(0, [0, 1])]
+
+
+def test_an_event_that_could_never_fire_is_refused() -> None:
+    """It needs more messages than an event may hold."""
+    with pytest.raises(ConditionalEventError, match=r"w1:u:4 never fires, .* at most 3 messages"):
+        table(["w2:u:1", "w1:u:4", "OR"], max_held=3)
+    table(["w2:u:1", "w1:u:3", "OR"], max_held=3)
+
+
+@pytest.mark.parametrize("taken", ["first", "middle"])
+def test_what_is_taken_leaves_nothing_behind(taken: str) -> None:
+    """Neither at the front of what is held nor in its middle."""
+    made = table(["w1:*:9", "w1:u:1", "OR"])
+    if taken == "middle":
+        assert push(made, "w1", tag="v") == []
+    pushed = []
+    for number in range(100):
+        message = Sent("w1", "u", number)
+        pushed.append(weakref.ref(message))
+        assert made.push(message) == [(0, [message])]
+        del message
+    gc.collect()
+    assert [alive() for alive in pushed if alive() is not None] == []
