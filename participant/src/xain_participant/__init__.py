@@ -6,6 +6,7 @@ from xain_participant import Participant, run
 from xain_participant.agent import Agent, Observer, Progress, run
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.participant import Participant
+from xain_participant.state import StateDirectory, StateError
 from xain_participant.workload_participant import WorkloadParticipant
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "Participant",
     "Progress",
     "Refused",
+    "StateDirectory",
+    "StateError",
     "WorkloadParticipant",
     "run",
 ]

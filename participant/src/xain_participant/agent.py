@@ -8,18 +8,14 @@ work at a time; a watch thread listens. Both only ever post events.
 """
 
 import os
-import re
-import secrets
 import signal
-import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import Empty
 from random import Random
 from types import FrameType
 from typing import Literal
@@ -31,9 +27,12 @@ from xain_messaging.names import why_not
 from xain_messaging.process import logs
 from xain_participant import protocol as p
 from xain_participant.alive import Alive
-from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.identity import default_participant_id
 from xain_participant.participant import Participant
+from xain_participant.result import Keeper
+from xain_participant.runtime import Queue, Runtime, Task, Threads
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
@@ -85,33 +84,37 @@ def run(
     direct: bool = True,
     observer: Observer | None = None,
     alive: Alive | None = None,
+    state: Keeper | None = None,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
     0: finished, or there is nothing to train on. 1: the participant's code failed, the coordinator
     refuses us or our updates for good, or the session has ended without a result. 143: stopped
     before the end by SIGTERM, 130: by SIGINT. A second signal ends the process at once.
-    target: HOST:PORT. participant_id: by default the host's name and a random suffix.
+    target: HOST:PORT. participant_id: by default the state's, or the host's name and a random
+    suffix.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
     observer: called in this thread. alive: what a health check looks at.
+    state: keeps a result until it is handed in, so that a participant that is killed after training
+    need not train again; such as a StateDirectory. It stays open.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go where structlog is configured to; if it is not, to standard error.
-    Raises ValueError if participant_id cannot be a name.
+    Raises ValueError if participant_id cannot be a name, or is another than the state's.
     """
     if not structlog.is_configured():
         # Its defaults would print to standard output, which is the caller's.
         logs.configure("info", console=sys.stderr.isatty(), third_party=False)
     agent = Agent(
-        participant, target, participant_id, direct=direct, observer=observer, alive=alive
+        participant,
+        target,
+        participant_id,
+        direct=direct,
+        observer=observer,
+        alive=alive,
+        state=state,
     )
     with _stopped_by_signals(agent):
         return agent.run()
-
-
-def default_participant_id() -> str:
-    """The host's name and a random suffix, since many participants may share a host."""
-    host = re.sub(r"[^A-Za-z0-9_.-]|\.(?=\.)", "-", socket.gethostname()[:64])
-    return f"{host}-{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,9 @@ class _Posted:
 class Agent:
     """One participant's run. Use it once.
 
-    Raises ValueError if participant_id cannot be a name.
+    runtime, channel, chance: where it runs, how it connects to `target`, and what its pauses are
+    drawn from; the defaults are the real ones.
+    Raises ValueError if participant_id cannot be a name, or is another than the state's.
     """
 
     def __init__(
@@ -141,39 +146,56 @@ class Agent:
         direct: bool = True,
         observer: Observer | None = None,
         alive: Alive | None = None,
+        state: Keeper | None = None,
+        runtime: Runtime | None = None,
+        channel: Callable[[str], grpc.Channel] = open_channel,
+        chance: Random | None = None,
     ) -> None:
         if participant_id is None:
-            participant_id = default_participant_id()
+            participant_id = state.participant_id if state else default_participant_id()
         if (why := why_not(participant_id)) is not None:
             raise ValueError(f"participant_id is {participant_id!r}: {why}")
+        if state is not None and state.participant_id != participant_id:
+            raise ValueError(
+                f"participant_id is {participant_id!r}, but the state is that of "
+                f"{state.participant_id!r}"
+            )
         self.participant_id = participant_id
         self._participant = participant
         self._target = target
         self._observer = observer
         self._alive = alive
+        self._runtime = runtime = runtime or Threads()
         self._log = structlog.get_logger(__name__).bind(participant=self.participant_id)
         self._client = CoordinatorClient(
             target,
             self.participant_id,
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self._note_failed_offer,
+            channel=channel,
+            now=runtime.now,
         )
-        self._work = Work(participant, self._client, self.participant_id)
+        self._work = Work(participant, self._client, self.participant_id, state)
         self._profile: DataProfile | None = None
 
-        self._protocol = p.Protocol(Random())
-        self._timers: dict[p.Timer, float] = {}  # monotonic time at which each is due
+        chance = chance or Random()
+        left = self._work.result  # by an earlier process
+        held = p.Held(left.session_id, left.round) if left is not None else None
+        self._protocol = p.Protocol(chance, held)
+        self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
+        self._timers: dict[p.Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[p.Event] = deque()  # to calls that the loop itself has made
-        # A SimpleQueue, because it alone may be put to from a signal handler. It holds four at
-        # most: the worker has one piece of work, the watch thread waits until what it posted last
-        # was handled (and may then report its end), and stop() posts once.
-        self._mailbox: SimpleQueue[_Posted] = SimpleQueue()
-        self._jobs: SimpleQueue[tuple[p.Call, int] | None] = SimpleQueue()  # one, then the end
-        self._watch_credit = threading.Semaphore(1)
-        self._threads: list[threading.Thread] = []
+        # It holds four at most: the worker has one piece of work, the watch thread waits until what
+        # it posted last was handled (and may then report its end), and stop() posts once.
+        self._mailbox: Queue[_Posted] = runtime.queue()
+        self._jobs: Queue[tuple[p.Call, int] | None] = runtime.queue()  # one, then the end
+        self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
+        self._watch_credit.put(None)
+        self._tasks: list[Task] = []
         self._refusals: dict[p.Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
-        self._closing = threading.Event()
+        self._closing = False
+        self._hung_up: Queue[None] = runtime.queue()  # wakes the watch thread from its pause
 
     def stop(self, code: int = 0) -> bool:
         """Leave the session and let run() return `code`. From any thread or signal handler.
@@ -195,7 +217,9 @@ class Agent:
                 self._tell("finished", message="the local data has no rows")
                 return 0
             self._info("starting", coordinator=self._target)
-            self._start_thread("work", self._run_jobs)
+            if (left := self._work.result) is not None:
+                self._info("result_found", round_=left.round, session=left.session_id)
+            self._spawn("work", self._run_jobs)
             return self._loop()
         finally:
             self._close()
@@ -220,11 +244,11 @@ class Agent:
             return _Posted(self._answers.popleft())
         # The protocol always has a rendezvous or a heartbeat before it, so there is a timer.
         timer = min(self._timers, key=lambda timer: self._timers[timer])
-        wait_s = max(0.0, self._timers[timer] - time.monotonic())
+        wait_s = max(0.0, self._timers[timer] - self._runtime.now())
         if self._alive is not None:
             self._alive.expect(wait_s)
         try:
-            return self._mailbox.get(timeout=wait_s)
+            return self._mailbox.get(wait_s)
         except Empty:
             del self._timers[timer]
             return _Posted(p.TimerFired(timer))
@@ -233,7 +257,7 @@ class Agent:
         """announced: the work that came with the event, of the same session and round."""
         match action:
             case p.SetTimer(timer, after_s):
-                self._timers[timer] = time.monotonic() + after_s
+                self._timers[timer] = self._runtime.now() + after_s
             case p.Rendezvous():
                 self._answers.append(self._answer(p.Call.RENDEZVOUS, self._rendezvous))
             case p.SendHeartbeat(training, round_):
@@ -245,7 +269,7 @@ class Agent:
                     )
                 )
             case p.StartWatch():
-                self._start_thread("watch", self._watch)
+                self._spawn("watch", self._watch)
             case p.BeginRound(round_):
                 if announced is not None and announced.round == round_:
                     self._answers.append(self._work.assign(announced))
@@ -254,6 +278,7 @@ class Agent:
             case p.Train(round_):
                 self._info("training", round_=round_)
                 self._tell("training", round_=round_)
+                self._work.session_id = self._protocol.session_id
                 self._jobs.put((p.Call.TRAIN, round_))
             case p.HandIn(round_):
                 self._jobs.put((p.Call.HAND_IN, round_))
@@ -277,7 +302,7 @@ class Agent:
         return p.Joined(response.session_id, response.heartbeat_interval_ms / 1000)
 
     def _drop(self, drop: p.Drop) -> None:
-        self._work.result = None
+        self._work.drop()
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
             self._tell("dropped", round_=drop.round, message=drop.why)
@@ -297,32 +322,28 @@ class Agent:
 
     # --- the other threads ---
 
-    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        # Daemons: the participant's own code cannot be interrupted, and must not keep the process.
-        thread = threading.Thread(target=target, name=f"{name}-{self.participant_id}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        self._tasks.append(self._runtime.spawn(f"{name}-{self.participant_id}", target))
 
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._mailbox.put(_Posted(self._work.do(*job)))
 
     def _watch(self) -> None:
-        chance = Random()
         failures = 0
-        while not self._closing.is_set():
+        while not self._closing:
             lost = False
             try:
                 for message in self._client.watch():
                     # After the end of the session a stream ends, too, and nothing is lost with it.
                     lost = message.state != pb.FINISHED
                     failures = 0
-                    self._watch_credit.acquire()
+                    self._watch_credit.get()
                     event = _advertised(message)
                     work = message.work if message.HasField("work") else None
-                    self._mailbox.put(_Posted(event, self._watch_credit.release, work))
+                    self._mailbox.put(_Posted(event, lambda: self._watch_credit.put(None), work))
             except Refused as refused:
-                if self._closing.is_set():
+                if self._closing:
                     return  # we have hung up ourselves
                 if refused.status is grpc.StatusCode.UNIMPLEMENTED:
                     self._info("no_watch", reason="the coordinator has none; heartbeats must do")
@@ -332,16 +353,18 @@ class Agent:
                 self._mailbox.put(_Posted(p.ConnectionLost()))
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
-            self._closing.wait(chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
+            with suppress(Empty):
+                self._hung_up.get(self._watch_chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
 
     def _close(self) -> None:
-        self._closing.set()
+        self._closing = True
+        self._hung_up.put(None)
         self._client.close()
-        self._watch_credit.release()
+        self._watch_credit.put(None)
         self._jobs.put(None)
-        deadline = time.monotonic() + (0.0 if self._work.in_participant else JOIN_TIMEOUT_S)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        deadline = self._runtime.now() + (0.0 if self._work.in_participant else JOIN_TIMEOUT_S)
+        for task in self._tasks:
+            task.join(max(0.0, deadline - self._runtime.now()))
 
     # --- telling ---
 

@@ -3,6 +3,8 @@
 What a run needs is imported within it, so that --help does not wait for it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,7 @@ from xain_messaging.process.commands import (
 if TYPE_CHECKING:
     from xain_participant.alive import Alive
     from xain_participant.config import ParticipantConfig
+    from xain_participant.state import StateDirectory
     from xain_participant.workload_participant import WorkloadParticipant
 
 PROGRAM = "xain-participant"
@@ -31,7 +34,8 @@ app = make_app()
 _HELP = """Train on local data for a coordinator, until its training has ended.
 
 The rows stay here; only weights, their number and what was measured travel. If the coordinator goes
-away, the participant waits for it and goes on; a finished result is not trained again.
+away, the participant waits for it and goes on; a finished result is not trained again. With
+--state-dir that holds even if the participant itself is killed and started again.
 
 Settings come from --config, over it from the environment (XAIN_PARTICIPANT_DATA__SOURCE=x.csv is
 data.source), over that from flags.
@@ -66,8 +70,16 @@ def _run(
         typer.Option(
             "--id",
             metavar="NAME",
-            help="Under which we are known, also after a restart; by default the host's name and a "
-            "random suffix. [participant.id]",
+            help="Under which we are known, also after a restart; by default the one in "
+            "--state-dir, or the host's name and a random suffix. [participant.id]",
+        ),
+    ] = None,
+    state_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where a result is kept until it is handed in, and the name that was made. "
+            "[participant.state_dir]",
         ),
     ] = None,
     data: Annotated[
@@ -109,6 +121,7 @@ def _run(
         "coordinator.host": host,
         "coordinator.port": port,
         "participant.id": participant_id,
+        "participant.state_dir": state_dir,
         "data.source": data,
         "data.target": target,
         "data.task": task,
@@ -124,19 +137,20 @@ def _run(
     logging = settings.logging
     configure(logging.level, logging.use_console, logging.third_party)
     alive = _open_alive(settings)
-    participant = _load_participant(settings)
+    with _opened_state(settings) as state:
+        participant = _load_participant(settings)
 
-    from xain_participant.agent import run
+        from xain_participant.agent import run
 
-    raise typer.Exit(
-        run(
+        status = run(
             participant,
             settings.coordinator.address,
             settings.participant.id or None,
             direct=settings.coordinator.direct,
             alive=alive,
+            state=state,
         )
-    )
+    raise typer.Exit(status)
 
 
 def _split_address(address: str) -> tuple[str, str | None]:
@@ -179,6 +193,23 @@ def _open_alive(settings: "ParticipantConfig") -> "Alive | None":
             f"participant.alive_file is {file}: it cannot be written: {error.strerror}",
             EXIT_BAD_CONFIG,
         )
+
+
+@contextmanager
+def _opened_state(settings: "ParticipantConfig") -> "Iterator[StateDirectory | None]":
+    from xain_participant.state import StateDirectory, StateError
+
+    directory = settings.participant.state_dir
+    if directory is None:
+        yield None
+        return
+    try:
+        state = StateDirectory(directory, settings.participant.id or None)
+    except StateError as error:
+        message = f"participant.state_dir is {directory}: {error.why}"
+        fail(PROGRAM, message, EXIT_BAD_CONFIG)
+    with state:
+        yield state
 
 
 def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":

@@ -3,11 +3,11 @@
 Small weights travel inside the calls. Others go straight from and to the store if the coordinator
 offers it and that works, else in chunks through the coordinator.
 
-Every failure is a Refused. Retrying is not done here, with one exception: a download that breaks
-off goes on where it stopped.
+Every failure is a Refused. Retrying is not done here, with two exceptions: a download that breaks
+off goes on where it stopped, and a sign of life is repeated over a fresh connection.
 """
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_messaging.process.fields import proxy_options
+from xain_participant.connection import Connections
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
 from xain_proto.fl import coordinator_pb2 as pb
@@ -48,9 +49,16 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Despite its name the shortest time that one attempt to connect gets, 20 s by default.
     ("grpc.min_reconnect_backoff_ms", 5000),
-    # Common servers take pings more often than every five minutes for an attack. It suffices:
-    # heartbeats find a dead line sooner, and setting it makes Linux give up on data that nobody
-    # has acknowledged for as long as the timeout, which breaks a silent Watch stream too.
+    # One that has moved is found at its new address as soon as its name says so; by default gRPC
+    # does not ask for a name again within 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 5000),
+    # gRPC servers take pings that come more often than every five minutes, with no data between,
+    # for an attack, and hang up with "too_many_pings"; ours do after 10 s, but others may stand
+    # between. Nor are more needed: it is the heartbeats, every 10 s, that keep the entries of NATs
+    # and load balancers alive (Azure's forget after 4 min, AWS's after 350 s, routers at home often
+    # sooner), and that find a dead connection, see connection.py. What this adds: Linux gives up on
+    # a connection on which nobody has acknowledged anything for as long as the timeout, which
+    # breaks all streams over it.
     ("grpc.keepalive_time_ms", 300_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -58,8 +66,18 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+
+def open_channel(target: str) -> grpc.Channel:
+    """As a participant connects. target: HOST:PORT, or any other gRPC target."""
+    return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, *proxy_options(target)))
+
+
 _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
+_Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _Answer]"]
+
+# How a stream ends that can be gone on with: the coordinator, or the connection, went away.
+_BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class Refused(Exception):
@@ -87,28 +105,29 @@ class Watch:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._cancelled = threading.Event()
+        self._cancelled = False
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         try:
             yield from self._call
         except grpc.RpcError as error:
-            if not self._cancelled.is_set():
+            if not self._cancelled:
                 raise _refused(error) from None
 
     def cancel(self) -> None:
         """End the stream, at once and for good."""
-        self._cancelled.set()
+        self._cancelled = True
         self._call.cancel()
 
 
 class CoordinatorClient:
     """One participant's connection to its coordinator. Safe to use from several threads.
 
-    target: HOST:PORT, or any other gRPC target.
+    target: as `channel` takes it, which opens the connection.
     participant_id: stable across reconnects, since all that we are due is booked on it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
+    now: seconds, monotonic.
     """
 
     def __init__(
@@ -119,11 +138,10 @@ class CoordinatorClient:
         call_timeout_s: float = CALL_TIMEOUT_S,
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
+        channel: Callable[[str], grpc.Channel] = open_channel,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._channel = grpc.insecure_channel(
-            target, options=(*CHANNEL_OPTIONS, *proxy_options(target))
-        )
-        self._stub = CoordinatorStub(self._channel)
+        self._connections = Connections(lambda: channel(target), now)
         self._participant_id = participant_id
         self._metadata = ((IDENTITY_KEY, participant_id),)
         self._call_timeout_s = call_timeout_s
@@ -132,7 +150,7 @@ class CoordinatorClient:
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
-        self._channel.close()
+        self._connections.close()
         if self._direct is not None:
             self._direct.close()
 
@@ -153,24 +171,27 @@ class CoordinatorClient:
                     classes=profile.classes,
                 )
             )
-        return self._unary(self._stub.Rendezvous, request)
+        return self._contact(lambda stub: stub.Rendezvous, request)
 
     def heartbeat(
         self, state: "pb.State.ValueType", round_: int, *, timeout_s: float | None = None
     ) -> pb.HeartbeatResponse:
         """Say READY or TRAINING, and learn the state; FINISHED leaves the session."""
         request = pb.HeartbeatRequest(state=state, round=round_)
-        return self._unary(self._stub.Heartbeat, request, timeout_s)
+        return self._contact(lambda stub: stub.Heartbeat, request, timeout_s)
 
     def watch(self) -> Watch:
         """Every change of state, beginning with the present one."""
-        return Watch(
-            self._guarded(lambda: self._stub.Watch(pb.WatchRequest(), metadata=self._metadata))
+        connection = self._connections.current
+        call = self._guarded(
+            lambda: connection.stub.Watch(pb.WatchRequest(), metadata=self._metadata)
         )
+        connection.add_watch(call)
+        return Watch(call)
 
     def start_round(self) -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round."""
-        return self._unary(self._stub.StartTrainingRound, pb.StartTrainingRoundRequest())
+        return self._unary(lambda stub: stub.StartTrainingRound, pb.StartTrainingRoundRequest())
 
     def end_round(self, round_: int, update: pb.WeightsRef, num_samples: int, metrics: str) -> None:
         """Hand in what put_weights() has returned. metrics: JSON list of points."""
@@ -182,7 +203,7 @@ class CoordinatorClient:
             update=update,
         )
         timeout_s = HAND_IN_TIMEOUT_S + update.size_bytes / SLOWEST_STORE_BYTES_PER_S
-        self._unary(self._stub.EndTrainingRound, request, timeout_s)
+        self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
         """Download a global model: (d,), writable, and checked against the size and digest of ref.
@@ -230,20 +251,23 @@ class CoordinatorClient:
             data=start + data[:CHUNK_BYTES],
         )
 
-        def messages() -> Iterator[pb.PutWeightsRequest]:
-            yield first
-            for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
-                # A message owns its bytes, so one chunk is copied, never the whole.
-                yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
+        with self._connections.transfer() as connection:
 
-        response = self._guarded(
-            lambda: self._stub.PutWeights(
-                messages(),
-                metadata=self._metadata,
-                timeout=_stream_timeout_s(size_bytes),
+            def messages() -> Iterator[pb.PutWeightsRequest]:
+                yield first
+                for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
+                    connection.moved()
+                    # A message owns its bytes, so one chunk is copied, never the whole.
+                    yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
+
+            response = self._guarded(
+                lambda: connection.stub.PutWeights(
+                    messages(),
+                    metadata=self._metadata,
+                    timeout=_stream_timeout_s(size_bytes),
+                )
             )
-        )
-        return response.ref
+            return response.ref
 
     def reject_offer(self, offer: pb.WeightsRef) -> None:
         """The coordinator did not take what was put there, so the next upload goes through it."""
@@ -279,36 +303,55 @@ class CoordinatorClient:
                     download.add(chunk)
             except Refused as refused:
                 # Each attempt must bring something, so there is an end to them.
-                if refused.status is grpc.StatusCode.UNAVAILABLE and download.received > resumed_at:
+                if refused.status in _BROKEN_OFF and download.received > resumed_at:
                     continue
                 raise
             return
 
     def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
-        stream = self._guarded(
-            lambda: self._stub.GetWeights(
-                request, metadata=self._metadata, timeout=_stream_timeout_s(ref.size_bytes)
+        with self._connections.transfer() as connection:
+            stream = self._guarded(
+                lambda: connection.stub.GetWeights(
+                    request, metadata=self._metadata, timeout=_stream_timeout_s(ref.size_bytes)
+                )
             )
-        )
-        try:
-            for message in stream:
-                if message.HasField("ref") and message.ref.digest != ref.digest:
-                    raise Damaged("the coordinator sends another object")
-                yield message.data
-        except grpc.RpcError as error:
-            raise _refused(error) from None
-        finally:
-            stream.cancel()  # else the rest would go on arriving after a failure of ours
+            try:
+                for message in stream:
+                    connection.moved()
+                    if message.HasField("ref") and message.ref.digest != ref.digest:
+                        raise Damaged("the coordinator sends another object")
+                    yield message.data
+            except grpc.RpcError as error:
+                raise _refused(error) from None
+            finally:
+                stream.cancel()  # else the rest would go on arriving after a failure of ours
+
+    def _contact(
+        self,
+        method: "_Method[_Request, _Answer]",
+        request: _Request,
+        timeout_s: float | None = None,
+    ) -> _Answer:
+        """A call that may be carried out twice."""
+
+        def ask(stub: CoordinatorStub, seconds: float) -> _Answer:
+            return method(stub)(request, metadata=self._metadata, timeout=seconds)
+
+        timeout = timeout_s if timeout_s is not None else self._call_timeout_s
+        return self._guarded(lambda: self._connections.contact(ask, timeout))
 
     def _unary(
         self,
-        method: "grpc.UnaryUnaryMultiCallable[_Request, _Answer]",
+        method: "_Method[_Request, _Answer]",
         request: _Request,
         timeout_s: float | None = None,
     ) -> _Answer:
         timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        return self._guarded(lambda: method(request, metadata=self._metadata, timeout=timeout))
+        with self._connections.transfer() as connection:
+            return self._guarded(
+                lambda: method(connection.stub)(request, metadata=self._metadata, timeout=timeout)
+            )
 
     def _guarded(self, call: Callable[[], _Answer]) -> _Answer:
         try:

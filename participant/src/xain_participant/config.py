@@ -63,6 +63,7 @@ class ParticipantSettings(Section):
 
     id: ParticipantName = ""
     alive_file: FilePath | None = None
+    state_dir: FilePath | None = None
 
 
 class DataSettings(Section):

@@ -16,7 +16,7 @@ Two things go on side by side:
 A result is worth hours of somebody's machine. It is kept until the coordinator says that it has it
 (HandedIn, update_accepted) or does not want it (the round is over, the update invalid), until
 another round is ours, or until the session is another one. While it is held its round is not
-trained again.
+trained again. An adapter that keeps results on disk begins with the one it has, as Held.
 """
 
 from collections import deque
@@ -122,9 +122,11 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Train has made a result, which the adapter keeps until it is told to Drop it."""
+    """Train has made a result, which the adapter keeps until it is told to Drop it.
+    is_durable: it does so even if the process ends."""
 
     round: int
+    is_durable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,13 +340,22 @@ class _Busy:
     void: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A result that an earlier process has left, and whose place is still on the disk.
+    session_id: not empty."""
+
+    session_id: str
+    round: int
+
+
 class Protocol:
     """The decisions of one participant, from Started to Exit.
 
     chance: spreads retries over time, so that a fleet does not come back at the same instant.
     """
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, chance: Random, held: Held | None = None) -> None:
         self._chance = chance
         self._out: list[Action] = []
 
@@ -352,13 +363,14 @@ class Protocol:
         self._contact_failures = 0
         self._heartbeat_interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._watching = False
-        self._session_id = ""
+        self._session_id = held.session_id if held is not None else ""
         self._previous_session_id = ""
         self._finishing = False
         self._cause = ""  # why the session is finished
 
         self._advertised: Advertised | None = None
-        self._held: int | None = None
+        self._held = held.round if held is not None else None
+        self._is_durable = held is not None  # what is held
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
         self._busy: _Busy | None = None
@@ -370,6 +382,11 @@ class Protocol:
     def round(self) -> int:
         """The last round that was begun; -1 before the first."""
         return self._last_round
+
+    @property
+    def session_id(self) -> str:
+        """The session that we are in, or that the result we hold is of; empty if unknown."""
+        return self._session_id
 
     def handle(self, event: Event) -> tuple[Action, ...]:
         """What to do now that this has happened; nothing after Exit."""
@@ -406,7 +423,10 @@ class Protocol:
             case StopRequested() if self._finishing:
                 self._exit_finished()
             case StopRequested(code):
-                self._out.append(Leave())
+                # Whoever leaves is replaced. One that comes back with its result before the lease
+                # is over still has its place, and the result is wanted.
+                if self._held is None or not self._is_durable:
+                    self._out.append(Leave())
                 self._exit(code, "asked to stop")
             case _:
                 assert_never(event)
@@ -526,9 +546,10 @@ class Protocol:
         match event:
             case Assigned(round_, update_accepted):
                 self._on_assigned(round_, update_accepted)
-            case Trained(round_):
+            case Trained(round_, is_durable):
                 self._work_failures = 0
                 self._held = round_
+                self._is_durable = is_durable
                 if round_ in self._done:
                     self._drop("its round is over")
                 self._work()
@@ -633,6 +654,7 @@ class Protocol:
             self._work()
 
     def _exit_finished(self) -> None:
+        self._drop("the session is finished")
         if self._cause in ("", COMPLETED):
             self._exit(0, "the session is finished")
         else:

@@ -4,14 +4,10 @@ Which piece comes when, the protocol decides; here each is one call that ends in
 """
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient, Refused
@@ -22,6 +18,7 @@ from xain_participant.participant import (
     call_train_round,
     take_metrics,
 )
+from xain_participant.result import Keeper, NotKept, Result
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.model import Layout, TensorSpec
 
@@ -30,25 +27,18 @@ from xain_workloads.model import Layout, TensorSpec
 _WRONG_OBJECT = ("UPLOAD_MISSING", "INVALID_UPDATE")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What training brought, ready to be sent, as often as it takes.
+class Work:
+    """Does one piece at a time. Between two pieces, the owner may look at `result` and drop it.
 
-    vector: (d,). metrics: the newest value of each name; metrics_json: all of them, as they travel.
+    keeper: keeps the result, too, for as long as it is not dropped; begins with what it has.
     """
 
-    round: int
-    vector: NDArray[np.floating[Any]]
-    num_samples: int
-    metrics: Mapping[str, float]
-    metrics_json: str
-
-
-class Work:
-    """Does one piece at a time. Between two pieces, the owner may look at `result` and clear it."""
-
     def __init__(
-        self, participant: Participant, client: CoordinatorClient, participant_id: str
+        self,
+        participant: Participant,
+        client: CoordinatorClient,
+        participant_id: str,
+        keeper: Keeper | None = None,
     ) -> None:
         self._participant = participant
         self._client = client
@@ -57,7 +47,10 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
-        self.result: Result | None = None
+        self._keeper = keeper
+        self.result = keeper.load() if keeper is not None else None
+        # Of which a result will be. Set by the owner before TRAIN.
+        self.session_id = ""
         # Whether the participant's own code runs, which nobody can interrupt.
         self.in_participant = False
 
@@ -85,6 +78,12 @@ class Work:
         self._assignment = assignment
         return p.Assigned(assignment.round, assignment.update_accepted)
 
+    def drop(self) -> None:
+        """Forget the result. Not while a round is trained."""
+        self.result = None
+        if self._keeper is not None:
+            self._keeper.forget()
+
     def _begin_round(self) -> p.Event:
         return self.assign(self._client.start_round())
 
@@ -109,13 +108,26 @@ class Work:
             )
         self._put = None
         self.result = Result(
+            self.session_id,
             round_,
             vector,
             num_samples,
-            {name: value for point in measured for name, value in point.values.items()},
             metrics_json,
+            {name: value for point in measured for name, value in point.values.items()},
         )
-        return p.Trained(round_)
+        return p.Trained(round_, self._keep(self.result))
+
+    def _keep(self, result: Result) -> bool:
+        """Whether it outlives this process."""
+        # Of a session without a name nobody could tell later whether it is still the same.
+        if self._keeper is None or not result.session_id:
+            return False
+        try:
+            self._keeper.keep(result)
+        except NotKept as not_kept:
+            self._log.warning("result_not_kept", round=result.round, reason=str(not_kept))
+            return False
+        return True
 
     def _hand_in(self, round_: int) -> p.Event:
         result = self.result

@@ -330,10 +330,11 @@ def test_uploads_and_downloads_are_refused_like_calls(
 def test_a_call_has_a_deadline(serve: Callable[..., ScriptedCoordinator]) -> None:
     server = serve()
     answer = threading.Event()
-    server.before["Heartbeat"].append(lambda _: answer.wait(PATIENCE_S) and None)
+    for method in ("Heartbeat", "Heartbeat", "StartTrainingRound"):
+        server.before[method].append(lambda _: answer.wait(PATIENCE_S) and None)
     with CoordinatorClient(server.target, "p", call_timeout_s=0.2) as client:
-        refused = _refused(lambda: client.heartbeat(pb.READY, -1))
-        assert refused.status is grpc.StatusCode.DEADLINE_EXCEEDED
+        for call in (lambda: client.heartbeat(pb.READY, -1), client.start_round):
+            assert _refused(call).status is grpc.StatusCode.DEADLINE_EXCEEDED
     answer.set()
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from xain_participant.cli import _split_address, app
+from xain_participant.state import StateDirectory
 
 
 def run(*arguments: str) -> Result:
@@ -41,6 +42,11 @@ def test_help_teaches_with_examples() -> None:
             2,
             "/nowhere/a: it cannot",
         ),
+        (
+            ["--data", "iris", "--state-dir", "/dev/null/state"],
+            2,
+            "participant.state_dir is /dev/null/state: it cannot be used: Not a directory",
+        ),
         (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
     ],
 )
@@ -64,6 +70,20 @@ def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert json.loads(line)["event"] == "nothing_to_train_on"
+
+
+def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
+    """While it is in use, and for another one ever after."""
+    with StateDirectory(tmp_path, "ward-7"):
+        in_use = run("--data", "iris", "--state-dir", str(tmp_path))
+    assert in_use.exit_code == 2
+    assert in_use.output == (
+        f"xain-participant: participant.state_dir is {tmp_path}: another process uses it; each "
+        "participant needs one of its own\n"
+    )
+    another = run("--data", "iris", "--state-dir", str(tmp_path), "--id", "ward-8")
+    assert another.exit_code == 2
+    assert "it is that of participant 'ward-7', not of 'ward-8'; give each" in another.output
 
 
 def test_data_that_cannot_be_read_get_one_line() -> None:

@@ -11,8 +11,8 @@ from xain_participant.protocol import Call, State, Timer
 class Talk:
     """A protocol and what it has said. Timers are left out unless a test asks for them."""
 
-    def __init__(self, session: str = "s1") -> None:
-        self.protocol = p.Protocol(Random(1))
+    def __init__(self, session: str = "s1", held: p.Held | None = None) -> None:
+        self.protocol = p.Protocol(Random(1), held)
         self.session = session
         self.timers: dict[Timer, float] = {}
 
@@ -473,7 +473,7 @@ def test_a_completed_session_is_a_success(joined: Talk) -> None:
 
 def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:
     holding.hear(p.Advertised(State.FINISHED, 3, False, "s1", "disk full"))
-    (end,) = holding.hear(p.TimerFired(Timer.WORK))
+    *_, end = holding.hear(p.TimerFired(Timer.WORK))
     assert end == p.Exit(1, "the session has ended without a result: disk full")
 
 
@@ -516,7 +516,83 @@ def test_who_is_asked_to_stop_says_goodbye(holding: Talk) -> None:
 def test_who_is_asked_to_stop_after_the_end_has_reached_it(holding: Talk) -> None:
     """A participant that is moved away at this moment need not be started again."""
     holding.advertise(3, State.FINISHED)
-    assert holding.hear(p.StopRequested(143)) == FINISHED
+    assert holding.hear(p.StopRequested(143)) == [p.Drop(3, "the session is finished"), *FINISHED]
+
+
+# --- a result that outlives the process ---
+
+
+@pytest.fixture
+def back() -> Talk:
+    """Killed after it had trained round 3, and started again."""
+    talk = Talk(held=p.Held("s1", 3))
+    assert talk.hear(p.Started(), p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    return talk
+
+
+def test_a_result_from_before_is_handed_in_without_training(back: Talk) -> None:
+    back.hear(p.Joined("s1", 5.0))
+    assert back.advertise(3) == [p.HandIn(3)]
+    assert back.hear(p.HandedIn(3)) == [p.Drop(3, "it is handed in")]
+    assert back.advertise(4) == [p.BeginRound(4)]
+
+
+def test_a_result_from_before_waits_for_its_round(back: Talk) -> None:
+    """A coordinator that is starting has none open yet."""
+    back.hear(p.Joined("s1", 5.0))
+    assert back.advertise(3, State.STANDBY) == []
+    assert back.advertise(3) == [p.HandIn(3)]
+
+
+def test_a_result_from_before_that_has_arrived_is_dropped(back: Talk) -> None:
+    """Its maker was killed between the acknowledgement and its removal."""
+    back.hear(p.Joined("s1", 5.0))
+    assert back.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
+
+
+def test_a_result_from_before_gives_way_to_another_round(back: Talk) -> None:
+    back.hear(p.Joined("s1", 5.0))
+    assert back.advertise(5) == [p.BeginRound(5)]
+    assert back.hear(p.Assigned(5)) == [p.Drop(3, "round 5 is open"), p.Train(5)]
+
+
+@pytest.mark.parametrize("session", ["s2", ""])
+def test_a_result_from_before_is_not_for_another_session(back: Talk, session: str) -> None:
+    """Nor for a coordinator that does not say which one it is."""
+    back.session = session
+    dropped = p.Drop(3, "it belongs to another session")
+    assert back.hear(p.Joined(session, 5.0)) == [dropped, p.StartWatch()]
+    assert back.advertise(3) == [p.BeginRound(3)]
+
+
+def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
+    ended = [p.Drop(3, "the session is finished"), *FINISHED]
+    assert back.advertise(9, State.FINISHED) == ended
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_who_stops_with_a_durable_result_keeps_its_place(joined: Talk, is_durable: bool) -> None:
+    """Until the lease is over; whoever leaves is replaced, and comes back with a result that nobody
+    wants. Without one, the others need not wait."""
+    joined.advertise(3)
+    joined.hear(p.Assigned(3), p.Trained(3, is_durable))
+    left = [] if is_durable else [p.Leave()]
+    assert joined.hear(p.StopRequested(143)) == [*left, p.Exit(143, "asked to stop")]
+
+
+def test_who_stops_with_a_result_from_before_keeps_its_place(back: Talk) -> None:
+    assert back.hear(p.StopRequested(143)) == [p.Exit(143, "asked to stop")]
+
+
+@pytest.mark.parametrize("stop_after", [p.HandedIn(3), p.TimerFired(Timer.CONTACT)])
+def test_who_stops_without_a_result_leaves(joined: Talk, stop_after: p.Event) -> None:
+    """Handed in, or in the middle of training, which is lost either way."""
+    joined.advertise(3)
+    joined.hear(p.Assigned(3))
+    if isinstance(stop_after, p.HandedIn):
+        joined.hear(p.Trained(3, is_durable=True))
+    joined.hear(stop_after)
+    assert joined.hear(p.StopRequested(143)) == [p.Leave(), p.Exit(143, "asked to stop")]
 
 
 def test_the_same_events_and_chance_give_the_same_actions() -> None:

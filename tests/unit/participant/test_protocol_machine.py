@@ -1,10 +1,18 @@
-"""The protocol against a world that answers whatever it likes, whenever it likes."""
+"""The protocol against a world that answers whatever it likes, whenever it likes, and in which the
+participant is killed and started again."""
 
+from copy import deepcopy
 from random import Random
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from xain_participant import protocol as p
 from xain_participant.protocol import Call, State, Timer
@@ -28,13 +36,15 @@ REASONS = st.sampled_from(
 
 
 class World(RuleBasedStateMachine):
-    """The adapter's side: which work runs, which result it keeps, which timers are set."""
+    """The adapter's side: which work runs, which result it holds, which timers are set, and what of
+    it is on the disk."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.protocol = p.Protocol(Random(0))
         self.running: p.Action | None = None
         self.held: int | None = None
+        self.on_disk: p.Held | None = None
+        self.trained_in = ""  # the session in which the running training began
         self.timers: set[Timer] = set()
         self.call: p.Action | None = None
         self.exits: list[p.Exit] = []
@@ -42,7 +52,6 @@ class World(RuleBasedStateMachine):
         self.stale = False  # the running work may belong to a session that is gone
         self.session = ""
         self.watching = False
-        self.hear(p.Started())
 
     def hear(self, event: p.Event) -> None:
         match event:
@@ -74,6 +83,7 @@ class World(RuleBasedStateMachine):
                 if isinstance(action, p.Train):
                     assert self.held is None, "a result is thrown away without being dropped"
                     assert action.round not in self.acknowledged, "nobody wants it again"
+                    self.trained_in = self.protocol.session_id
                 if isinstance(action, p.HandIn):
                     assert self.held == action.round, "nothing to hand in"
             case p.Rendezvous() | p.SendHeartbeat():
@@ -83,7 +93,7 @@ class World(RuleBasedStateMachine):
                 self.watching = True
             case p.Drop(round_):
                 assert self.held == round_, "dropped what is not held"
-                self.held = None
+                self.held = self.on_disk = None
             case p.Exit():
                 self.exits.append(action)
 
@@ -129,11 +139,13 @@ class World(RuleBasedStateMachine):
 
     @alive
     @precondition(lambda self: isinstance(self.running, p.Train))
-    @rule()
-    def trained(self) -> None:
+    @rule(disk_is_full=st.booleans())
+    def trained(self, disk_is_full: bool) -> None:
         assert isinstance(self.running, p.Train)
         self.held, self.running = self.running.round, None
-        self.hear(p.Trained(self.held))
+        if self.trained_in and not disk_is_full:
+            self.on_disk = p.Held(self.trained_in, self.held)
+        self.hear(p.Trained(self.held, is_durable=self.on_disk is not None))
 
     @alive
     @precondition(lambda self: isinstance(self.running, p.HandIn))
@@ -153,10 +165,50 @@ class World(RuleBasedStateMachine):
         call, self.running = calls[type(self.running)], None
         self.hear(p.RefusedBy(call, *reason))
 
+    @initialize(session=st.sampled_from(["", "s1", "s2"]), round_=ROUNDS)
+    def begins(self, session: str, round_: int) -> None:
+        """With a result from before, but for the session without a name."""
+        if session:
+            self.on_disk = p.Held(session, round_)
+        self.start()
+
+    @precondition(lambda self: self.held is not None or isinstance(self.running, p.Train))
+    @rule(has_trained=st.booleans())
+    def killed_and_started_again(self, has_trained: bool) -> None:
+        """Also after the end. What is on the disk is all that it knows, and it may be there before
+        anybody was told."""
+        if has_trained and isinstance(self.running, p.Train) and self.trained_in:
+            self.on_disk = p.Held(self.trained_in, self.running.round)
+        self.start()
+
+    def start(self) -> None:
+        self.protocol = p.Protocol(Random(0), self.on_disk)
+        self.held = self.on_disk.round if self.on_disk is not None else None
+        self.session = self.on_disk.session_id if self.on_disk is not None else ""
+        self.running = self.call = None
+        self.timers.clear()
+        self.exits.clear()
+        self.acknowledged.clear()
+        self.stale = self.watching = False
+        self.hear(p.Started())
+
     @rule()
     def stream_breaks(self) -> None:
         """Also after the end, when nothing must follow."""
         self.hear(p.ConnectionLost())
+
+    @invariant()
+    def who_stops_gives_up_its_place_only_without_a_result_to_come_back_with(self) -> None:
+        if not self.exits:
+            actions = deepcopy(self.protocol).handle(p.StopRequested(143))
+            if actions[-1] == p.Exit(143, "asked to stop"):
+                assert (p.Leave() in actions) == (self.on_disk is None)
+
+    @invariant()
+    def the_disk_has_nothing_else_than_what_is_held(self) -> None:
+        if self.on_disk is not None:
+            assert self.held == self.on_disk.round
+            assert self.protocol.session_id == self.on_disk.session_id
 
     @invariant()
     def something_is_always_to_come(self) -> None:
@@ -174,7 +226,10 @@ class World(RuleBasedStateMachine):
             self.hear(p.Advertised(State.FINISHED, 9, session_id=session))
         if not self.exits:
             self.hear(p.TimerFired(Timer.WORK))
-        assert self.exits == [p.Exit(0, "the session is finished")] or self.exits[0].code == 1
+        (end,) = self.exits
+        assert end == p.Exit(0, "the session is finished") or end.code == 1
+        if end.code == 0:
+            assert self.on_disk is None, "nobody wants it any more"
 
 
 TestWorld = World.TestCase

@@ -1,0 +1,50 @@
+"""What training brings, and whoever keeps it beyond the end of the process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Ready to be sent, as often as it takes.
+
+    session_id: empty if the coordinator named none. vector: (d,), contiguous.
+    metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
+    whoever looks on; a result that was kept comes back without them.
+    """
+
+    session_id: str
+    round: int
+    vector: NDArray[np.floating[Any]]
+    num_samples: int
+    metrics_json: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class NotKept(Exception):
+    """The result will be lost with the process. The text says why."""
+
+
+class Keeper(Protocol):
+    """Keeps one result, the latest."""
+
+    @property
+    def participant_id(self) -> str:
+        """Whose it is."""
+        ...
+
+    def load(self) -> Result | None:
+        """What is kept. Never raises: what cannot be used is as good as none."""
+        ...
+
+    def keep(self, result: Result) -> None:
+        """Returns when it outlives a kill. Raises NotKept."""
+        ...
+
+    def forget(self) -> None:
+        """It is not needed any more. Never raises."""
+        ...

@@ -1,0 +1,84 @@
+"""What the agent needs of the machine to do several things at once: a clock, threads, and queues.
+
+All waiting but that for the network goes through a queue, so whoever brings another Runtime decides
+when time passes and who runs next.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Queue(Protocol[T]):
+    """First in, first out, between threads. Not bounded: its users say how much it holds."""
+
+    def put(self, item: T) -> None:
+        """Never waits. From any thread, or from a signal handler that interrupts one."""
+        ...
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Wait for an item; None: as long as it takes. Raises queue.Empty."""
+        ...
+
+
+class Task(Protocol):
+    """Something that runs beside its owner."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, but no longer."""
+        ...
+
+
+class Runtime(Protocol):
+    """Threads and time."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+    def queue(self) -> Queue[Any]:
+        """A new one, empty."""
+        ...
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+        """Run it from now on. It does not keep the process from ending."""
+        ...
+
+
+class Threads:
+    """The real one."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def queue(self) -> Queue[Any]:
+        return _Queue()
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+        return _Thread(name, target)
+
+
+class _Queue:
+    def __init__(self) -> None:
+        # Of all queues the only one that may be put to from a signal handler.
+        self._items: SimpleQueue[Any] = SimpleQueue()
+
+    def put(self, item: Any) -> None:
+        self._items.put(item)
+
+    def get(self, timeout_s: float | None = None) -> Any:
+        return self._items.get(timeout=timeout_s)
+
+
+class _Thread:
+    def __init__(self, name: str, target: Callable[[], None]) -> None:
+        # A daemon: the participant's own code cannot be interrupted, and must not keep the process.
+        self._thread = threading.Thread(target=target, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)

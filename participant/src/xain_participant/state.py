@@ -1,0 +1,427 @@
+"""The folder of one participant: who it is, and the result that it has not handed in yet.
+
+    with StateDirectory(Path("/var/lib/ward-7")) as state:
+        run(participant, "localhost:50051", state=state)
+
+- `participant.json`: the name.
+- `result.json`: which result is kept. It appears at once, when all else is on the disk, so a crash
+  leaves the whole result or none.
+- `result-*.npy`: its vector. One that result.json does not name is the rest of a crash.
+- `lock`: held by the process that uses the folder.
+
+What cannot be used, because it is damaged or somebody else's, is renamed to `*.damaged` for people
+to look at, and never sent. Losing a result costs one training; sending a wrong one costs a model.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import structlog
+import xxhash
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from xain_messaging.names import why_not
+from xain_participant.download import Damaged, Download
+from xain_participant.identity import default_participant_id
+from xain_participant.metrics import MAX_JSON_BYTES
+from xain_participant.participant import MAX_NUM_SAMPLES
+from xain_participant.result import NotKept, Result
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import npy_header
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_LOCK = "lock"
+_IDENTITY = "participant.json"
+_RESULT = "result.json"
+_VECTOR_PATTERN = r"result-[0-9a-f]{16}\.npy"
+_REST_OF_A_CRASH = re.compile(rf"{_VECTOR_PATTERN}(\.part)?|result\.json\.part")
+_DAMAGED = ".damaged"
+_DAMAGED_VECTOR = "result.npy.damaged"  # one at most, so that they do not pile up
+
+_CHUNK_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 4 * MAX_JSON_BYTES  # the metrics, as JSON within JSON, and a little more
+_MAX_ROUND = 2**31 - 1  # an int32 on the wire
+
+# What a lock that somebody else holds answers, here or there.
+_TAKEN = frozenset((errno.EACCES, errno.EAGAIN, errno.EDEADLK))
+
+# Folders that this process has open, by device and number: a lock of a process does not hold off
+# the process itself.
+_open_here: set[tuple[int, int]] = set()
+_opening = threading.Lock()
+
+
+class StateError(Exception):
+    """The folder cannot be used. why: how "the folder is ...: " goes on."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"state directory {path}: {why}")
+        self.why = why
+
+
+class StateDirectory:
+    """A Keeper. As long as it is open, nobody else can open it. Safe to use from several threads.
+
+    path: is made if it is not there. participant_id: None takes the name that is kept there, or
+    makes one; whichever it is, it stays.
+    Raises StateError, and ValueError if participant_id cannot be a name.
+    """
+
+    def __init__(self, path: Path, participant_id: str | None = None) -> None:
+        if participant_id is not None and (why := why_not(participant_id)) is not None:
+            raise ValueError(f"participant_id is {participant_id!r}: {why}")
+        self._path = path.absolute()
+        self._log = structlog.get_logger(__name__)
+        self._using = threading.Lock()
+        try:
+            _make_directory(self._path)
+            self._lock: _FolderLock | None = _FolderLock(self._path)
+            try:
+                self.participant_id = self._identity(participant_id)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise StateError(path, f"it cannot be used: {error.strerror}") from None
+        self._log = self._log.bind(participant=self.participant_id)
+
+    def close(self) -> None:
+        """Let others open it. Waits for keep(): what is being written is worth it."""
+        with self._using:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the result ---
+
+    def load(self) -> Result | None:
+        """The result that is kept. Never raises: what cannot be used is set aside."""
+        with self._using:
+            kept, result = self._load()
+            self._sweep(kept.vector if kept is not None and result is not None else "")
+            return result
+
+    def keep(self, result: Result) -> None:
+        """Returns when it would outlive a power cut. Raises NotKept; then none is kept."""
+        with self._using:
+            if self._lock is None:
+                raise NotKept("the state directory is closed")
+            vector = f"result-{secrets.token_hex(8)}.npy"
+            try:
+                size_bytes, digest = self._write(vector, _npy_pieces(result.vector))
+                kept = _Kept(
+                    format=1,
+                    participant_id=self.participant_id,
+                    session_id=result.session_id,
+                    round=result.round,
+                    num_samples=result.num_samples,
+                    metrics=result.metrics_json,
+                    vector=vector,
+                    size_bytes=size_bytes,
+                    digest=digest,
+                )
+                self._write(_RESULT, [_sealed(kept)])
+            except OSError as error:
+                self._forget()  # half a result would take the space that others need
+                raise NotKept(f"{self._path}: {error.strerror}") from None
+
+    def forget(self) -> None:
+        """Remove the result. Never raises: one that stays is refused by the coordinator, or is of
+        a session that is gone, so a removal need not be durable either."""
+        with self._using:
+            if self._lock is not None:
+                self._forget()
+
+    def _forget(self) -> None:
+        try:
+            (self._path / _RESULT).unlink(missing_ok=True)
+        except OSError as error:
+            self._log.warning("result_stays", round=-1, reason=error.strerror)
+            return  # or it would be damaged
+        self._sweep("")
+
+    def _load(self) -> "tuple[_Kept | None, Result | None]":
+        kept: _Kept | None = None
+        try:
+            kept = self._read(_RESULT, _Kept)
+            if kept is None:
+                return None, None
+            if kept.participant_id != self.participant_id:
+                raise _Unusable(f"it is that of participant {kept.participant_id!r}")
+            vector = self._read_vector(kept)
+        except _Unusable as unusable:
+            self._set_aside(_RESULT, str(unusable), kept)
+            return kept, None
+        result = Result(kept.session_id, kept.round, vector, kept.num_samples, kept.metrics)
+        return kept, result
+
+    def _read_vector(self, kept: "_Kept") -> NDArray[Any]:
+        """(d,), the only copy in memory. Raises _Unusable."""
+        try:
+            with (self._path / kept.vector).open("rb") as file:
+                # Before there is memory for it: a wrong size may be any.
+                if (size_bytes := os.fstat(file.fileno()).st_size) != kept.size_bytes:
+                    raise _Unusable(f"its vector has {size_bytes} bytes, not {kept.size_bytes}")
+                digest = bytes.fromhex(kept.digest)
+                download = Download(pb.WeightsRef(size_bytes=size_bytes, digest=digest))
+                while chunk := file.read(_CHUNK_BYTES):
+                    download.add(chunk)
+            return download.vector()
+        except Damaged as damaged:
+            raise _Unusable(f"its vector: {damaged}") from None
+        except OSError as error:
+            raise _Unusable(f"its vector: {error.strerror}") from None
+
+    # --- who it is ---
+
+    def _identity(self, wanted: str | None) -> str:
+        """Raises OSError, and StateError if another name is kept than is wanted."""
+        kept = None
+        try:
+            kept = self._read(_IDENTITY, _Identity)
+            if kept is not None and (why := why_not(kept.participant_id)) is not None:
+                raise _Unusable(f"participant_id: {why}")
+        except _Unusable as unusable:
+            self._set_aside(_IDENTITY, str(unusable))
+            kept = None
+        if kept is None:
+            kept = _Identity(format=1, participant_id=wanted or default_participant_id())
+            self._write(_IDENTITY, [_sealed(kept)])
+        if wanted not in (None, kept.participant_id):
+            # To go on would throw away what the other one has trained, or send it as ours.
+            raise StateError(
+                self._path,
+                f"it is that of participant {kept.participant_id!r}, not of {wanted!r}; "
+                "give each participant its own, or remove it",
+            )
+        return kept.participant_id
+
+    # --- files ---
+
+    def _write(self, name: str, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        """Give a file its content, all at once, durably. Returns its size and xxh3-128, in hex.
+
+        Raises OSError.
+        """
+        final = self._path / name
+        part = self._path / f"{name}.part"
+        digest = xxhash.xxh3_128()
+        size_bytes = 0
+        try:
+            with open(part, "wb", opener=_open_private) as file:
+                for piece in pieces:
+                    file.write(piece)
+                    digest.update(piece)
+                    size_bytes += len(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(final)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+        _sync_directory(self._path)
+        return size_bytes, digest.hexdigest()
+
+    def _read(self, name: str, kind: "type[_RecordT]") -> "_RecordT | None":
+        """None if there is no such file. Raises _Unusable."""
+        try:
+            with (self._path / name).open("rb") as file:
+                data = file.read(_MAX_RECORD_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _Unusable(error.strerror or type(error).__name__) from None
+        if len(data) > _MAX_RECORD_BYTES:
+            raise _Unusable(f"longer than {_MAX_RECORD_BYTES} bytes")
+        return _unsealed(data, kind)
+
+    def _set_aside(self, name: str, why: str, kept: "_Kept | None" = None) -> None:
+        """Where nobody reads it, instead of what was set aside before."""
+        self._log.warning(
+            "state_set_aside",
+            participant=kept.participant_id if kept is not None else "",
+            round=kept.round if kept is not None else -1,
+            file=str(self._path / name),
+            reason=why,
+        )
+        # If it cannot be renamed it will be met again, and not be used again.
+        with suppress(OSError):
+            (self._path / name).replace(self._path / f"{name}{_DAMAGED}")
+        if kept is not None:
+            with suppress(OSError):
+                (self._path / kept.vector).replace(self._path / _DAMAGED_VECTOR)
+
+    def _sweep(self, vector: str) -> None:
+        """Remove what crashes have left, but for this vector."""
+        with suppress(OSError):
+            for file in list(self._path.iterdir()):
+                if file.name != vector and _REST_OF_A_CRASH.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
+
+
+# --- what is written ---
+
+
+class _Unusable(Exception):
+    """Its text says why."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+    format: Literal[1]
+    participant_id: str = Field(max_length=128)
+
+
+class _Identity(_Record):
+    """participant.json."""
+
+
+class _Kept(_Record):
+    """result.json. metrics: JSON, as it travels. digest: xxh3-128 of the vector's file, in hex."""
+
+    session_id: str = Field(min_length=1)
+    round: int = Field(ge=0, le=_MAX_ROUND)
+    num_samples: int = Field(ge=0, le=MAX_NUM_SAMPLES)
+    metrics: str
+    vector: str = Field(pattern=rf"^{_VECTOR_PATTERN}$")
+    size_bytes: int = Field(ge=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{32}$")
+
+
+_RecordT = TypeVar("_RecordT", bound=_Record)
+
+
+def _sealed(record: _Record) -> bytes:
+    """JSON with a digest: a flipped digit in a number would otherwise be another number."""
+    content = record.model_dump()
+    return json.dumps({"content": content, "digest": _digest(content)}, indent=1).encode()
+
+
+def _unsealed(data: bytes, kind: type[_RecordT]) -> _RecordT:
+    """Raises _Unusable."""
+    try:
+        sealed = json.loads(data)
+        content, digest = sealed["content"], sealed["digest"]
+        version = content["format"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise _Unusable("not what a participant writes") from None
+    if version != 1:
+        raise _Unusable(f"format {version!r}; this version reads 1")
+    if digest != _digest(content):
+        raise _Unusable("another digest than it says")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise _Unusable(f"{key}: {first['msg']}") from None
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def _npy_pieces(vector: NDArray[Any]) -> Iterable[bytes | memoryview]:
+    """The .npy file of a vector, from the array itself."""
+    yield npy_header(vector.dtype, vector.shape)
+    data = vector.view("u1").data
+    for offset in range(0, len(data), _CHUNK_BYTES):
+        yield data[offset : offset + _CHUNK_BYTES]
+
+
+# --- what an operating system must be asked for ---
+
+
+class _FolderLock:
+    """Ends with the process, however that ends. Raises StateError if somebody else has it, OSError
+    if there are no locks."""
+
+    def __init__(self, folder: Path) -> None:
+        status = folder.stat()
+        self._folder = (status.st_dev, status.st_ino)
+        with _opening:
+            if self._folder in _open_here:
+                raise StateError(folder, _IN_USE)
+            self._fd = _open_private(str(folder / _LOCK), os.O_RDWR | os.O_CREAT)
+            try:
+                _lock(self._fd)
+            except OSError as error:
+                os.close(self._fd)
+                if error.errno in _TAKEN:
+                    raise StateError(folder, _IN_USE) from None
+                raise
+            _open_here.add(self._folder)
+
+    def release(self) -> None:
+        with _opening:
+            os.close(self._fd)
+            _open_here.discard(self._folder)
+
+
+_IN_USE = "another process uses it; each participant needs one of its own"
+
+
+if sys.platform == "win32":
+
+    def _lock(fd: int) -> None:
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+
+else:
+
+    def _lock(fd: int) -> None:
+        # Not flock(): what the participant's own code forks, such as a data loader, would inherit
+        # it and might hold it for longer than we live.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """An update may tell something of the data that it was trained on."""
+    return os.open(path, flags, 0o600)
+
+
+def _make_directory(directory: Path) -> None:
+    missing = []
+    current = directory
+    while not current.exists():
+        missing.append(current)
+        current = current.parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for created in missing:
+        _sync_directory(created.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    if sys.platform == "win32":
+        return  # a directory cannot be opened there; NTFS journals its names itself
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems have no such operation: there is nothing more we can ask for.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,439 @@
+"""What a participant's folder holds after whatever may happen to it."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from xain_participant import state as state_module
+from xain_participant.result import NotKept, Result
+from xain_participant.state import StateDirectory, StateError
+
+VECTOR = np.arange(1_000_000, dtype=np.float32)  # four chunks
+RESULT = Result("s1", 3, VECTOR, 5, '[{"loss": 0.5}]', {"loss": 0.5})
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def state(folder: Path) -> Iterator[StateDirectory]:
+    with StateDirectory(folder, "ward-7") as state:
+        yield state
+
+
+def again(state: StateDirectory, folder: Path) -> StateDirectory:
+    """As the next process sees it."""
+    state.close()
+    return StateDirectory(folder, "ward-7")
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def assert_is(found: Result | None, expected: Result) -> None:
+    assert found is not None
+    assert found.vector.dtype == expected.vector.dtype
+    assert found.vector.tobytes() == expected.vector.tobytes()
+    assert found.vector.flags.aligned
+    for name in ("session_id", "round", "num_samples", "metrics_json"):
+        assert getattr(found, name) == getattr(expected, name)
+
+
+def test_a_result_is_there_for_the_next_process(state: StateDirectory, folder: Path) -> None:
+    assert state.load() is None
+    state.keep(RESULT)
+    with again(state, folder) as next_one:
+        assert_is(next_one.load(), RESULT)
+        assert_is(next_one.load(), RESULT)
+
+
+@pytest.mark.parametrize("vector", [np.zeros(0), np.ones(1, np.float16), np.float64([1, np.pi])])
+def test_vectors_of_every_size_and_dtype_come_back(
+    state: StateDirectory, folder: Path, vector: np.ndarray
+) -> None:
+    result = Result("s1", 0, vector, 0, "[]")
+    state.keep(result)
+    with again(state, folder) as next_one:
+        assert_is(next_one.load(), result)
+
+
+def test_a_result_that_is_not_needed_is_gone(state: StateDirectory, folder: Path) -> None:
+    state.keep(RESULT)
+    state.forget()
+    assert state.load() is None
+    assert names(folder) == {"lock", "participant.json"}
+    state.forget()  # harmless when there is none
+
+
+def test_only_the_owner_can_read_what_is_kept(state: StateDirectory, folder: Path) -> None:
+    """An update may tell something of the data."""
+    if sys.platform == "win32":
+        pytest.skip("no such permissions on Windows")
+    state.keep(RESULT)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
+
+
+# --- crashes ---
+
+# Called with the number of a step of keep(), before it is taken.
+Step = Callable[[int], None]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def step_by_step(monkeypatch: pytest.MonkeyPatch, at: Step) -> None:
+    """Every change of a name and every sync is a step."""
+    steps = iter(range(1000))
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            at(next(steps))
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+
+
+def test_a_crash_at_any_step_leaves_the_whole_result_or_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never anything that is set aside, or that stays for ever."""
+    outcomes = []
+    for dies_at in range(100):
+        with StateDirectory(folder, "ward-7") as state, monkeypatch.context() as patches:
+            state.forget()
+
+            def die(step: int, dies_at: int = dies_at) -> None:
+                if step == dies_at:
+                    raise Killed
+
+            step_by_step(patches, die)
+            try:
+                state.keep(RESULT)
+                is_through = True
+            except Killed:
+                is_through = False
+        with capture_logs() as logs, StateDirectory(folder, "ward-7") as next_one:
+            found = next_one.load()
+        assert logs == []
+        if found is not None:
+            assert_is(found, RESULT)
+        assert names(folder) <= {"lock", "participant.json", "result.json"} | (
+            {json.loads((folder / "result.json").read_text())["content"]["vector"]}
+            if found is not None
+            else set()
+        )
+        outcomes.append(found is not None)
+        if is_through:
+            break
+    # Two files, each synced, renamed and settled: the second rename is what makes it a result.
+    assert outcomes == [False] * 5 + [True, True]
+
+
+def test_a_name_is_on_the_disk_before_it_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first participant after a power cut would be another one."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        fsync(fd)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to see what is synced")
+    monkeypatch.setattr(os, "fsync", note)
+    with StateDirectory(folder):
+        assert synced == [str(folder.parent), f"{folder}/participant.json.part", str(folder)]
+
+
+@pytest.mark.parametrize("fails_at", range(6))
+def test_a_full_disk_leaves_no_rest(
+    state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Whatever would stay would take the space that the participant's own code may need."""
+
+    def fail(step: int) -> None:
+        if step == fails_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches:
+        step_by_step(patches, fail)
+        with pytest.raises(NotKept, match="No space left on device"):
+            state.keep(RESULT)
+    assert names(folder) == {"lock", "participant.json"}
+    state.keep(RESULT)  # there is space again
+    assert_is(state.load(), RESULT)
+
+
+# --- what cannot be used ---
+
+
+def edited(file: Path, **changes: Any) -> None:
+    """With the right digest."""
+    content = {**json.loads(file.read_text())["content"], **changes}
+    file.write_text(json.dumps({"content": content, "digest": state_module._digest(content)}))
+
+
+def the_vector(folder: Path) -> Path:
+    (file,) = folder.glob("result-*.npy")
+    return file
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "torn": (lambda f: (f / "result.json").write_text('{"content": {'), "not what a participant"),
+    "empty": (lambda f: (f / "result.json").write_bytes(b""), "not what a participant writes"),
+    "no object": (lambda f: (f / "result.json").write_text("[[[]]]"), "not what a participant"),
+    "no UTF-8": (lambda f: (f / "result.json").write_bytes(b"\xff\xfe{"), "not what a participant"),
+    "deep": (lambda f: (f / "result.json").write_text("[" * 100_000), "not what a participant"),
+    "long": (lambda f: (f / "result.json").write_bytes(bytes(1 << 20)), "longer than"),
+    "folder": (lambda f: ((f / "result.json").unlink(), (f / "result.json").mkdir()), "director"),
+    "number": (
+        lambda f: (f / "result.json").write_text(
+            (f / "result.json").read_text().replace('"num_samples": 5', '"num_samples": 7')
+        ),
+        "another digest than it says",
+    ),
+    "newer": (lambda f: edited(f / "result.json", format=2), "format 2; this version reads 1"),
+    "unknown key": (lambda f: edited(f / "result.json", extra=1), "extra: "),
+    "no session": (lambda f: edited(f / "result.json", session_id=""), "session_id: "),
+    "round": (lambda f: edited(f / "result.json", round=-1), "round: "),
+    "path": (lambda f: edited(f / "result.json", vector="../participant.json"), "vector: "),
+    "foreign": (
+        lambda f: edited(f / "result.json", participant_id="ward-8"),
+        "it is that of participant 'ward-8'",
+    ),
+    "size": (lambda f: edited(f / "result.json", size_bytes=10**30), "not 1000000000000000000"),
+    "vector gone": (lambda f: the_vector(f).unlink(), "No such file"),
+    "vector torn": (lambda f: os.truncate(the_vector(f), 1000), "1000 bytes, not"),
+    "vector spoilt": (lambda f: flip(the_vector(f), -1), "another digest than promised"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_used_is_set_aside(
+    state: StateDirectory, folder: Path, damage: Callable[[Path], object], reason: str
+) -> None:
+    """Never sent, never a crash, never removed, told once."""
+    state.keep(RESULT)
+    damage(folder)
+    with capture_logs() as logs, again(state, folder) as next_one:
+        assert next_one.load() is None
+        assert next_one.load() is None
+        assert "result.json.damaged" in names(folder)
+        (entry,) = logs
+        assert (entry["event"], entry["log_level"]) == ("state_set_aside", "warning")
+        assert reason in entry["reason"]
+        assert entry["file"] == str(folder / "result.json")
+        next_one.keep(RESULT)
+        assert_is(next_one.load(), RESULT)
+
+
+def test_a_vector_that_is_set_aside_is_kept_for_people(state: StateDirectory, folder: Path) -> None:
+    """One, so that they do not pile up."""
+    for _ in range(2):
+        state.keep(RESULT)
+        flip(the_vector(folder), -1)
+        with capture_logs():
+            assert state.load() is None
+    spoilt = (folder / "result.npy.damaged").read_bytes()
+    assert len(spoilt) == 128 + VECTOR.nbytes
+    assert len(names(folder)) == 4
+
+
+def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path) -> None:
+    """Somebody may name a folder that is not empty."""
+    theirs = {"result-1.npy", "results.json", "model.npy", ".profile", "result.json.part2"}
+    for name in theirs:
+        (folder / name).write_text("theirs")
+    state.keep(RESULT)
+    state.load()
+    state.forget()
+    assert theirs <= names(folder)
+
+
+# --- who it is ---
+
+
+def test_a_name_that_was_made_stays(folder: Path) -> None:
+    """So a restart is the same participant, to the coordinator as well."""
+    with StateDirectory(folder) as first:
+        name = first.participant_id
+    with StateDirectory(folder) as second:
+        assert second.participant_id == name
+    with StateDirectory(folder, name) as third:
+        assert third.participant_id == name
+
+
+def test_a_folder_of_another_participant_is_refused(state: StateDirectory, folder: Path) -> None:
+    state.keep(RESULT)
+    state.close()
+    with pytest.raises(StateError, match="it is that of participant 'ward-7', not of 'ward-8'; "):
+        StateDirectory(folder, "ward-8")
+    with StateDirectory(folder) as state:
+        assert state.participant_id == "ward-7"
+        assert_is(state.load(), RESULT)
+
+
+def test_a_name_that_is_damaged_is_made_anew(state: StateDirectory, folder: Path) -> None:
+    state.keep(RESULT)
+    state.close()
+    (folder / "participant.json").write_text("{}")
+    with capture_logs() as logs, StateDirectory(folder) as another:
+        assert another.participant_id != "ward-7"
+        assert another.load() is None, "it is not this one's"
+    assert [entry["event"] for entry in logs] == ["state_set_aside"] * 2
+
+
+def test_a_name_that_is_given_survives_damage(state: StateDirectory, folder: Path) -> None:
+    state.keep(RESULT)
+    (folder / "participant.json").write_text("{}")
+    with capture_logs(), again(state, folder) as next_one:
+        assert_is(next_one.load(), RESULT)
+
+
+def test_a_name_that_cannot_travel_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="participant_id is 'a/b'"):
+        StateDirectory(folder, "a/b")
+    with StateDirectory(folder, "a"):
+        pass
+    edited(folder / "participant.json", participant_id="a/b")
+    with capture_logs(), StateDirectory(folder, "a") as state:
+        assert state.participant_id == "a"
+
+
+# --- one process ---
+
+
+def test_a_folder_in_use_is_refused(state: StateDirectory, folder: Path) -> None:
+    with pytest.raises(StateError, match="another process uses it"):
+        StateDirectory(folder, "ward-7")
+    state.keep(RESULT)
+    with again(state, folder) as next_one:
+        assert_is(next_one.load(), RESULT)
+
+
+HOLDER = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from xain_participant.state import StateDirectory
+
+    state = StateDirectory(Path(sys.argv[1]), "ward-7")
+    if hasattr(os, "fork") and os.fork() == 0:
+        print(os.getpid(), flush=True)  # as a data loader does: it outlives its parent
+        sys.stdout.close()
+        os.close(1)
+        time.sleep(1000)
+    time.sleep(1000)
+    """
+)
+
+
+def test_a_lock_ends_with_its_process(folder: Path) -> None:
+    """Also if a child of the participant's own code is left behind."""
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            with pytest.raises(StateError, match="another process uses it"):
+                StateDirectory(folder, "ward-7")
+        finally:
+            process.kill()
+        process.wait(LIMIT_S)
+        try:
+            StateDirectory(folder, "ward-7").close()
+        finally:
+            os.kill(child, 9)
+
+
+def test_nothing_is_kept_once_it_is_closed(state: StateDirectory, folder: Path) -> None:
+    """A training that nobody waits for any more may end later, in an application that goes on."""
+    state.close()
+    with pytest.raises(NotKept, match="closed"):
+        state.keep(RESULT)
+    state.forget()
+    assert names(folder) == {"lock", "participant.json"}
+
+
+def test_closing_waits_for_what_is_being_written(
+    state: StateDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes at this moment does not cost the result."""
+    writing, may_go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        if step == 0:
+            writing.set()
+            assert may_go_on.wait(LIMIT_S)
+
+    with monkeypatch.context() as patches:
+        step_by_step(patches, hold)
+        keeping = threading.Thread(target=state.keep, args=(RESULT,))
+        keeping.start()
+        assert writing.wait(LIMIT_S)
+        closing = threading.Thread(target=state.close)
+        closing.start()
+        with pytest.raises(StateError):
+            StateDirectory(folder, "ward-7")
+        may_go_on.set()
+        keeping.join(LIMIT_S)
+        closing.join(LIMIT_S)
+    with StateDirectory(folder, "ward-7") as next_one:
+        assert_is(next_one.load(), RESULT)
+
+
+# --- folders that are none ---
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match=r"it cannot be used: (Not a directory|File exists)"):
+        StateDirectory(tmp_path / "file", "ward-7")
+    with pytest.raises(StateError, match="it cannot be used: Not a directory"):
+        StateDirectory(tmp_path / "file" / "state", "ward-7")
+
+
+def test_a_result_that_cannot_be_removed_is_told(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.keep(RESULT)
+
+    def fail(self: Path, **_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patches, capture_logs() as logs:
+        patches.setattr(Path, "unlink", fail)
+        state.forget()
+    (entry,) = logs
+    assert (entry["event"], entry["participant"]) == ("result_stays", "ward-7")
+    assert entry["reason"] == "Read-only file system"
+    assert_is(state.load(), RESULT)
