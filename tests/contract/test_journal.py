@@ -1,6 +1,7 @@
 """What every Journal does."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +15,12 @@ from xain_coordinator.core.events import (
     RoundOpened,
     SessionOpened,
 )
+from xain_coordinator.core.session import Session, begin, evolve
 from xain_coordinator.core.values import DataProfile, Rules
+from xain_coordinator.history import History
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import Journal, JournalError, Record
+from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 
 RULES = Rules(
     rounds=3,
@@ -127,10 +130,76 @@ def test_an_unknown_event_is_named(journal: Journal) -> None:
 
 
 def test_what_was_loaded_does_not_change(journal: Journal) -> None:
-    journal.append([opened()])
+    """It may be read only now, but it is what was there when it was asked for."""
+    journal.append([opened("one")])
     records = journal.load()
-    journal.append([closed(0)])
-    assert list(records) == [opened()]
+    journal.append([closed(0), opened("two")])
+    assert list(records) == [opened("one")]
+
+
+def test_what_comes_after_a_number_of_records(journal: Journal) -> None:
+    """A start reads what came after its snapshot, and no more."""
+    records = [opened(), closed(0), closed(1), closed(2)]
+    journal.append(records)
+    for number in range(5):
+        assert list(journal.load(number)) == records[number:]
+
+
+def session_of(name: str) -> Session:
+    return begin(SessionOpened(name, RULES, 0.0))
+
+
+def snapshot_of(num_records: int, name: str = "one") -> Snapshot:
+    """Which, is told by its time and its participant."""
+    joined = ParticipantJoined(f"p{num_records}", DataProfile(5, 3, ("no", "yes")), 1 / 3)
+    session = evolve(session_of(name), joined)
+    return Snapshot(num_records, float(num_records), session, History())
+
+
+def test_a_session_without_a_snapshot(journal: Journal) -> None:
+    assert journal.snapshot() is None
+    journal.append([opened()])
+    assert journal.snapshot() is None
+
+
+def test_the_last_snapshot_comes_back_and_the_records_stay(journal: Journal) -> None:
+    """It is a cache: whoever does not trust it has everything it was made from."""
+    records = [opened(), closed(0), closed(1)]
+    journal.append(records)
+    for number in (1, 3, 2):
+        journal.save(snapshot_of(number))
+        assert journal.snapshot() == snapshot_of(number)
+        assert list(journal.load()) == records
+    journal.append([closed(2)])
+    assert journal.snapshot() == snapshot_of(2)
+    assert list(journal.load(2)) == [closed(1), closed(2)]
+
+
+def test_a_snapshot_is_of_its_session_only(journal: Journal) -> None:
+    journal.append([opened("one"), closed(0)])
+    journal.save(snapshot_of(2))
+    journal.append([opened("two")])
+    assert journal.snapshot() is None
+    journal.save(snapshot_of(1, "two"))
+    assert journal.snapshot() == snapshot_of(1, "two")
+
+
+def test_a_snapshot_ahead_of_the_records_is_refused(journal: Journal) -> None:
+    """The records are what was acknowledged. Those that come next would be taken for others."""
+    journal.append([opened(), closed(0)])
+    with pytest.raises(JournalError, match="of 3 records cannot be written: the session has 2"):
+        journal.save(snapshot_of(3))
+    assert journal.snapshot() is None
+
+
+def test_a_snapshot_that_cannot_be_saved_leaves_the_one_before(journal: Journal) -> None:
+    journal.append([opened(), closed(0)])
+    journal.save(snapshot_of(1))
+    with pytest.raises(JournalError, match="a snapshot cannot be written"):
+        journal.save(replace(snapshot_of(2), at=float("nan")))
+    assert journal.snapshot() == snapshot_of(1)
+    journal.append([closed(1)])
+    assert list(journal.load()) == [opened(), closed(0), closed(1)]
 
 
 def test_a_closed_journal(journal: Journal) -> None:
@@ -140,3 +209,7 @@ def test_a_closed_journal(journal: Journal) -> None:
         journal.append([opened()])
     with pytest.raises(JournalError, match="closed"):
         journal.load()
+    with pytest.raises(JournalError, match="closed"):
+        journal.snapshot()
+    with pytest.raises(JournalError, match="closed"):
+        journal.save(snapshot_of(1))

@@ -8,8 +8,10 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
+from xain_coordinator import driver
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.core.values import Phase
@@ -302,6 +305,219 @@ async def test_a_journal_that_makes_no_sense_is_one_line(tmp_path):
     told = json.loads(line)
     assert told["event"] == "cannot_start"
     assert told["error"].startswith("the journal cannot be replayed: record 1")
+
+
+def told_at_start(log: str) -> str:
+    """The one line of a start that failed."""
+    (line,) = log.splitlines()
+    told = json.loads(line)
+    assert told["event"] == "cannot_start"
+    return told["error"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of the journal and what lies beside it."""
+    return {path.name: path.read_bytes() for path in folder.glob("journal.sqlite*")}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        pytest.param(lambda data: b"no journal\n" * 1000, "is not a journal", id="garbage"),
+        # Where SQLite keeps the number of the format.
+        pytest.param(
+            lambda data: data[:60] + (77).to_bytes(4, "big") + data[64:],
+            "has format 77, this version of the program reads up to",
+            id="newer",
+        ),
+        pytest.param(lambda data: data[:-5000], "is damaged; restore it", id="cut"),
+    ],
+)
+async def test_a_journal_that_cannot_be_used_is_one_line(start, tmp_path, spoil, told):
+    """What to do is told, the exit status is 1, and the file is left as it is."""
+    coordinator = await start()
+    await coordinator.stop()
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(spoil(path.read_bytes()))
+    before = contents(tmp_path)
+    process = CoordinatorProcess(tmp_path, {})
+    assert await process.fails() == 1
+    error = told_at_start(process.log())
+    assert str(path) in error
+    assert told in error
+    assert contents(tmp_path) == before
+
+
+# Root may write everywhere, until it gives up the right to (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE).
+UNPRIVILEGED = """
+import ctypes, os, sys
+
+ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, "-m", "xain_coordinator", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="capabilities")
+@pytest.mark.parametrize("what", ["file", "folder", "both"])
+async def test_a_journal_that_may_not_be_written_is_one_line(start, tmp_path, what):
+    """Permissions that were lost, a volume that is mounted read-only: nothing is begun that could
+    not be written down, and nothing is changed."""
+    coordinator = await start(journal={"path": str(tmp_path / "volume" / "journal.sqlite")})
+    await coordinator.stop()
+    path = tmp_path / "volume" / "journal.sqlite"
+    modes = {"file": (0o444, 0o755), "folder": (0o644, 0o555), "both": (0o444, 0o555)}
+    process = CoordinatorProcess(tmp_path, {"journal.path": path})
+    for part, mode in zip((path, path.parent), modes[what], strict=True):
+        part.chmod(mode)
+    before = contents(path.parent)
+    command = ["-c", UNPRIVILEGED, f"--data-dir={tmp_path}", f"--set=journal.path={path}"]
+    refused = await process.run([*command, "--port=0"])
+    async with asyncio.timeout(60):
+        assert await refused.wait() == 1, process.log()
+    assert contents(path.parent) == before
+    error = told_at_start(process.log())
+    assert str(path) in error
+    assert "check the permissions of the file and its folder" in error
+
+
+class TinyDisk:
+    """Takes no more than a little from the coordinator's journal, until there is room."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self, process: CoordinatorProcess) -> None:
+        raise NotImplementedError
+
+    def empty(self) -> None:
+        """Make room; the process has ended."""
+
+
+ROOM = 48 * 1024  # a few appends
+
+
+class FileSystem(TinyDisk):
+    """A real one, of a megabyte."""
+
+    def fill(self, process: CoordinatorProcess) -> None:
+        usage = shutil.disk_usage(self.folder)
+        self.filler = self.folder / "filler"
+        self.filler.write_bytes(bytes(usage.free - ROOM))
+
+    def empty(self) -> None:
+        self.filler.unlink()
+
+
+class SizeLimit(TinyDisk):
+    """Where no file system may be mounted: no file may grow larger than this."""
+
+    def fill(self, process: CoordinatorProcess) -> None:
+        import resource
+
+        limit = (self.folder / "journal.sqlite-wal").stat().st_size + ROOM
+        resource.prlimit(process._process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+
+
+@pytest.fixture(params=[SizeLimit, FileSystem])
+def tiny_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TinyDisk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if request.param is FileSystem:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+            pytest.skip("no file system may be mounted here")
+    yield request.param(folder)
+    if request.param is FileSystem:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit, tmpfs")
+async def test_a_full_disk_ends_the_process_and_not_the_session(tiny_disk, tmp_path):
+    """It stops with a line that says why, and with status 1. When there is room again, the round
+    goes on with every update that was acknowledged and without the others."""
+    names = [f"p{i:02}" for i in range(32)]
+    settings = {
+        "journal.path": tiny_disk.folder / "journal.sqlite",
+        "rounds.rounds": 1,
+        "rounds.min_participants": len(names),
+        "server.heartbeat_time_s": 600,
+    }
+    process = CoordinatorProcess(tmp_path / "coordinator", settings)
+    await process.start()
+    members = {name: Member(process.port, name) for name in names}
+    acknowledged = []
+    refused = None
+    try:
+        for member in members.values():
+            await member.rendezvous()
+        await members["p00"].until(pb.ROUND, 0)
+        tiny_disk.fill(process)
+        for number, (name, member) in enumerate(members.items()):
+            try:
+                await member.hand_in([float(number)], number + 1)
+            except grpc.aio.AioRpcError as error:
+                refused = error.code()
+                break
+            acknowledged.append(name)
+        assert refused is grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(60):
+            assert await process.died() == 1
+        last = [json.loads(line) for line in process.log().splitlines()][-2:]
+        assert [line["event"] for line in last] == ["coordinator_failed", "stopping"]
+        assert str(settings["journal.path"]) in last[0]["error"]
+        assert 0 < len(acknowledged) < len(names)
+
+        tiny_disk.empty()
+        await process.start()
+        for number, (name, member) in enumerate(members.items()):
+            accepted = (await member.heartbeat()).update_accepted
+            assert accepted == (name in acknowledged)
+            if not accepted:
+                await member.hand_in([float(number)], number + 1)
+        await members["p00"].until(pb.FINISHED, 0)
+        # Of the first models every one weighs the same.
+        (mean,) = np.load(io.BytesIO(await members["p00"].download("1/global")))
+        assert mean == np.mean(range(len(names)))
+    finally:
+        for member in members.values():
+            await member.close()
+        await process.end()
+
+
+async def test_a_restart_from_a_snapshot_goes_on(start, join, monkeypatch, tmp_path):
+    """As one without: session, history and what is served are the same."""
+    monkeypatch.setattr(driver, "SNAPSHOT_RECORDS", 1)
+    rounds = {"rounds": 3, "min_participants": 2}
+    first = await start(rounds=rounds)
+    a, b = join(first, "a"), join(first, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    for round_ in range(2):
+        await a.until(pb.ROUND, round_)
+        await a.hand_in([1.0 + round_], round_=round_)
+        await b.hand_in([3.0 + round_], round_=round_)
+    await a.until(pb.ROUND, 2)
+    ref = await a.hand_in([7.0], round_=2)
+    before = first.driver
+    await first.stop()
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        snapshot = journal.snapshot()
+        assert snapshot is not None
+        assert snapshot.session.round > 0
+        assert len(list(journal.load(snapshot.num_records))) < len(list(journal.load()))
+
+    second = await start(rounds=rounds)
+    assert second.driver.session == before.session
+    assert second.driver.history == before.history
+    a, b = join(second, "a"), join(second, "b")
+    await a.end(ref, round_=2)
+    await b.hand_in([9.0], round_=2)
+    await a.until(pb.FINISHED, 2)
+    assert np.load(io.BytesIO(await a.download("3/global"))).tolist() == [8.0]
+    assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [2.0]
 
 
 # A coordinator with something wrong in it, which then is told to stop.

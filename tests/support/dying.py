@@ -1,28 +1,47 @@
-"""xain-coordinator, except that it kills itself (kill -9) at its n-th sync to disk.
+"""xain-coordinator, except that it kills itself (kill -9) at its n-th step of one kind.
 
-    python dying.py N ARGUMENTS...
+    python dying.py KIND N ARGUMENTS...
 
-A sync is where bytes become durable: just before it is the worst moment to die. Those of SQLite are
-its own and not seen here, so the times between them are hit by the files' syncs around them.
+KIND is "sync": just before bytes of a file become durable. Those of SQLite are its own and not seen
+here; the other two kinds are around them: "before-commit", when something has been decided and is
+not in the journal yet, and "after-commit", when it is there and nobody has heard of it.
 """
 
 import itertools
 import os
 import signal
 import sys
+import time
+from collections.abc import Sequence
 
 from xain_coordinator.cli import main
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import Record
 
-number = int(sys.argv.pop(1))
+kind, number = sys.argv.pop(1), int(sys.argv.pop(1))
 counter = itertools.count(1)
 fsync = os.fsync
+append = SqliteJournal.append
 
 
-def dying(fd: int) -> None:
-    if next(counter) == number:
+def step(name: str) -> None:
+    if name == kind and next(counter) == number:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_fsync(fd: int) -> None:
+    step("sync")
     fsync(fd)
 
 
-os.fsync = dying
+def dying_append(journal: SqliteJournal, records: Sequence[Record]) -> None:
+    if kind == "before-commit":
+        time.sleep(0.05)  # a slow disk: what does not wait for it gets far
+    step("before-commit")
+    append(journal, records)
+    step("after-commit")
+
+
+os.fsync = dying_fsync
+SqliteJournal.append = dying_append
 main()

@@ -8,6 +8,9 @@ that was decided before it. That is why there are two sessions here, `_decided`,
 
 If the journal cannot be written, what was decided is lost to everybody alike: nothing more is
 answered, and the process is to end and be started again.
+
+So that a start need not read all that ever happened, what it has led to is saved now and then.
+Nobody waits for that, and nothing rests on it.
 """
 
 import asyncio
@@ -19,9 +22,9 @@ from typing import Any, Protocol
 import structlog
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.commands import Command, Tick
-from xain_coordinator.core.effects import Effect, Notify
-from xain_coordinator.core.errors import NotAMember, Refusal, Unavailable
+from xain_coordinator.core.commands import BeginUpload, Command, EndTrainingRound, Tick
+from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
+from xain_coordinator.core.errors import LateUpdate, NotAMember, Refusal, Unavailable
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
 from xain_coordinator.core.session import (
     Session,
@@ -34,11 +37,22 @@ from xain_coordinator.core.session import (
     open_session,
     resume,
 )
-from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.core.values import Phase, Point, Rules
 from xain_coordinator.history import History
-from xain_coordinator.ports import Clock, Journal, JournalError, Record
+from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
 
 log = structlog.get_logger(__name__)
+
+# A snapshot is due at the end of a round when so many records have come since the last one. A start
+# reads them in the time that it takes to import what it needs, and they took fifty times as long to
+# be written as a snapshot does.
+SNAPSHOT_RECORDS = 10_000
+
+# And at any time when so many have come: participants may come and go for days without a round.
+MAX_UNSAVED_RECORDS = 30_000
+
+# Late updates that are remembered, so that one which is sent again is not counted again.
+MAX_LATE = 10_000
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
@@ -62,7 +76,11 @@ class _Decided:
 
 
 class Driver:
-    """Make one with `Driver.open`, then `start` it inside a running event loop."""
+    """Make one with `Driver.open`, then `start` it inside a running event loop.
+
+    num_late: updates that came when their round was over, each participant's once a round, since
+        the start of the process.
+    """
 
     def __init__(self, session: Session, history: History, journal: Journal, clock: Clock) -> None:
         self.session = session
@@ -80,7 +98,15 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._watchable = True
-        self._disk = ThreadPoolExecutor(1, "journal")
+        self.num_late = 0
+        self._late: dict[tuple[str, int], None] = {}  # the latest, oldest first
+        # Of the session, in the journal: how many records, the time of the last, and how many there
+        # were when a snapshot was last begun.
+        self._num_records = 0
+        self._at = 0.0
+        self._num_saved = 0
+        self._saving = False
+        self._disk = ThreadPoolExecutor(2, "journal")  # one appends, one saves
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -101,16 +127,19 @@ class Driver:
         make_clock: a clock that begins at the given session time.
         Raises JournalError.
         """
-        records = [] if new_session else journal.load()
-        if not records:
+        restored = None if new_session else _restore(journal)
+        if restored is None:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now())
             driver = cls(session, History(), journal, clock)
             driver._opening = Record(opened.at, opened)
             return driver
-        session, history = _replay(records)
-        clock = make_clock(records[-1].at)
-        return cls(evolve(session, e.Restarted(clock.now())), history, journal, clock)
+        last, num_saved = restored
+        clock = make_clock(last.at)
+        session = evolve(last.session, e.Restarted(clock.now()))
+        driver = cls(session, last.history, journal, clock)
+        driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved
+        return driver
 
     def start(self, worker: Worker) -> None:
         """Begin to decide; what was owed when the last process died is done first.
@@ -120,10 +149,12 @@ class Driver:
         self._worker = worker
         if self._opening is not None:
             self._journal.append([self._opening])  # blocks, but nobody is served yet
+            self._num_records, self._at = 1, self._opening.at
             self._opening = None
         for effect in resume(self.session):
             worker.perform(effect)
         self._arm()
+        self._save_if_due(SNAPSHOT_RECORDS)  # not even the next start is to read so much again
 
     async def submit(self, command: Command) -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
@@ -140,6 +171,10 @@ class Driver:
             decision = decide(self._decided, command, now)
         except Refusal as refusal:
             outcome = refusal
+            if isinstance(refusal, LateUpdate) and isinstance(
+                command, BeginUpload | EndTrainingRound
+            ):
+                effects = self._note_late(command)
         else:
             outcome, effects = decision.reply, decision.effects
             self._decided = fold(self._decided, decision.events)
@@ -172,7 +207,10 @@ class Driver:
                     self._take_effect(decided.records, decided.session, decided.effects)
                     _resolve(decided.answer, decided.outcome)
                 if records:
+                    self._num_records, self._at = self._num_records + len(records), records[-1].at
                     self._arm()
+                    over = any(isinstance(record.event, e.ModelPublished) for record in records)
+                    self._save_if_due(SNAPSHOT_RECORDS if over else MAX_UNSAVED_RECORDS)
         except Exception as error:  # whatever it is, nobody may wait for this group for ever
             self.fail(error)
             for decided in [*group, *self._waiting]:
@@ -195,6 +233,23 @@ class Driver:
             else:
                 self._worker.perform(effect)
 
+    def _note_late(self, command: BeginUpload | EndTrainingRound) -> Sequence[Effect]:
+        """Count a late update, unless it was counted before."""
+        session = self._decided
+        participant_id = command.participant_id
+        # XAIN's clients do not say which round they mean.
+        round_ = session.trained_by(participant_id) if command.round is None else command.round
+        late = (participant_id, round_)
+        # After the end anybody hears that it is late; a stranger was not awaited.
+        if late in self._late or participant_id not in session.members:
+            return ()
+        self.num_late += 1
+        self._late[late] = None
+        if len(self._late) > MAX_LATE:
+            del self._late[next(iter(self._late))]
+        log.info("update_late", round=round_, participant=participant_id)
+        return (RecordMetrics((Point("late_update", {"round": round_}, {"id": participant_id}),)),)
+
     def fail(self, error: BaseException) -> None:
         """Something the coordinator cannot go on after; the process should end."""
         if self.failure is None:
@@ -202,6 +257,33 @@ class Driver:
             log.error("coordinator_failed", error=str(error), kind=type(error).__name__)
         self.failed.set()
         self._wake_watchers()
+
+    # --- snapshots ---
+
+    def _save_if_due(self, num_records: int) -> None:
+        """Save what is durable now, beside the appends, if that many records have come since."""
+        if self._saving or self._num_records - self._num_saved < num_records:
+            return
+        # If it fails, it is tried again when as many have come again.
+        self._num_saved = self._num_records
+        self._saving = True
+        snapshot = Snapshot(self._num_records, self._at, self.session, self.history.copy())
+        self._spawn(self._save(snapshot))
+
+    async def _save(self, snapshot: Snapshot) -> None:
+        round_ = snapshot.session.round
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._disk, self._journal.save, snapshot)
+        except Exception as error:
+            # Whatever it is, a defect of ours too: the records are there, so that it costs the next
+            # start time, and nothing else. If the disk takes no more, the next append says so.
+            log.warning("snapshot_failed", round=round_, error=str(error))
+            log.debug("snapshot_failed_because", exc_info=error)
+        else:
+            log.debug("snapshot_saved", round=round_, num_records=snapshot.num_records)
+        finally:
+            self._saving = False
 
     # --- time ---
 
@@ -256,6 +338,15 @@ class Driver:
                 return
             await changed.wait()
 
+    async def changed(self) -> None:
+        """Wait for the next change that somebody may be told of.
+
+        Raises Unavailable when the coordinator stops.
+        """
+        await self._changed.wait()
+        if not self._watchable or self.failure is not None:
+            raise Unavailable(_STOPPING)
+
     def _wake_watchers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -276,7 +367,7 @@ class Driver:
         self.end_watches()
         if self._timer is not None:
             self._timer.cancel()
-        while self._committing:
+        while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, self._journal.close)
@@ -289,15 +380,23 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
 
-def _replay(records: Sequence[Record]) -> tuple[Session, History]:
-    """Raises JournalError."""
-    first, *later = records
-    if not isinstance(first.event, e.SessionOpened):
-        raise JournalError(
-            f"the journal begins with {type(first.event).__name__}, not with a session"
-        )
-    session, history = begin(first.event), History()
-    for number, record in enumerate(later, 1):
+def _restore(journal: Journal) -> tuple[Snapshot, int] | None:
+    """What the records of the journal's latest session fold to, and how many of them a snapshot
+    covers. None if there is no session. Raises JournalError."""
+    saved = journal.snapshot()
+    num_saved = 0 if saved is None else saved.num_records
+    records = iter(journal.load(num_saved))
+    if saved is None:
+        first = next(records, None)
+        if first is None:
+            return None
+        if not isinstance(first.event, e.SessionOpened):
+            raise JournalError(
+                f"the journal begins with {type(first.event).__name__}, not with a session"
+            )
+        saved = Snapshot(1, first.at, begin(first.event), History())
+    number, at, session, history = saved.num_records, saved.at, saved.session, saved.history
+    for record in records:
         try:
             session = evolve(session, record.event)
             history.apply(record.event)
@@ -306,7 +405,8 @@ def _replay(records: Sequence[Record]) -> tuple[Session, History]:
                 f"the journal cannot be replayed: record {number}, {type(record.event).__name__}: "
                 f"{type(error).__name__}: {error}; use the version of the program that wrote it"
             ) from error
-    return session, history
+        number, at = number + 1, record.at
+    return Snapshot(number, at, session, history), num_saved
 
 
 def _unwrap(outcome: Reply | Refusal) -> Reply:

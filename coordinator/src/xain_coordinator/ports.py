@@ -5,13 +5,15 @@ Stores and journals block; the driver calls them from threads. Nothing here is s
 processes except what a store holds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from xain_coordinator.core.events import DurableEvent
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Point
+from xain_coordinator.history import History
 
 
 class StoreError(Exception):
@@ -192,16 +194,47 @@ class Record:
     event: DurableEvent
 
 
-class Journal(Protocol):
-    """An append-only list of records, grouped in sessions. One process writes at a time."""
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the first `num_records` records of a session fold to.
 
-    def load(self) -> Sequence[Record]:
-        """The records of the latest session, oldest first; empty if there is none."""
+    at: session time of the last of them.
+    session: its soft state is not kept.
+    """
+
+    num_records: int
+    at: float
+    session: Session
+    history: History
+
+
+class Journal(Protocol):
+    """An append-only list of records, grouped in sessions. One process writes at a time.
+
+    A snapshot is a cache: the records that it covers stay, and without it the session is the same.
+    """
+
+    def load(self, after: int = 0) -> Iterable[Record]:
+        """The records of the latest session without the first `after`, oldest first; empty if there
+        are none. They may be read while they are iterated over; none is added to them.
+
+        Raises JournalError, while iterating too.
+        """
 
     def append(self, records: Sequence[Record]) -> None:
         """Add all of them, or none, durably. A SessionOpened begins a new session.
 
         Raises JournalError.
+        """
+
+    def snapshot(self) -> Snapshot | None:
+        """The last one saved of the latest session; None if there is none, or none that this
+        version of the program can use. Raises JournalError."""
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot of the latest session, in the place of the one before.
+
+        May run beside append. Raises JournalError; the one before is still there then.
         """
 
     def close(self) -> None: ...

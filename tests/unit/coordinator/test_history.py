@@ -5,7 +5,12 @@ from dataclasses import replace
 from xain_coordinator import history as module
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
-from xain_coordinator.history import MAX_DEPARTED, MAX_ROUNDS, History
+from xain_coordinator.history import (
+    MAX_DEPARTED,
+    MAX_NAMES_OF_A_ROUND,
+    MAX_ROUNDS,
+    History,
+)
 from xain_coordinator.journal.codec import decode_record, encode_record
 from xain_coordinator.ports import Record
 from xain_workloads.model import TensorSpec
@@ -77,6 +82,51 @@ def test_a_departure_changes_no_round_that_is_over() -> None:
         e.ParticipantLeft("b", "left"),
     )
     assert history.rounds[-1].selected == ("a", "b")
+
+
+def test_names_are_kept_where_they_are_few() -> None:
+    """They are for a person to read. Of a thousand participants over a thousand rounds they would
+    be two million; their numbers are kept always."""
+    history = History()
+    half = MAX_NAMES_OF_A_ROUND // 2
+    for number, size in enumerate((half, half + 1)):
+        names = tuple(f"p{i}" for i in range(size))
+        history.apply(e.RoundOpened(number, names, 5, 0.0))
+        for name in names:
+            history.apply(accepted(number, name))
+        running = history.rounds[-1]
+        assert (running.selected, running.contributors) == (names, names)
+        assert (running.num_selected, running.num_contributors) == (size, size)
+        history.apply(e.ModelPublished(number, model(number + 1), 1.0))
+        over = history.rounds[-1]
+        assert (over.num_selected, over.num_contributors) == (size, size)
+        assert over.num_samples == size
+    few, many = history.rounds
+    assert (len(few.selected), len(few.contributors)) == (half, half)
+    assert (many.selected, many.contributors) == ((), ())
+    history.apply(e.ParticipantLeft("p1", "left"))
+    assert history.rounds[-1] == many
+
+
+def test_a_copy_stays_as_it_is() -> None:
+    """It is read in another thread while the session goes on."""
+    history = fold(
+        joined("a"),
+        e.ModelInitialised(model(0)),
+        e.RoundOpened(0, ("a", "b"), 5, 0.0),
+        accepted(0, "b"),
+        e.ParticipantLeft("b", "left"),
+    )
+    copy = history.copy()
+    assert copy == history
+    for event in (accepted(0, "a"), e.ModelPublished(0, model(1), 1.0), joined("b")):
+        history.apply(event)
+    for number in range(MAX_ROUNDS):
+        history.apply(e.RoundOpened(number, (), 5, 0.0))
+    assert [record.contributors for record in copy.rounds] == [("b",)]
+    assert list(copy.models) == ["0/global"]
+    assert (copy.contributions, list(copy.departed)) == ({"b": 1}, ["b"])
+    assert copy.rounds.maxlen == MAX_ROUNDS
 
 
 def test_models_share_what_they_have_in_common_after_a_restart() -> None:

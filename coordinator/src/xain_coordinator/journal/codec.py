@@ -1,7 +1,8 @@
 """Durable events as text, and back exactly.
 
-An event is stored under the name of its class, its fields as JSON. Changing either is a new format
-of the journal: see FORMAT.
+An event is stored under the name of its class, its fields as JSON. Journals may be older than the
+program: a field that came later has a default, which says what its absence meant. Any other change
+of what is there is a new format of the journal: see FORMAT.
 """
 
 import math
@@ -12,19 +13,20 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from xain_coordinator.core.events import DurableEvent
 from xain_coordinator.ports import JournalError, Record
 
-FORMAT = 1
+FORMAT = 2  # 1 had no snapshots, and fewer events and fields
 
 Row = tuple[float, str, str]  # session time, type, body
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def make_adapter(kind: type) -> TypeAdapter[Any]:
+    """Between (value,) and JSON, strictly."""
     # pydantic takes a config for a tuple, which hands it down, but not for a dataclass.
     return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]  # a value
 
 
-_ADAPTERS = {kind.__name__: _adapter(kind) for kind in get_args(DurableEvent)}
+_ADAPTERS = {kind.__name__: make_adapter(kind) for kind in get_args(DurableEvent)}
 
 
 def encode_record(record: Record) -> Row:
@@ -52,7 +54,7 @@ def encode(event: DurableEvent) -> tuple[str, str]:
         text = adapter.dump_json((event,), warnings="error").decode()
         (again,) = adapter.validate_json(text)
     except ValueError as error:  # pydantic's errors are among them
-        raise JournalError(f"{name} cannot be written to the journal: {_reason(error)}") from error
+        raise JournalError(f"{name} cannot be written to the journal: {reason(error)}") from error
     if again != event:
         raise JournalError(
             f"{name} cannot be written to the journal: {text[:200]} is not all of it"
@@ -67,11 +69,11 @@ def decode(name: str, body: str) -> DurableEvent:
         event: DurableEvent
         (event,) = adapter.validate_json(f"[{body}]")
     except ValidationError as error:
-        raise JournalError(f"a {name} in the journal is not readable: {_reason(error)}") from error
+        raise JournalError(f"a {name} in the journal is not readable: {reason(error)}") from error
     return event
 
 
-def _reason(error: ValueError) -> str:
+def reason(error: Exception) -> str:
     """One line."""
     if not isinstance(error, ValidationError):
         return " ".join(str(error).split())

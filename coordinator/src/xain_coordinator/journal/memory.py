@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import Row, decode_record, encode_record
-from xain_coordinator.ports import JournalError, Record
+from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
+from xain_coordinator.ports import JournalError, Record, Snapshot
 
 
 class MemoryJournal:
@@ -13,14 +14,16 @@ class MemoryJournal:
     what passes here passes on disk too."""
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []  # of the latest session; nobody asks for those before
+        # Of the latest session; nobody asks for those before.
+        self._rows: list[Row] = []
+        self._snapshot: tuple[str, bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
 
-    def load(self) -> Sequence[Record]:
+    def load(self, after: int = 0) -> Sequence[Record]:
         with self._lock:
             self._require_open()
-            return [decode_record(row) for row in self._rows]
+            return [decode_record(row) for row in self._rows[after:]]
 
     def append(self, records: Sequence[Record]) -> None:
         rows = [encode_record(record) for record in records]
@@ -29,10 +32,24 @@ class MemoryJournal:
             for row in rows:
                 _, name, _ = row
                 if name == SessionOpened.__name__:
-                    self._rows = []
+                    self._rows, self._snapshot = [], None
                 elif not self._rows:
                     raise JournalError(f"the journal begins with a SessionOpened, not a {name}")
                 self._rows.append(row)
+
+    def snapshot(self) -> Snapshot | None:
+        with self._lock:
+            self._require_open()
+            if self._snapshot is None:
+                return None
+            return usable_snapshot(*self._snapshot, len(self._rows))
+
+    def save(self, snapshot: Snapshot) -> None:
+        encoded = encode_snapshot(snapshot)
+        with self._lock:
+            self._require_open()
+            require_covered(snapshot, len(self._rows))
+            self._snapshot = encoded
 
     def close(self) -> None:
         self._closed = True

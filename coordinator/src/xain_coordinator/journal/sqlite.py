@@ -13,26 +13,52 @@ file: on POSIX, closing any descriptor of a file gives up the process's locks on
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from xain_coordinator.core.events import SessionOpened
-from xain_coordinator.journal.codec import FORMAT, decode_record, encode_record
-from xain_coordinator.ports import JournalError, Record
+from xain_coordinator.journal.codec import FORMAT, Row, decode_record, encode_record
+from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
+from xain_coordinator.ports import JournalError, Record, Snapshot
 from xain_coordinator.stores.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
-_SCHEMA = """
-CREATE TABLE record (
-    session INTEGER NOT NULL,  -- 1, 2, ...: in order of opening
-    seq     INTEGER NOT NULL,  -- 0, 1, ... within the session, without gaps
-    at      REAL    NOT NULL,  -- session time in seconds
-    type    TEXT    NOT NULL,  -- class of the event
-    body    TEXT    NOT NULL,  -- its fields as JSON
-    PRIMARY KEY (session, seq)
-) WITHOUT ROWID
-"""
+PAGE_RECORDS = 10_000  # read at a time, so that memory does not grow with the journal
+
+# What each format adds to the one before it.
+_STEPS = {
+    1: (
+        """
+        CREATE TABLE record (
+            session INTEGER NOT NULL,  -- 1, 2, ...: in order of opening
+            seq     INTEGER NOT NULL,  -- 0, 1, ... within the session, without gaps
+            at      REAL    NOT NULL,  -- session time in seconds
+            type    TEXT    NOT NULL,  -- class of the event
+            body    TEXT    NOT NULL,  -- its fields as JSON
+            PRIMARY KEY (session, seq)
+        ) WITHOUT ROWID
+        """,
+    ),
+    2: (
+        """
+        CREATE TABLE snapshot (
+            session INTEGER PRIMARY KEY,
+            version TEXT NOT NULL,  -- of the program that wrote it
+            body    BLOB NOT NULL
+        )
+        """,
+        """
+        CREATE TABLE owner (
+            session_id TEXT NOT NULL,
+            name       TEXT NOT NULL,  -- see fencing.py
+            PRIMARY KEY (session_id, name)
+        ) WITHOUT ROWID
+        """,
+    ),
+}
+assert max(_STEPS) == FORMAT
 
 
 class SqliteJournal:
@@ -67,21 +93,36 @@ class SqliteJournal:
             raise
         self._db = db
 
-    def load(self) -> Sequence[Record]:
-        with self._lock, self._explained():
-            rows = self._open_db().execute(
-                "SELECT seq, at, type, body FROM record WHERE session = ? ORDER BY seq",
-                (self._session,),
-            )
-            records: list[Record] = []
-            for seq, at, name, body in rows:
-                if seq != len(records):
-                    raise JournalError(
-                        f"{self._path} is damaged: record {len(records)} of session "
-                        f"{self._session} is missing; restore the file from a backup"
-                    )
-                records.append(decode_record((at, name, body)))
-        return records
+    def load(self, after: int = 0) -> Iterator[Record]:
+        with self._lock:
+            self._open_db()
+            return self._read(self._session, after, self._seq)
+
+    def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
+        for start in range(begin, end, PAGE_RECORDS):
+            numbers = range(start, min(start + PAGE_RECORDS, end))
+            with self._lock, self._explained():
+                query = (
+                    "SELECT seq, at, type, body FROM record "
+                    "WHERE session = ? AND seq BETWEEN ? AND ? ORDER BY seq"
+                )
+                limits = (session, numbers[0], numbers[-1])
+                rows = self._open_db().execute(query, limits).fetchall()
+            for seq, row in zip_longest(numbers, rows):
+                match row:
+                    case (int(found), float(at), str(name), str(body)) if found == seq:
+                        yield self._decode(session, seq, (at, name, body))
+                    case _:
+                        raise self._damaged(f"record {seq} of session {session} is missing")
+
+    def _decode(self, session: int, seq: int, row: Row) -> Record:
+        try:
+            return decode_record(row)
+        except JournalError as error:
+            raise JournalError(
+                f"record {seq} of session {session} in {self._path}: {error}; use the version of "
+                "the program that wrote it, or restore the file from a backup"
+            ) from error
 
     def append(self, records: Sequence[Record]) -> None:
         if not records:
@@ -103,6 +144,42 @@ class SqliteJournal:
             # Only now: after a failure the next append goes on where the last one ended.
             self._session, self._seq = session, seq
 
+    def snapshot(self) -> Snapshot | None:
+        with self._lock, self._explained():
+            row = (
+                self._open_db()
+                .execute("SELECT version, body FROM snapshot WHERE session = ?", (self._session,))
+                .fetchone()
+            )
+        if row is None:
+            return None
+        version, body = row
+        return usable_snapshot(version, body, self._seq)
+
+    def save(self, snapshot: Snapshot) -> None:
+        version, body = encode_snapshot(snapshot)  # before the lock: an append need not wait for it
+        with self._lock, self._explained():
+            db = self._open_db()
+            require_covered(snapshot, self._seq)
+            with _transaction(db):
+                db.execute("DELETE FROM snapshot")
+                db.execute("INSERT INTO snapshot VALUES (?, ?, ?)", (self._session, version, body))
+
+    def owners(self, session_id: str) -> frozenset[str]:
+        """Those noted last of this session."""
+        with self._lock, self._explained():
+            query = "SELECT name FROM owner WHERE session_id = ?"
+            return frozenset(name for (name,) in self._open_db().execute(query, (session_id,)))
+
+    def note_owners(self, session_id: str, names: Collection[str]) -> None:
+        """In the place of those before; the session need not be in the journal yet."""
+        with self._lock, self._explained():
+            db = self._open_db()
+            with _transaction(db):
+                db.execute("DELETE FROM owner WHERE session_id = ?", (session_id,))
+                rows = [(session_id, name) for name in names]
+                db.executemany("INSERT INTO owner VALUES (?, ?)", rows)
+
     def close(self) -> None:
         with self._lock:
             db, self._db = self._db, None
@@ -115,7 +192,7 @@ class SqliteJournal:
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
         # Before anything is written: what is not ours must stay as it is.
         db.execute("BEGIN EXCLUSIVE")
-        fresh = self._is_fresh(db)
+        found = self._find_format(db)
         db.execute("ROLLBACK")  # in this locking mode the lock stays
         (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
         if mode != "wal":
@@ -123,33 +200,44 @@ class SqliteJournal:
         db.execute("PRAGMA synchronous=FULL")
         # macOS: its plain fsync leaves the data in the drive's cache. No effect elsewhere.
         db.execute("PRAGMA fullfsync=ON")
-        if fresh:
+        if found < FORMAT:
             with _transaction(db):
-                db.execute(_SCHEMA)
+                for number in range(found + 1, FORMAT + 1):
+                    for statement in _STEPS[number]:
+                        db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={FORMAT}")
         row = db.execute(
             "SELECT session, seq FROM record ORDER BY session DESC, seq DESC LIMIT 1"
         ).fetchone()
-        return (0, 0) if row is None else (row[0], row[1] + 1)
+        match row:
+            case None:
+                return 0, 0
+            case (int(session), int(seq)):
+                return session, seq + 1
+            case _:  # never written, so somebody else has
+                raise self._damaged("its last record has no number")
 
-    def _is_fresh(self, db: sqlite3.Connection) -> bool:
-        """True if the file is empty, False if it is a journal that we can read."""
+    def _find_format(self, db: sqlite3.Connection) -> int:
+        """Of a journal that we can read; 0 if the file is empty."""
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if (application_id, version, num_tables) == (0, 0, 0):
-            return True
+            return 0
         if application_id != APPLICATION_ID:
             raise JournalError(
                 f"{self._path} is a database of another program; choose another [journal] path"
             )
-        if version != FORMAT:
+        if version not in _STEPS:
             raise JournalError(
-                f"{self._path} has format {version}, this version of the program reads {FORMAT}; "
-                "use the version that wrote it, or choose another [journal] path"
+                f"{self._path} has format {version}, this version of the program reads up to "
+                f"{FORMAT}; use the version that wrote it, or choose another [journal] path"
             )
-        return False
+        return int(version)
+
+    def _damaged(self, how: str) -> JournalError:
+        return JournalError(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
@@ -162,22 +250,34 @@ class SqliteJournal:
         try:
             yield
         except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is None and isinstance(error, sqlite3.OperationalError):
+                raise self._damaged("there is text in it that is none") from error
+            code = code or 0
             # Extended codes carry the primary one in their lowest byte.
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            reason = _REASONS.get(code, f"cannot be used: {error}")
+            reason = _REASONS.get(code) or _REASONS.get(code & 0xFF)
+            if reason is None:
+                reason = f"cannot be used: {' '.join(str(error).split())}; {_DAMAGED_HINT}"
             raise JournalError(f"the journal {self._path} {reason}") from error
+        except UnicodeDecodeError as error:  # SQLite quotes what is there in its message
+            raise self._damaged("there is text in it that is none") from error
 
+
+_DAMAGED_HINT = "restore it from a backup, or choose another [journal] path"
 
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
         "is in use by another process; stop that one, or choose another [journal] path"
     ),
     sqlite3.SQLITE_NOTADB: "is not a journal; choose another [journal] path",
-    sqlite3.SQLITE_CORRUPT: (
-        "is damaged; restore it from a backup, or choose another [journal] path"
-    ),
+    sqlite3.SQLITE_CORRUPT: f"is damaged; {_DAMAGED_HINT}",
     sqlite3.SQLITE_FULL: "has no room left on its disk; free some space and start again",
     sqlite3.SQLITE_READONLY: "cannot be written; check the permissions of the file and its folder",
+    # SQLite takes a file that it may not write as one to be read, which cannot be locked like this.
+    sqlite3.SQLITE_IOERR_LOCK: (
+        "cannot be locked; check the permissions of the file and its folder, and that its file "
+        "system knows locks"
+    ),
     sqlite3.SQLITE_CANTOPEN: "cannot be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error; check it",
 }

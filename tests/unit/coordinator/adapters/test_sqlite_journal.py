@@ -5,25 +5,40 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from xain_coordinator.clock import SessionClock
 from xain_coordinator.core.events import RoundClosed, SessionOpened
-from xain_coordinator.core.values import Rules
+from xain_coordinator.core.session import begin
+from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.driver import Driver
+from xain_coordinator.history import History
+from xain_coordinator.journal.codec import FORMAT, decode_record
+from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import APPLICATION_ID, SqliteJournal
-from xain_coordinator.ports import JournalError, Record
+from xain_coordinator.ports import JournalError, Record, Snapshot
+
+FORMAT_1 = Path(__file__).with_name("format_1.sql")
 
 PREAMBLE = """
 import itertools, sys
 from fractions import Fraction
 from pathlib import Path
 from xain_coordinator.core.events import RoundClosed, SessionOpened
+from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Rules
+from xain_coordinator.history import History
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import JournalError, Record
+from xain_coordinator.ports import JournalError, Record, Snapshot
 
 rules = Rules(1, 1, 1, Fraction(1), 1, 1, 1, 1.0, "random", "mean", 0, 1.0, 1.0, "empty")
 """
@@ -44,6 +59,25 @@ HOLDER = (
     + """
 journal = SqliteJournal(Path(sys.argv[1]))
 print("open", flush=True)
+sys.stdin.read()
+"""
+)
+
+# Appends of two records each, and a snapshot now and then. In the second half the log begins anew
+# every few pages, as it does when it is full, so that old pages follow the new ones.
+TORN = (
+    PREAMBLE
+    + """
+journal = SqliteJournal(Path(sys.argv[1]))
+opened = SessionOpened("s", rules, 0.0)
+journal.append([Record(0.0, opened)])
+for n in range(24):
+    if n == 12 and sys.argv[2] == "checkpoints":
+        journal._db.execute("PRAGMA wal_autocheckpoint=20")
+    journal.append([Record(0.5, RoundClosed(2 * n)), Record(0.5, RoundClosed(2 * n + 1))])
+    if n % 5 == 4:
+        journal.save(Snapshot(2 * n + 3, 0.5, begin(opened), History()))
+print("written", flush=True)
 sys.stdin.read()
 """
 )
@@ -72,9 +106,9 @@ def closed(number: int) -> Record:
     return Record(float(number), RoundClosed(number))
 
 
-def start(script: str, path: Path) -> "subprocess.Popen[str]":
+def start(script: str, path: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", script, str(path)],
+        [sys.executable, "-c", script, str(path), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -93,14 +127,14 @@ def test_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
         acknowledged += [int(line) for line in process.stdout if line.endswith("\n")]
     assert acknowledged == list(range(len(acknowledged)))
     with closing(SqliteJournal(path)) as journal:
-        records = journal.load()
+        records = list(journal.load())
         assert records[0] == OPENED
         rounds = [r.event.round for r in records[1:] if isinstance(r.event, RoundClosed)]
         assert rounds == list(range(len(records) - 1))
         assert len(rounds) % 2 == 0
         assert len(rounds) >= 2 * len(acknowledged)
         journal.append([closed(len(rounds))])
-        assert journal.load()[-1] == closed(len(rounds))
+        assert list(journal.load())[-1] == closed(len(rounds))
 
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
@@ -150,7 +184,7 @@ def test_it_may_be_used_from_other_threads(tmp_path: Path) -> None:
     journal.append([OPENED])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: journal.append([closed(n), closed(n)]), range(40)))
-        records = pool.submit(journal.load).result()
+        records = pool.submit(lambda: list(journal.load())).result()
         pool.submit(journal.close).result()
     numbers = [r.event.round for r in records if isinstance(r.event, RoundClosed)]
     assert numbers[::2] == numbers[1::2]  # appends do not mix
@@ -190,6 +224,46 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert list(journal.load()) == [OPENED, closed(0)]
 
 
+def test_no_room_for_a_snapshot(tmp_path: Path) -> None:
+    """An append needs less than that, and goes on; the snapshot before stays."""
+    chance = Random(1)
+    names = [f"{chance.getrandbits(512):0128x}" for _ in range(200)]  # they do not compress
+    before = Snapshot(1, 0.0, begin(OPENED.event), History())
+    large = replace(before, history=History(contributions=Counter(names)))
+    path = tmp_path / "journal"
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([OPENED])
+        journal.save(before)
+        db = journal._db
+        assert db is not None
+        (num_pages,) = db.execute("PRAGMA page_count").fetchone()
+        db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
+        with pytest.raises(JournalError, match=f"{path} has no room left on its disk"):
+            journal.save(large)
+        assert journal.snapshot() == before
+        journal.append([closed(0)])
+        db.execute("PRAGMA max_page_count = 1000000")
+        journal.save(large)
+        assert journal.snapshot() == large
+        assert list(journal.load()) == [OPENED, closed(0)]
+
+
+def test_only_the_latest_snapshot_takes_room(tmp_path: Path) -> None:
+    """Whatever session it is of."""
+    path = tmp_path / "journal"
+    with closing(SqliteJournal(path)) as journal:
+        for session_id in ("one", "two", "three"):
+            opened = SessionOpened(session_id, rules(), 0.0)
+            journal.append([Record(0.0, opened)])
+            for _ in range(2):
+                journal.save(Snapshot(1, 0.0, begin(opened), History()))
+        snapshot = journal.snapshot()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM snapshot").fetchone() == (1,)
+    assert snapshot is not None
+    assert snapshot.session.session_id == "three"
+
+
 def test_a_disk_that_refuses_a_write(tmp_path: Path) -> None:
     """The operating system's refusal, in the middle of the write-ahead log."""
     resource = pytest.importorskip("resource")
@@ -223,7 +297,11 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path, content: bytes
 
 @pytest.mark.parametrize(
     ("application_id", "version", "message"),
-    [(APPLICATION_ID, 2, "has format 2"), (0, 0, "another program"), (7, 1, "another program")],
+    [
+        (APPLICATION_ID, FORMAT + 1, f"has format {FORMAT + 1}"),
+        (0, 0, "another program"),
+        (7, 1, "another program"),
+    ],
 )
 def test_another_format_is_left_alone(
     tmp_path: Path, application_id: int, version: int, message: str
@@ -238,6 +316,212 @@ def test_another_format_is_left_alone(
     with pytest.raises(JournalError, match=message):
         SqliteJournal(path)
     assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_journal_of_format_1_goes_on(tmp_path: Path) -> None:
+    """One that an earlier version left behind is read, and gets what is new in one transaction.
+    Nothing else in it changes: neither the records nor their text."""
+    path = tmp_path / "journal"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute("PRAGMA user_version = 1")
+        before = list(db.iterdump())
+    with closing(SqliteJournal(path)) as journal:
+        records = list(journal.load())
+        assert (len(records), records[-1].at) == (31, 21.0)
+        assert journal.snapshot() is None
+        opened = records[0].event
+        assert isinstance(opened, SessionOpened)
+        assert opened.rules.fraction_participants == Fraction(2, 3)
+        assert opened.rules.consistency == "bsp"
+        assert RoundClosed(0) in [record.event for record in records]
+    with closing(sqlite3.connect(path)) as db:
+        after = list(db.iterdump())
+        assert db.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+    new = ("CREATE TABLE snapshot", "CREATE TABLE owner")
+    assert [line for line in after if not line.startswith(new)] == before
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([closed(5)])
+        assert list(journal.load()) == [*records, closed(5)]
+
+
+def test_every_part_of_a_journal_of_format_1_leads_somewhere() -> None:
+    """Whenever the earlier version was stopped, this one goes on with the same session."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
+        rows = list(db.execute("SELECT at, type, body FROM record ORDER BY seq"))
+    records = [decode_record(row) for row in rows]
+    for number in range(1, len(records) + 1):
+        journal = MemoryJournal()
+        journal.append(records[:number])
+        driver = Driver.open(journal, SessionClock, rules(), lambda: "another")
+        driver._disk.shutdown()
+        assert driver.session.session_id == "s1"
+    session, history = driver.session, driver.history
+    assert (session.phase, session.cause, session.round) == (Phase.FINISHED, "completed", 1)
+    assert list(session.members) == ["d", "e", "f"]
+    assert [record.contributors for record in history.rounds] == [("b", "c", "d"), ("f", "e")]
+    assert history.contributions == dict.fromkeys("bcdef", 1)
+    assert list(history.models) == ["0/global", "1/global", "2/global"]
+
+
+def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """The earlier version may still be the one to go on with."""
+    path = tmp_path / "journal"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(FORMAT_1.read_text(encoding="utf-8"))
+        db.execute("CREATE TABLE snapshot (x)")  # in the way
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute("PRAGMA user_version = 1")
+        before = list(db.iterdump())
+    with pytest.raises(JournalError, match="cannot be used: table snapshot already exists"):
+        SqliteJournal(path)
+    with closing(sqlite3.connect(path)) as db:
+        assert list(db.iterdump()) == before
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+# --- torn writes ---
+
+
+@dataclass(frozen=True)
+class Killed:
+    """The files of a journal whose process was killed, and all that was in it."""
+
+    database: bytes
+    log: bytes
+    records: Sequence[Record]
+
+    def put(self, folder: Path, database: bytes | None = None, log: bytes | None = None) -> Path:
+        """Lay them down, or what became of them."""
+        path = folder / "journal"
+        path.write_bytes(self.database if database is None else database)
+        (folder / "journal-wal").write_bytes(self.log if log is None else log)
+        return path
+
+
+@pytest.fixture(scope="module", params=["plain", "checkpoints"])
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    path = tmp_path_factory.mktemp("killed") / "journal"
+    with start(TORN, path, request.param) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "written\n"
+        finally:
+            process.send_signal(signal.SIGKILL)
+    records = [OPENED, *(Record(0.5, RoundClosed(n)) for n in range(48))]
+    return Killed(path.read_bytes(), path.with_name("journal-wal").read_bytes(), records)
+
+
+def goes_on(path: Path, records: Sequence[Record]) -> int:
+    """The journal holds whole appends from the beginning, and no snapshot of anything else; it
+    takes another one, and is opened again. Returns how many records it had."""
+    with closing(SqliteJournal(path)) as journal:
+        found = list(journal.load())
+        assert found == records[: len(found)]
+        assert len(found) == 0 or len(found) % 2 == 1, "half an append"
+        snapshot = journal.snapshot()
+        assert snapshot is None or snapshot.num_records <= len(found)
+        added = [closed(7)] if found else [OPENED]
+        journal.append(added)
+    with closing(SqliteJournal(path)) as journal:
+        assert list(journal.load()) == [*found, *added]
+        assert journal.snapshot() == snapshot
+    path.unlink()
+    return len(found)
+
+
+FRAME_BYTES = 4096 + 24  # a page and its header, after a header of 32 bytes
+DAMAGES = {
+    "cut": lambda log, place, chance: log[:place],
+    "zeros": lambda log, place, chance: log[:place] + bytes(len(log) - place),
+    "garbage": lambda log, place, chance: log[:place] + chance.randbytes(len(log) - place),
+    "a bit": lambda log, place, chance: (
+        log[:place] + bytes([log[place] ^ 1 << chance.randrange(8)]) + log[place + 1 :]
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_log_is_as_if_the_last_appends_had_not_been(
+    killed: Killed, damage: str, tmp_path: Path
+) -> None:
+    """Wherever a power cut or a bad disk leaves off: what is before it is there, whole append by
+    whole append, and the session goes on from that."""
+    chance = Random(damage)
+    log = killed.log
+    frames = range(32, len(log), FRAME_BYTES)
+    places = {0, 1, 16, 31, len(log) - 1}
+    places |= {place for frame in frames for place in (frame, frame + 1, frame + 23, frame + 24)}
+    places |= {chance.randrange(len(log)) for _ in range(60)}
+    numbers = [
+        goes_on(killed.put(tmp_path, log=DAMAGES[damage](log, place, chance)), killed.records)
+        for place in sorted(places)
+    ]
+    assert numbers == sorted(numbers), "what is torn later has kept less"
+    assert numbers[0] < numbers[-1]
+    assert goes_on(killed.put(tmp_path), killed.records) == len(killed.records)
+
+
+def test_a_torn_checkpoint_loses_nothing(killed: Killed, tmp_path: Path) -> None:
+    """What is copied from the log into the database is still in the log until all of it is on the
+    disk: wherever the copying leaves off, everything is there."""
+    path = killed.put(tmp_path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = path.read_bytes()
+    before = killed.database.ljust(len(whole), b"\xa5")
+    in_log = {
+        int.from_bytes(killed.log[frame : frame + 4], "big") - 1
+        for frame in range(32, len(killed.log), FRAME_BYTES)
+        if killed.log[frame + 8 : frame + 16] == killed.log[16:24]  # not those of an earlier log
+    }
+    for place in range(0, len(whole), 1023):
+        torn = bytearray(before)
+        for page in in_log:  # the copying goes by pages; some are there, one half, some not
+            begin, end = page * 4096, min((page + 1) * 4096, place)
+            torn[begin:end] = whole[begin:end]
+        path = killed.put(tmp_path, database=bytes(torn))
+        assert goes_on(path, killed.records) == len(killed.records)
+
+
+def read_or_told(path: Path, records: Sequence[Record]) -> str | None:
+    """None if these records are in it, else what is said."""
+    try:
+        with closing(SqliteJournal(path)) as journal:
+            assert list(journal.load()) == records
+    except JournalError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "garbage"])
+def test_a_torn_page_is_told_and_left_alone(tmp_path: Path, damage: str) -> None:
+    """In the database itself there is no second copy. Whatever is wrong with the rest of a page, or
+    of the file, nothing else is taken for what was acknowledged, and whoever can repair the file
+    finds it as it was."""
+    path = tmp_path / "journal"
+    records = [OPENED, *(closed(n) for n in range(600))]
+    with closing(SqliteJournal(path)) as journal:
+        for record in records:
+            journal.append([record])
+    content = path.read_bytes()
+    chance = Random(damage)
+    num_told = 0
+    for place in range(2, len(content), 151):  # one byte is an empty file to SQLite
+        end = len(content) if damage == "cut" else place // 4096 * 4096 + 4096
+        torn = DAMAGES[damage](content[:end], place, chance) + content[end:]
+        path.write_bytes(torn)
+        told = read_or_told(path, records)
+        if told is not None:
+            assert str(path) in told
+            assert "restore" in told or "is not a journal" in told
+            assert "\n" not in told
+            assert path.read_bytes() == torn
+            num_told += 1
+    assert num_told > 200
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -269,6 +553,9 @@ def test_a_damaged_page(tmp_path: Path) -> None:
         ("UPDATE record SET body = '{}' WHERE seq = 1", "a RoundClosed .* round: "),
         ("UPDATE record SET body = '{' WHERE seq = 1", "a RoundClosed .* body: "),
         ('UPDATE record SET body = \'{"round":1,"x":2}\' WHERE seq = 1', "a RoundClosed .* x: "),
+        ("UPDATE record SET body = CAST(x'7bff' AS TEXT) WHERE seq = 1", "damaged: there is text"),
+        ("UPDATE record SET at = 'noon' WHERE seq = 1", "record 1 of session 1 is missing"),
+        ("UPDATE record SET seq = 'two' WHERE seq = 2", "its last record has no number"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_named(
@@ -281,8 +568,8 @@ def test_a_record_that_cannot_be_read_is_named(
     with closing(sqlite3.connect(path)) as db:
         db.execute(statement)
         db.commit()
-    with closing(SqliteJournal(path)) as journal, pytest.raises(JournalError, match=message):
-        journal.load()
+    with pytest.raises(JournalError, match=message), closing(SqliteJournal(path)) as journal:
+        list(journal.load())
 
 
 def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:

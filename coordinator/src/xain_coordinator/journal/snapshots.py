@@ -1,0 +1,147 @@
+"""What a session's records fold to, as bytes, and back exactly.
+
+A snapshot is used only by the version of the program that wrote it: another one may fold the same
+records to something else, and the records are still there to be folded.
+"""
+
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from itertools import groupby
+from typing import Any
+
+import structlog
+from pydantic import TypeAdapter
+
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.history import MAX_ROUNDS, History, RoundRecord
+from xain_coordinator.journal.codec import make_adapter, reason
+from xain_coordinator.ports import JournalError, Snapshot
+
+log = structlog.get_logger(__name__)
+
+# To be raised with every change after which the same events give another session or history, or are
+# written in another way; between releases too. A test knows what they give now.
+FOLD = 1
+
+# Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
+_COMPRESSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Models that differ in round and reference only. first: in full; a layout can be long."""
+
+    first: GlobalModel
+    others: tuple[tuple[int, WeightsRef], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    num_records: int
+    at: float
+    session: Session
+    rounds: tuple[RoundRecord, ...]
+    models: tuple[_Series, ...]
+    contributions: dict[str, int]
+    departed: tuple[str, ...]
+
+
+@cache
+def _adapter() -> TypeAdapter[Any]:
+    return make_adapter(_Body)  # takes a moment, which a start without a snapshot need not wait
+
+
+@cache
+def snapshot_version() -> str:
+    """Of this program."""
+    return f"{version('xain-coordinator')}/{FOLD}"
+
+
+def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
+    """(version, bytes) of a snapshot.
+
+    Raises JournalError if decoding them would not give it back: a session that goes on from
+    something else would be another one.
+    """
+    history = snapshot.history
+    body = _Body(
+        num_records=snapshot.num_records,
+        at=snapshot.at,
+        session=replace(snapshot.session, heard={}, lease_floor=0.0),
+        rounds=tuple(history.rounds),
+        models=tuple(_series(history)),
+        contributions=dict(history.contributions),
+        departed=tuple(history.departed),
+    )
+    try:
+        text: bytes = _adapter().dump_json((body,), warnings="error")
+        again = _decode(text)
+    except ValueError as error:
+        raise JournalError(f"a snapshot cannot be written: {reason(error)}") from error
+    if again != snapshot:
+        raise JournalError("a snapshot cannot be written: it would not be read as it is")
+    return snapshot_version(), zlib.compress(text, _COMPRESSION)
+
+
+def require_covered(snapshot: Snapshot, num_records: int) -> None:
+    """Raises JournalError if it covers more records than its session has: the next ones would be
+    taken for those."""
+    if snapshot.num_records > num_records:
+        raise JournalError(
+            f"a snapshot of {snapshot.num_records} records cannot be written: "
+            f"the session has {num_records}"
+        )
+
+
+def usable_snapshot(written_by: str, data: bytes, num_records: int) -> Snapshot | None:
+    """The snapshot that was stored so, or None with a line in the log.
+
+    num_records: how many the session has.
+    """
+    if written_by != snapshot_version():
+        _ignore(f"it was written by version {written_by}, this is {snapshot_version()}")
+        return None
+    try:
+        snapshot = _decode(zlib.decompress(data))
+    except (ValueError, zlib.error) as error:
+        _ignore(f"it is damaged: {reason(error)}")
+        return None
+    if snapshot.num_records > num_records:
+        _ignore(f"it covers {snapshot.num_records} records, and there are {num_records}")
+        return None
+    return snapshot
+
+
+def _ignore(why: str) -> None:
+    log.warning("snapshot_ignored", reason=why, hint="every record of the session is read")
+
+
+def _series(history: History) -> Iterator[_Series]:
+    def kind(model: GlobalModel) -> tuple[object, ...]:
+        return model.dtype, model.shape, model.layout, model.metadata
+
+    for _, (first, *others) in groupby(history.models.values(), kind):
+        yield _Series(first, tuple((model.round, model.ref) for model in others))
+
+
+def _decode(text: bytes) -> Snapshot:
+    """Raises ValueError."""
+    body: _Body
+    (body,) = _adapter().validate_json(text)
+    models: dict[str, GlobalModel] = {}
+    for series in body.models:
+        models[series.first.ref.key] = series.first
+        for round_, ref in series.others:
+            models[ref.key] = replace(series.first, round=round_, ref=ref)
+    history = History(
+        rounds=deque(body.rounds, maxlen=MAX_ROUNDS),
+        models=models,
+        contributions=Counter(body.contributions),
+        departed=dict.fromkeys(body.departed),
+    )
+    return Snapshot(body.num_records, body.at, body.session, history)
