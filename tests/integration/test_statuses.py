@@ -52,6 +52,13 @@ def test_the_table_is_complete():
     assert len({kind.code for kind in refusals}) == len(refusals)
 
 
+def test_what_comes_late_is_a_failed_precondition():
+    """Participants drop such a result and wait for the next round; another attempt cannot help."""
+    late = [kind for kind in STATUSES if issubclass(kind, errors.LateUpdate)]
+    assert len(late) == 2
+    assert {STATUSES[kind] for kind in late} == {Code.FAILED_PRECONDITION}
+
+
 async def test_a_stranger_is_told_to_rendezvous(start, join):
     """PERMISSION_DENIED for every call that needs membership, with XAIN's words."""
     coordinator = await start(rounds=TWO)

@@ -9,10 +9,10 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -23,6 +23,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver import Driver
+from xain_coordinator.fencing import Fence, FencedStore, TakenOver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
@@ -33,6 +34,7 @@ from xain_coordinator.ports import (
     DirectAccess,
     Journal,
     JournalError,
+    KeyNotFound,
     MetricsStore,
     StoreError,
     StoreUnavailable,
@@ -42,6 +44,7 @@ from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
+from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
 from xain_messaging.process import logs
 from xain_workloads import workload as workloads
@@ -49,11 +52,13 @@ from xain_workloads import workload as workloads
 if TYPE_CHECKING:
     from xain_coordinator.xain06.bucket import XainBucket
 
+T = TypeVar("T")
+
 log = structlog.get_logger(__name__)
 
 EXIT_OK = 0
 EXIT_ERROR = 1
-EXIT_FENCED = 3  # another coordinator owns the store; starting this one again would not help
+EXIT_FENCED = 3  # another coordinator goes on; starting this one again would not help
 
 SWITCH_INTERVAL_S = 0.0005
 
@@ -92,13 +97,20 @@ class Coordinator:
             _require_work(self.driver.session, config)
             opened = self._opened = _open_store(config)
             session = self.driver.session
+            whole: WeightsStore = opened.store
+            self._fence: Fence | None = None
+            if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
+                part = PrefixedStore(whole, session.session_id)
+                self._fence = Fence(part, self._journal, session.session_id, _place(config))
+                whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
-            self.store = PrefixedStore(opened.store, session.session_id)
+            self.store = PrefixedStore(whole, session.session_id)
             self._access: DirectAccess | None = None
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
-            self._bucket = _xain_bucket(session, opened.store, self.store, config)
+            self._bucket = _xain_bucket(session, whole, self.store, config)
             _require_weights(session, self.store, config)
+            _require_latest(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
@@ -115,6 +127,7 @@ class Coordinator:
             publish_further=self._bucket.publish if self._bucket is not None else None,
         )
         self._server: GrpcServer | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -125,7 +138,8 @@ class Coordinator:
     async def start(self) -> None:
         """Listen, and go on with the session, or open it.
 
-        Raises PortTaken and JournalError; then nothing has begun, and the journal is as it was.
+        Raises PortTaken, JournalError and StoreError, TakenOver among them; then nothing has begun,
+        and the journal's sessions are as they were.
         """
         server = self._config.server
         # This takes the port. Only then may the driver write the beginning of a new session, which
@@ -144,6 +158,11 @@ class Coordinator:
             bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
         )
+        if self._fence is not None:
+            # A start that fails must not end the coordinator that runs, and nothing may be
+            # acknowledged beside it: after all that can go wrong, and before everything else.
+            await run_to_end(self._fence.take_over)
+            self._watch = asyncio.create_task(self._fence.watch(self.driver))
         self.driver.start(self._worker)
         await self._server.start()
 
@@ -156,8 +175,14 @@ class Coordinator:
                 steps.push_async_callback(asyncio.to_thread, self._opened.close)
             steps.push_async_callback(self.driver.close)
             steps.push_async_callback(self._worker.close)
+            steps.push_async_callback(self._end_watch)
             if self._server is not None:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)
+
+    async def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
 
     def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
         points, error = parse_points(text, self.driver.clock.wall_ns())
@@ -191,6 +216,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
     Going on without them would end the session: what was acknowledged would count as lost.
     """
     refs = [session.model.ref] if session.model is not None else []
+    refs += [base.model.ref for base in session.bases.values()]
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.
@@ -202,6 +228,30 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
                 f"the journal {config.journal.path} goes on from {session.session_id}/{ref.key}, "
                 f"which is not in {_place(config)}; is it the right one, and its data all there?"
             )
+
+
+def _require_latest(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
+    """The session has not gone on without this journal, as it has if the store holds a model that
+    the journal never asked for. Raises TakenOver, and the store's errors.
+
+    Taking over would end the coordinator that made it, and lead to another model of that round,
+    which cannot be published.
+    """
+    if session.model is None or session.phase is Phase.FINISHED:
+        return
+    # The one that is being made may be there: whoever wrote it can have died before it said so.
+    is_asked_for = session.phase is Phase.AGGREGATING
+    key = model_key(session.model.round + (2 if is_asked_for else 1))
+    try:
+        store.open(key, 0, 1).close()
+    except KeyNotFound:
+        return
+    raise TakenOver(
+        f"{_place(config)} has {session.session_id}/{key}, which the journal {config.journal.path} "
+        "has not come to: the session has gone on from another copy of it; start that one. If it "
+        "is lost for good, and with it what was acknowledged there, delete this model and those "
+        "after it and start again"
+    )
 
 
 def _xain_bucket(
@@ -290,8 +340,8 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
     _on_signals(stop)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
     coordinator = await _start(config, new_session, stop, at_end)
-    if coordinator is None:
-        return EXIT_OK if stop.is_set() else EXIT_ERROR
+    if not isinstance(coordinator, Coordinator):
+        return coordinator
     driver = coordinator.driver
     # What has been imported stays until the end; looking through it again at every collection
     # would cost a small round a tenth of its time.
@@ -307,7 +357,7 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
     log.info("stopping", round=driver.session.round, drain_s=config.server.drain_s)
     status = EXIT_OK
     if driver.failure is not None:
-        status = EXIT_FENCED if isinstance(driver.failure, Fenced) else EXIT_ERROR
+        status = _status_after(driver.failure)
     at_end.callback(_exit_after(config.server.drain_s + LAST_STEPS_S, status).cancel)
     if not await _stopped(coordinator):
         return EXIT_ERROR
@@ -318,49 +368,55 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
 
 async def _start(
     config: CoordinatorConfig, new_session: bool, stop: asyncio.Event, at_end: contextlib.ExitStack
-) -> Coordinator | None:
-    """None, with one line in the log, if it cannot be started as things are, or is told to stop."""
+) -> Coordinator | int:
+    """The exit status, with one line in the log, if it cannot be started as things are, or is told
+    to stop."""
     give_up_at = asyncio.get_running_loop().time() + PATIENCE_S
     delay = FIRST_RETRY_S
     while True:
         coordinator: Coordinator | None = None
+        leaving: threading.Timer | None = None
         try:
-            coordinator = await _create(config, new_session, stop, at_end)
-            await coordinator.start()
+            creating = asyncio.to_thread(Coordinator, config, new_session=new_session)
+            coordinator = await _heeding(stop, creating, at_end)
+            await _heeding(stop, coordinator.start(), at_end)
         except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
             if coordinator is not None:
-                at_end.callback(_exit_after(LAST_STEPS_S, EXIT_ERROR).cancel)
+                leaving = _exit_after(LAST_STEPS_S, _status_after(error))
+                at_end.callback(leaving.cancel)
                 await _stopped(coordinator)
             remote = config.storage.kind == "s3" and isinstance(error, StoreUnavailable)
             if remote and asyncio.get_running_loop().time() + delay < give_up_at:
+                if leaving is not None:
+                    leaving.cancel()
                 log.warning("store_unavailable", error=str(error), next_try_s=delay)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await stop.wait()
                 if stop.is_set():
-                    return None
+                    return EXIT_OK
                 delay = min(2 * delay, LAST_RETRY_S)
                 continue
             log.error("cannot_start", error=str(error))
             log.debug("cannot_start_because", exc_info=error)
-            return None
+            return EXIT_OK if stop.is_set() else _status_after(error)
         return coordinator
 
 
-async def _create(
-    config: CoordinatorConfig, new_session: bool, stop: asyncio.Event, at_end: contextlib.ExitStack
-) -> Coordinator:
-    """In a thread, since stores may take their time. Told to stop, the process does not wait for
-    them for long."""
-    creating = asyncio.ensure_future(
-        asyncio.to_thread(Coordinator, config, new_session=new_session)
-    )
+async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.ExitStack) -> T:
+    """A step of the start, which waits for a store and may take its time. Told to stop, the process
+    does not wait for it for long."""
+    under_way = asyncio.ensure_future(step)
     stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((creating, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((under_way, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if not creating.done():
+    if not under_way.done():
         at_end.callback(_exit_after(LAST_STEPS_S, EXIT_OK).cancel)
-    return await creating
+    return await under_way
+
+
+def _status_after(error: BaseException) -> int:
+    return EXIT_FENCED if isinstance(error, Fenced | TakenOver) else EXIT_ERROR
 
 
 async def _stopped(coordinator: Coordinator) -> bool:

@@ -191,7 +191,9 @@ def _derived(config: "CoordinatorConfig") -> str:
 def _enough(rounds: "RoundsSettings") -> str:
     """With which updates a round is complete."""
     if rounds.consistency != "bsp":
-        return f"{rounds.buffer_size or rounds.min_participants} updates or those of everybody"
+        number = rounds.buffer_size or rounds.min_participants
+        waits = f", with nobody more than {rounds.staleness} rounds behind"
+        return f"{number} updates or those of everybody" + (waits if rounds.staleness else "")
     if rounds.quorum:
         from xain_coordinator.core.pacing import describe
 

@@ -5,6 +5,7 @@ environment, then flags.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -42,6 +43,7 @@ ENV_PREFIX = "XAIN_COORDINATOR_"
 _MIB = 1024 * 1024
 # Weights travel in messages of 1 MiB and a little; below this a larger header would not fit.
 _MIN_MESSAGE_BYTES = 2 * _MIB
+_MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
 
 
@@ -82,11 +84,22 @@ ExactExcess = Annotated[
 ]
 
 
+# No name of a participant begins like this.
+_LIST = re.compile(r'\s*\[\s*["\[]')
+
+
+def _parse_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists in lists, too deep") from None
+
+
 def _quorum(value: object) -> Expression:
     """Lists as tuples, which do not change. What they say is looked at later."""
     if isinstance(value, str):
         # In the environment and in flags a list is text.
-        return _quorum(json.loads(value)) if value.startswith('["') else value
+        return _quorum(_parse_list(value)) if _LIST.match(value) else value
     if isinstance(value, list | tuple):
         return tuple(_quorum(part) for part in value)
     raise ValueError("neither text nor a list")
@@ -179,13 +192,13 @@ class RoundsSettings(Section):
     fraction_participants: ExactFraction = Fraction(1)
     max_participants: int | None = Field(default=None, ge=1)
     start_participants: int | None = Field(default=None, ge=1)
-    start_timeout_s: float = Field(default=60.0, ge=0)
+    start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
     controller: ControllerName = "random"
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""
-    deadline_s: float = Field(default=24 * 3600.0, gt=0)
-    idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0)
+    deadline_s: float = Field(default=24 * 3600.0, gt=0, le=_MAX_WAIT_S)
+    idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0, le=_MAX_WAIT_S)
     consistency: Consistency = "bsp"
     staleness: int | None = Field(default=None, ge=1)
     buffer_size: int | None = Field(default=None, ge=1)

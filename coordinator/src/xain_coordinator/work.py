@@ -26,7 +26,7 @@ from xain_coordinator.core.commands import (
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, RecordMetrics
 from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
@@ -117,6 +117,10 @@ class StoreWorker:
         """
         delay = self._first_retry_s
         while not self._closing.is_set():
+            if self._driver.session.phase is Phase.FINISHED:
+                # It has ended without this, as after the idle timeout: there is no trouble either.
+                self.trouble = ""
+                break
             try:
                 command = await asyncio.to_thread(work)
             except StoreUnavailable as error:

@@ -248,7 +248,8 @@ def test_check_config(tmp_path: Path) -> None:
     assert 'rounds.fraction_participants "1/2" ' + str(file) in told
     assert 'journal.path "d/journal.sqlite" flag' in told
     assert "rounds.max_participants (not set) default" in told
-    assert told[-1].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
+    assert told[-2].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
+    assert told[-1].startswith("A model is made of the updates of all who are selected; 86400 s")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.unit.core.bench import Bench
 
 from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
+from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
+from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.stores.prefixed import PrefixedAccess
 from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import connect
@@ -199,6 +204,288 @@ def test_rules_follow_from_the_settings() -> None:
 def test_impossible_settings(overrides: dict[str, Any], message: str) -> None:
     """One line that names the key; a session with such rules would wait for ever."""
     assert error_of(**overrides) == message
+
+
+def test_rules_carry_all_of_the_pacing() -> None:
+    """As it is written; the lists of a quorum as tuples, which cannot change."""
+    rules = config(
+        rounds__fraction_participants="1/2",
+        rounds__max_participants=10,
+        rounds__over_selection=0.3,
+        rounds__deadline_s=600,
+        rounds__idle_timeout_s=3600.5,
+        rounds__quorum=["*:update:60%", ["hospital-a:update:1", "AND"], "||"],
+    ).rules()
+    assert rules.over_selection == Fraction(3, 10)
+    assert (rules.deadline_s, rules.idle_timeout_s) == (600.0, 3600.5)
+    assert rules.quorum == ("*:update:60%", ("hospital-a:update:1", "AND"), "||")
+    assert (rules.consistency, rules.staleness) == ("bsp", 0)
+
+
+def test_without_a_word_rounds_are_synchronous_and_every_wait_has_an_end() -> None:
+    """A day for a round, a week for what does not come."""
+    rules = CoordinatorConfig().rules()
+    assert (rules.deadline_s, rules.idle_timeout_s) == (86400.0, 604800.0)
+    assert (rules.consistency, rules.quorum, rules.over_selection) == ("bsp", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "limit", "buffer_size"),
+    [
+        ({"consistency": "asp", "min_participants": 2}, None, 2),
+        ({"consistency": "asp", "min_participants": 2, "buffer_size": 2}, None, 2),
+        ({"consistency": "ssp", "staleness": 4}, 4, 1),
+        ({"consistency": "ssp", "staleness": 1, "buffer_size": 3, "max_participants": 3}, 1, 3),
+    ],
+)
+def test_rules_carry_the_consistency(
+    written: dict[str, Any], limit: int | None, buffer_size: int
+) -> None:
+    """buffer_size is min_participants if it is left out; no staleness is any."""
+    rules = config(**{f"rounds__{key}": value for key, value in written.items()}).rules()
+    assert rules.consistency == written["consistency"]
+    assert (rules.staleness, rules.buffer_size) == (limit, buffer_size)
+
+
+HALF = {"fraction_participants": 0.5, "max_participants": 8}
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"deadline_s": 0}, "deadline_s is 0; it must be a number, above 0 and at most 31622400.0"),
+        ({"deadline_s": float("inf")}, "deadline_s is inf; it must be finite"),
+        (
+            {"idle_timeout_s": -1},
+            "idle_timeout_s is -1; it must be a number, above 0 and at most 31622400.0",
+        ),
+        ({"idle_timeout_s": float("nan")}, "idle_timeout_s is nan; it must be finite"),
+        ({"start_timeout_s": float("inf")}, "start_timeout_s is inf; it must be finite"),
+        (
+            {"over_selection": -0.1},
+            "over_selection is -0.1; it must be a number, not negative, such as 0.3, or a fraction "
+            'as text such as "1/3"',
+        ),
+        (
+            {"over_selection": 0.3},
+            "over_selection is 0.3; everybody is selected without it; it needs a "
+            'fraction_participants below 1 and another controller than "all"',
+        ),
+        (
+            {"over_selection": 0.3, "controller": "all", **HALF},
+            "over_selection is 0.3; everybody is selected without it; it needs a "
+            'fraction_participants below 1 and another controller than "all"',
+        ),
+        (
+            {"quorum": "participant:update:0"},
+            "quorum is \"participant:update:0\"; conditional event 'participant:update:0': its "
+            "amount is '0'; it must be a whole number from 1 to 999999999, or a percentage from 1% "
+            "to 100%",
+        ),
+        (
+            {"quorum": 3},
+            'quorum is 3; it must be a conditional event such as "participant:update:80%", '
+            '"hospital-a:update:1", or a list of them that ends in "AND" or "OR"',
+        ),
+        (
+            {"quorum": ["participant:update:1"]},
+            "quorum is a list; conditional event a list of 1: it ends in 'participant:update:1'; "
+            "it must end in one of AND, &&, OR, ||",
+        ),
+        (
+            {"quorum": "participant:model:1"},
+            'quorum is "participant:model:1"; "participant:model:1" counts what no round gets; its '
+            'tag must be "update"',
+        ),
+        (
+            {"quorum": "a/b:update:1"},
+            'quorum is "a/b:update:1"; "a/b:update:1" names a participant, but it must not contain '
+            "'/', '\\' or '..', or be '.'",
+        ),
+        (
+            {"quorum": "participant:update:5", **HALF},
+            'quorum is "participant:update:5"; "participant:update:5" never happens: at most 4 are '
+            "selected",
+        ),
+        (
+            {"quorum": ["*:update:1", "hospital-a:update:2", "OR"], "max_participants": 8},
+            'quorum is a list; "hospital-a:update:2" never happens: a participant sends one update '
+            "a round",
+        ),
+        ({"consistency": "fast"}, 'consistency is "fast"; it must be one of: bsp, ssp, asp'),
+        (
+            {"staleness": 2},
+            'staleness is 2; nothing would read it with consistency = "bsp"',
+        ),
+        (
+            {"buffer_size": 1},
+            'buffer_size is 1; nothing would read it with consistency = "bsp"',
+        ),
+        (
+            {"consistency": "asp", "quorum": "participant:update:1"},
+            'quorum is "participant:update:1"; with consistency = "asp" a model is made of every '
+            "rounds.buffer_size updates; leave this one out",
+        ),
+        (
+            {"consistency": "ssp", "staleness": 1, "over_selection": 0.3, **HALF},
+            'over_selection is 0.3; with consistency = "ssp" a model is made of every '
+            "rounds.buffer_size updates; leave this one out",
+        ),
+        ({"consistency": "ssp"}, 'staleness: it must be given with consistency = "ssp"'),
+        (
+            {"consistency": "ssp", "staleness": 0},
+            "staleness is 0; it must be a whole number, at least 1",
+        ),
+        (
+            {"consistency": "asp", "staleness": 1},
+            'staleness is 1; there is no limit with consistency = "asp"; use "ssp"',
+        ),
+        (
+            {"consistency": "asp", "min_participants": 2, "buffer_size": 1},
+            "buffer_size is 1; it must not be less than min_participants, 2",
+        ),
+        (
+            {"consistency": "asp", "buffer_size": 5, **HALF},
+            "buffer_size is 5; it must not be more than train at a time, 4",
+        ),
+    ],
+)
+def test_rounds_that_could_not_close_are_refused(written: dict[str, Any], message: str) -> None:
+    """At the start, and not a week later."""
+    told = error_of(**{f"rounds__{key}": value for key, value in written.items()})
+    assert told == f"rounds.{message}"
+
+
+def test_stale_updates_need_a_rule_that_can_mix_them() -> None:
+    told = error_of(rounds__consistency="asp", aggregation__rule="sum")
+    assert told.startswith('aggregation.rule is "sum"; rounds.consistency = "asp" mixes updates')
+
+
+# --- no configuration waits for ever ---
+
+WAITS = st.sampled_from([0.5, 7.0, 30.0, 100.0])
+UNITS = st.builds(
+    "{}:{}:{}".format,
+    st.sampled_from(["participant", "*", "p0", "stranger"]),
+    st.sampled_from(["update", "*"]),
+    st.sampled_from(["1", "2", "4", "10%", "80%", "100%"]),
+)
+QUORUMS = st.recursive(
+    UNITS,
+    lambda parts: st.builds(
+        lambda some, operator: [*some, operator],
+        st.lists(parts, min_size=1, max_size=3),
+        st.sampled_from(["AND", "OR"]),
+    ),
+    max_leaves=4,
+)
+ANY_ROUNDS = st.fixed_dictionaries(
+    {
+        "rounds": st.integers(1, 3),
+        "min_participants": st.integers(1, 3),
+        "max_participants": st.integers(3, 8),
+        "deadline_s": WAITS,
+        "idle_timeout_s": WAITS,
+        "start_timeout_s": st.just(0.0) | WAITS,
+        "consistency": st.sampled_from(["bsp", "ssp", "asp"]),
+    },
+    optional={
+        "fraction_participants": st.sampled_from([0.3, 0.5, "2/3", 0.9]),
+        "start_participants": st.integers(1, 8),
+        "controller": st.sampled_from(["all", "ordered", "random"]),
+        "over_selection": st.sampled_from([0.2, 0.5, 3]),
+        "quorum": QUORUMS,
+        "staleness": st.integers(1, 3),
+        "buffer_size": st.integers(1, 4),
+    },
+)
+
+
+@st.composite
+def valid_rules(draw: st.DrawFn) -> Rules:
+    """What a session is opened with under some [rounds] that are taken."""
+    written = draw(ANY_ROUNDS)
+    # Leave out what could never go together, so that most of the rest is taken.
+    buffered = written["consistency"] != "bsp"
+    for key in ("over_selection", "quorum") if buffered else ("staleness", "buffer_size"):
+        written.pop(key, None)
+    if written["consistency"] == "ssp":
+        written.setdefault("staleness", 1)
+    else:
+        written.pop("staleness", None)
+    try:
+        loaded = config(
+            workload__name=draw(st.sampled_from(["", "sgd"])),
+            **{f"rounds__{key}": value for key, value in written.items()},
+        )
+    except ConfigError:
+        assume(False)
+    return loaded.rules()
+
+
+any_rules = settings(
+    max_examples=200,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+
+
+def bound_s(rules: Rules) -> float:
+    """How long a session can take in which nobody comes who was not there in the beginning."""
+    assert rules.deadline_s is not None
+    assert rules.idle_timeout_s is not None
+    start = min(rules.start_timeout_s, rules.idle_timeout_s)
+    # Each round to its deadline; then the one thing that does not come: participants, an update or
+    # a model.
+    return start + rules.lease_s + rules.rounds * rules.deadline_s + 2 * rules.idle_timeout_s
+
+
+@any_rules
+@given(
+    rules=valid_rules(),
+    num_come=st.integers(0, 8),
+    num_silent=st.sampled_from([0, 0, 1, 3, 8]),
+    num_idle=st.integers(0, 8),
+    answers=st.booleans(),
+)
+def test_no_configuration_waits_for_ever(
+    rules: Rules, num_come: int, num_silent: int, num_idle: int, answers: bool
+) -> None:
+    """Whoever comes, whether they fall silent, are heard but do nothing, or hand in at once, and
+    whether models are made or not: the session is finished within a bound that the configuration
+    tells."""
+    bench = Bench(rules, answers=answers)
+    names = [f"p{i}" for i in range(min(num_come, rules.max_participants))]
+    for name in names:
+        bench.join(name)
+    silent = names[:num_silent]
+    limit = bound_s(rules)
+    while bench.phase is not Phase.FINISHED:
+        if bench.phase is Phase.COLLECTING:
+            brings = [name for name in bench.outstanding if name in names[num_idle:]]
+            for name in brings:
+                if name in bench.outstanding and bench.phase is Phase.COLLECTING:
+                    bench.end(name, f"{name}@{bench.session.round}")
+        bench.pass_time(5.0, *silent)
+        assert bench.now <= limit + 5.0, f"waits for ever in {bench.session}"
+    if len(names) >= rules.num_required and not silent:
+        assert "waited for participants" not in bench.session.cause, "they were all there"
+
+
+@any_rules
+@given(rules=valid_rules(), slow=st.sampled_from(["", "p0", "p1"]))
+def test_every_configuration_leads_to_the_last_model(rules: Rules, slow: str) -> None:
+    """If as many as may come do come and hand in, whether or not one of them is slower than the
+    others."""
+    bench = Bench(rules)
+    bench.join(*(f"p{i}" for i in range(rules.max_participants)))
+    for _ in range(200):
+        names = [name for name in bench.outstanding if name != slow] or bench.outstanding
+        if names:
+            bench.end(names[0], f"{names[0]}@{bench.session.round}")
+    assert bench.session.cause == "completed"
+    assert len(bench.happened(e.ModelPublished)) == rules.rounds
 
 
 @pytest.mark.parametrize("kind", ["files", "memory"])

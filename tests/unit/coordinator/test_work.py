@@ -212,6 +212,36 @@ async def test_a_store_that_is_away_is_waited_for() -> None:
     assert read(store, "1/global") == npy(VECTOR)
 
 
+async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
+    """The session has ended without the model: nobody tries to make it any more, and the operator
+    of a session that is over is shown no trouble."""
+    store, journal = HookedStore(), Disk()
+    loop, tried_again = asyncio.get_running_loop(), asyncio.Event()
+
+    def away() -> None:
+        if f.worker.trouble:
+            loop.call_soon_threadsafe(tried_again.set)
+        raise StoreUnavailable("no route")
+
+    store.hook = away
+    async with fleet(journal, store) as f:
+        await f.join("p0")
+        await f.until(Phase.COLLECTING)
+        await f.hand_in("p0")
+        await tried_again.wait()
+        await f.driver.submit(c.EffectFailed("it waited for too long"))
+        store.hook = lambda: None
+        trouble = f.worker.trouble
+        async with asyncio.timeout(60):
+            while trouble:
+                await asyncio.sleep(0.001)  # a poll, not a race: it ends with the work
+                trouble = f.worker.trouble
+        await f.worker.close()
+        assert f.driver.failure is None
+    assert "1/global" not in set(store.keys())
+    assert isinstance(journal.events[-1], e.SessionFinished)
+
+
 async def test_a_coordinator_stops_while_the_store_is_away() -> None:
     """It does not wait for the next attempt; the next start makes it."""
     store, journal = HookedStore(), Disk()

@@ -146,6 +146,20 @@ def test_the_carried_are_among_the_fraction() -> None:
     assert trains(bench) == {"b": 0, "c": 1, "a": 2, "d": 2}
 
 
+def test_who_trains_longer_than_a_round_may_take_holds_nobodys_place() -> None:
+    """Else a few that are stuck, but heard, would be all who train: each round would then last to
+    its deadline. What they bring is still taken."""
+    bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
+    bench.pass_time(DEADLINE_S - 1)
+    bench.end("c")
+    assert trains(bench) == {"a": 0, "b": 0, "c": 1}
+    bench.pass_time(1)
+    bench.end("c")
+    assert trains(bench) == {"a": 0, "b": 0, "c": 2, "d": 2, "e": 2}
+    bench.end("a", round_=0)
+    assert staleness(bench) == {"a": 2}
+
+
 def test_a_round_may_be_of_carried_participants_alone() -> None:
     """When so many have left that the others would be too many."""
     bench = buffered_round("a", "b", "c", "d", "e", "f", fraction="0.5")
@@ -195,7 +209,9 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
     for round_ in (0, None):
         refused = bench.refuses(c.EndTrainingRound("b", "b", round_, 1, None), errors.NotInRound)
         assert "keep the result of round 0" in str(refused)
-    bench.refuses(c.BeginUpload("b", 0, "x"), errors.NotInRound)
+    assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b"), "it need not wait with that"
+    bench.refuses(c.BeginUpload("b", 1, "x"), errors.StaleRound)
+    bench.refuses(c.BeginUpload("a", 0, "x"), errors.RoundAlreadyClosed)
     bench.refuses(c.StartTrainingRound("b"), errors.NotInRound)
     bench.refuses_end(errors.StaleRound, "b", round_=1)
     bench.refuses_end(errors.RoundAlreadyClosed, "a", "other", round_=0)
@@ -230,6 +246,21 @@ def test_between_two_rounds_the_slow_go_on() -> None:
     bench.end("c", round_=0)
     bench.end("d")
     assert staleness(bench) == {"c": 1, "d": 0}
+
+
+def test_who_leaves_between_two_rounds_is_not_carried_over() -> None:
+    bench = buffered_round("a", "b", "c", "d", min_participants=3, buffer_size=3)
+    bench.answers = False
+    for name in ("a", "b", "c"):
+        bench.end(name)
+    bench.leave("a", "b")
+    bench.answer()
+    assert bench.session.training == {"d": 0}
+    assert bench.session.earlier_rounds == {0}
+    bench.leave("d")
+    assert bench.session.earlier_rounds == set()
+    bench.join("d", "e")
+    assert trains(bench) == {"c": 1, "d": 1, "e": 1}
 
 
 def test_a_pause_keeps_what_everybody_trains() -> None:
@@ -398,8 +429,8 @@ def test_a_synchronous_session_carries_nobody() -> None:
 
 
 def test_an_update_counts_once_however_often_it_is_sent() -> None:
-    """(participant, round trained) is counted in one model. Sent again it is answered as before,
-    as long as it is known: until the round after the one that counted it is over."""
+    """(participant, round trained) is counted in one model. Sent again it is answered as before, as
+    long as it is the latest of its sender, however many models have been made meanwhile."""
     bench = buffered_round("a", "b")
     bench.end("a", "a@0")
     bench.answers = False
@@ -412,12 +443,47 @@ def test_an_update_counts_once_however_often_it_is_sent() -> None:
         bench.answer()
     bench.refuses_end(errors.StaleRound, "b", "other", round_=0)
     bench.answers = True
-    bench.end("a", "a@1", round_=1)
+    for number in (1, 3, 4):
+        bench.end("a", f"a@{number}", round_=number)
+    assert bench.end("b", "b@0", round_=0).events == ()
+    bench.refuses_end(errors.StaleRound, "b", "other", round_=0)
+    bench.end("b", "b@2", round_=2)
+    bench.end("a", "a@5", round_=5)
+    bench.end("a", "a@7", round_=7)
     bench.refuses_end(errors.StaleRound, "b", "b@0", round_=0)
+    assert bench.end("b", "b@2", round_=2).events == ()
+    bench.restart()
+    assert bench.end("b", "b@2", round_=2).events == ()
     made = [
         (u.participant_id, u.weights.ref.digest) for one in bench.aggregates for u in one.updates
     ]
-    assert made == [("a", "a@0"), ("b", "b@0"), ("a", "a@1")]
+    assert [digest for _, digest in made] == [
+        "a@0", "b@0", "a@1", "a@3", "a@4", "b@2", "a@5", "a@7",
+    ]  # fmt: skip
+
+
+def test_resends_are_known_of_those_who_are_here() -> None:
+    """What is kept of them is bounded by the participants, not by those who ever were."""
+    bench = buffered_round("a", "b")
+    bench.end("b", "b@0")
+    bench.leave("b")
+    for number in (0, 2):
+        bench.end("a", f"a@{number}", round_=number)
+    assert set(bench.session.counted) == {"a"}
+    bench.join("b")
+    bench.refuses_end(errors.StaleRound, "b", "b@0", round_=0)
+
+
+def test_a_resend_is_known_after_the_end() -> None:
+    """Also from XAIN's clients, who mean the round that they have trained."""
+    bench = buffered_round("a", "b", rounds=2)
+    bench.end("a", "a@0")
+    bench.end("b", "b@0", round_=None)
+    assert bench.phase is Phase.FINISHED
+    for round_ in (0, None):
+        assert bench.end("b", "b@0", round_=round_).events == ()
+    bench.refuses_end(errors.RoundAlreadyClosed, "b", "other", round_=None)
+    assert bench.heartbeat("b").round == 1, "the last round, whatever it has trained"
 
 
 def test_another_update_for_the_same_round_is_refused() -> None:
@@ -445,6 +511,35 @@ def test_xains_clients_mean_the_round_that_they_train() -> None:
     bench.refuses_end(errors.DuplicateUpdate, "b", "other", upload_name="uuid-b", round_=None)
     bench.end("a", "a@1", round_=None)
     assert staleness(bench) == {"a": 0, "b": 1}
+
+
+def test_an_upload_name_is_taken_in_the_round_that_was_trained() -> None:
+    """What was accepted lies there until it is aggregated. In another round the same name is
+    another place."""
+    bench = buffered_round("a", "b", "c", "d", buffer_size=3)
+    for name in ("a", "b", "c"):
+        bench.end(name)
+    bench.leave("a", "b")
+    bench.join("e")
+    assert trains(bench) == {"d": 0, "c": 1, "e": 1}
+    bench.end("d", upload_name="uuid", round_=0)
+    bench.leave("d")
+    assert bench.session.earlier_rounds == {0}, "its update is still needed"
+    bench.end("c", upload_name="uuid", round_=1)
+    keys = [event.update.weights.ref.key for event in bench.happened(e.UpdateAccepted)]
+    assert keys[-2:] == ["0/uuid", "1/uuid"]
+
+
+def test_an_upload_cannot_take_the_place_of_another() -> None:
+    """Of those who train the same round, also an earlier one."""
+    bench = buffered_round("a", "b", "c", "d", buffer_size=2)
+    bench.end("a")
+    bench.end("b")
+    assert trains(bench) == {"c": 0, "d": 0, "a": 1, "b": 1}
+    bench.end("c", upload_name="uuid", round_=0)
+    bench.leave("c")
+    bench.refuses_end(errors.UploadNameTaken, "d", upload_name="uuid", round_=0)
+    bench.end("d", round_=0)
 
 
 # --- restarts -------------------------------------------------------------------------------------

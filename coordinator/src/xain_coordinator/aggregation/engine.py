@@ -1,4 +1,4 @@
-"""The tile engine: one pass over the same slice of every update, in the order of selection; of the
+"""The tile engine: one pass over the same slice of every update, in the order of names; of the
 global model too, where stale updates are mixed with it.
 
 Memory is a few tiles, however many participants there are and however large the model is. The

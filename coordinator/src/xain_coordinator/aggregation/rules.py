@@ -31,7 +31,7 @@ class Aggregator(Protocol):
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         """Combine a slice of every update.
 
-        tile: (k, t), one row per participant in the order of selection.
+        tile: (k, t), one row per participant, in the order of their names.
         weights: (k,), non-negative: n_k, or what staleness.py makes of it.
         Returns (t,) float64.
         """

@@ -53,7 +53,7 @@ class BeginUpload:
 class EndTrainingRound:
     """A participant hands in an update that lies in the store.
 
-    round: None from XAIN clients, which do not say it; the open round is meant.
+    round: None from XAIN clients, which do not say it; the one that it trains is meant.
     weights: what the store holds, read and measured by us, not claimed by the sender; None if it
         holds nothing, or other bytes than the sender means.
     """

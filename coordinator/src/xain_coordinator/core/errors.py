@@ -69,12 +69,14 @@ class RoundAlreadyClosed(LateUpdate):
 
 
 class StaleRound(LateUpdate):
-    """The update belongs to another round than the open one."""
+    """The update belongs to another round than the one that its sender trains."""
 
     code = "STALE_ROUND"
 
     def __init__(self, sent: int, current: int) -> None:
-        super().__init__(f"the update is for round {sent}, but round {current} is open; drop it")
+        super().__init__(
+            f"the update is for round {sent}, but its sender is to train round {current}; drop it"
+        )
 
 
 class NotSelected(Refusal):

@@ -64,7 +64,10 @@ class InitialisationRefused:
 
 @dataclass(frozen=True, slots=True)
 class ModelInitialised:
+    """at: None in a journal that was begun before this was written down."""
+
     model: GlobalModel
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class UpdateAccepted:
 @dataclass(frozen=True, slots=True)
 class RoundOverdue:
     """The deadline has passed with too few updates. From now on the least number will do, and
-    others are asked to help."""
+    everybody else is asked to help."""
 
     round: int
     at: float

@@ -24,7 +24,7 @@ PEER_TYPE = "participant"
 TAG = "update"
 
 # Session time is written down this often while a deadline is waited for: a crash puts a deadline
-# off by at most this fraction of it.
+# off by at most this fraction of it, or by the least time.
 NOTED_FRACTION = 0.1
 MIN_NOTED_S = 1.0
 MAX_NOTED_S = 60.0

@@ -17,7 +17,7 @@ and somebody from the pool takes its place. If too few are connected the round i
 with number, selection and accepted updates kept, until enough are back.
 
 Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
-overdue: others are selected besides, and the first update that makes enough closes it. A wait for
+overdue: everybody else is selected too, and the update that makes enough closes it. A wait for
 participants, for the updates of an overdue round, or for a model that is longer than the idle
 timeout ends the session, with its cause.
 
@@ -102,6 +102,8 @@ class Session:
     open_round, last_round: the last one is kept to recognise updates that are sent again.
     training: between two rounds, those who still train an earlier one, with its number.
     bases: what earlier rounds that somebody still trains are trained from.
+    counted: in SSP and ASP, where models may follow each other faster than an answer travels, the
+        latest update of each participant, and the round that it was trained for.
     num_draws: selections made in the open round.
     since: when the phase was reached, or, in the first one, enough had gathered.
     noted_at: the session time that was written down last.
@@ -124,6 +126,7 @@ class Session:
     last_round: Round | None = None
     training: Mapping[str, int] = field(default_factory=dict)
     bases: Mapping[int, Base] = field(default_factory=dict)
+    counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
     num_draws: int = 0
     since: float = 0.0
     noted_at: float = 0.0
@@ -143,17 +146,19 @@ class Session:
         """The round that this participant trains, or would train."""
         if self.open_round is not None:
             return self.open_round.trained_by(participant_id)
+        if self.phase is Phase.FINISHED and self.last_round is not None:
+            return self.last_round.carried.get(participant_id, self.round)
         return self.training.get(participant_id, self.round)
 
     @property
-    def oldest_round(self) -> int:
-        """The earliest round that somebody may still hand in for."""
+    def earlier_rounds(self) -> frozenset[int]:
+        """The rounds before this one that somebody may still hand in for, or has handed in for."""
         carried = self.training if self.open_round is None else self.open_round.carried
-        return min(carried.values(), default=self.round)
+        return frozenset(carried.values())
 
     def accepted(self, participant_id: str, round_: int | None) -> Update | None:
         """The update of this round (None: the one it trains) that was accepted from the
-        participant, if that was in the open round or the one before."""
+        participant, if that was in the open round or the one before, or was its latest."""
         if round_ is None:
             round_ = self.trained_by(participant_id)
         for known in (self.open_round, self.last_round):
@@ -161,7 +166,8 @@ class Session:
                 update = known.updates.get(participant_id)
                 if update is not None:
                     return update
-        return None
+        number, update = self.counted.get(participant_id, (-1, None))
+        return update if number == round_ else None
 
     @property
     def is_buffered(self) -> bool:
@@ -175,8 +181,12 @@ class Session:
         """When it ends if nothing changes until then; None if something else comes before."""
         idle_s = self.rules.idle_timeout_s
         began: float | None = self.since
-        if self.phase is Phase.COLLECTING:
-            began = _open(self).overdue_at
+        overdue_at = self.open_round.overdue_at if self.open_round is not None else None
+        if self.phase is Phase.COLLECTING or overdue_at is not None:
+            # Also while it is paused: whoever comes back must not make it end earlier.
+            began = overdue_at
+        if self.phase is Phase.AGGREGATING:
+            began = self.since
         if idle_s is None or began is None or self.phase is Phase.FINISHED:
             return None
         return began + idle_s
@@ -273,7 +283,7 @@ def _answer(session: Session, command: c.Command, now: float) -> _Answer:
             return (*_noted(session, now), *expired), r.Done(), points
         case c.InitialisationDone(model):
             _require_waiting_for_model(session)
-            return (e.ModelInitialised(model),), r.Done(), ()
+            return (e.ModelInitialised(model, now),), r.Done(), ()
         case c.InitialisationFailed(reason):
             _require_waiting_for_model(session)
             return (e.InitialisationRefused(reason),), r.Done(), ()
@@ -348,7 +358,10 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
         phase = Phase.STANDBY
     done = round_ is not None and participant_id in round_.updates
-    return r.Advertisement(phase, session.trained_by(participant_id), done)
+    # At the end it is the last round for everybody, whatever they have trained.
+    finished = phase is Phase.FINISHED
+    number = session.round if finished else session.trained_by(participant_id)
+    return r.Advertisement(phase, number, done)
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
@@ -368,7 +381,11 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     known = session.accepted(command.participant_id, command.round)
     if known is not None and known.weights.ref.digest == command.digest:
         return r.AlreadyUploaded(known.weights.ref)
-    round_ = _require_selected(session, command.participant_id, command.round)
+    # A model that is being made does not hold up what will go into the next one.
+    goes_on = goes_on_training(session, command.participant_id)
+    round_ = _require_selected(
+        session, command.participant_id, command.round, may_be_closed=goes_on
+    )
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, command.round)
@@ -433,7 +450,8 @@ def _model(session: Session) -> GlobalModel:
 
 
 def _base(session: Session) -> Base:
-    return Base(_model(session), _open(session).epochs, session.epoch_base)
+    round_ = _open(session)
+    return Base(_model(session), round_.epochs, session.epoch_base, round_.opened_at)
 
 
 def _require_member(session: Session, participant_id: str) -> None:
@@ -441,8 +459,18 @@ def _require_member(session: Session, participant_id: str) -> None:
         raise errors.NotAMember(participant_id)
 
 
-def _require_selected(session: Session, participant_id: str, sent: int | None = None) -> Round:
+def goes_on_training(session: Session, participant_id: str) -> bool:
+    """It trains while a model is made, and what it brings goes into the next one."""
+    is_being_made = session.phase is Phase.AGGREGATING and session.is_buffered
+    return is_being_made and participant_id in _still_training(session)
+
+
+def _require_selected(
+    session: Session, participant_id: str, sent: int | None = None, *, may_be_closed: bool = False
+) -> Round:
     """The open round, if the participant is in it and it is the one that was sent.
+
+    may_be_closed: a model may be being made of it.
 
     Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
     """
@@ -453,11 +481,11 @@ def _require_selected(session: Session, participant_id: str, sent: int | None = 
     trains = session.trained_by(participant_id)
     if sent is not None and sent != trains:
         raise errors.StaleRound(sent, trains)
-    if session.phase is Phase.AGGREGATING:
-        if session.is_buffered and participant_id in _still_training(session):
+    if session.phase is Phase.AGGREGATING and not may_be_closed:
+        if goes_on_training(session, participant_id):
             raise errors.NotInRound(f"a model is being made; keep the result of round {trains}")
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
-    if session.phase is not Phase.COLLECTING or session.open_round is None:
+    if session.phase is Phase.STANDBY or session.open_round is None:
         raise errors.NotInRound(
             f"no round is open: {len(session.members)} participants are connected, "
             f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
@@ -521,22 +549,26 @@ def _next_step(session: Session, now: float) -> e.Event | None:
 
 def _why_given_up(session: Session) -> str:
     rules, round_ = session.rules, session.open_round
-    waited = f"for longer than rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
+    waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
     if session.phase is Phase.AGGREGATING:
         return f"the model of round {session.round} could not be made {waited}"
-    if session.phase is Phase.COLLECTING and round_ is not None:
+    if round_ is not None and round_.overdue_at is not None:
         return (
-            f"round {round_.number} had {len(round_.updates)} of the {rules.min_participants} "
-            f"updates that it needs at its deadline, and not more {waited}"
+            f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
+            f"{len(round_.updates)} of {rules.min_participants}"
         )
     connected = len(session.members)
-    if session.gathered and connected >= rules.num_required:
+    if session.gathered and session.model is None and connected >= rules.num_required:
         return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
-    return f"{connected} of {rules.num_required} participants were connected, {waited}"
+    return (
+        f"the session has waited for participants {waited}: {connected} of {rules.num_required} "
+        "are connected"
+    )
 
 
 def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event | None:
-    missing = round_.target - len(round_.selected)
+    is_overdue = round_.overdue_at is not None
+    missing = len(session.pool) if is_overdue else round_.target - len(round_.selected)
     if missing > 0 and session.pool:
         # Cut: the controller "all" answers with the whole pool, whatever is missing.
         return e.ParticipantsSelected(
@@ -546,7 +578,10 @@ def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event 
         return e.RoundClosed(round_.number, now)
     deadline = round_deadline(round_, session.rules)
     is_late = deadline is not None and deadline <= now
-    if is_late and has_enough(round_, session.rules):
+    # A pause that is about to end the session is late as well, if what is there makes a model.
+    gives_up_at = session.gives_up_at
+    is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
+    if is_over and has_enough(round_, session.rules):
         return e.RoundClosed(round_.number, now, "deadline")
     enough = len(session.members) >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
@@ -568,15 +603,21 @@ def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
         return None
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.model.is_empty else rules.epochs
-    carried = tuple(session.training)
+    carried, carried_rounds = tuple(session.training), tuple(session.training.values())
     free = tuple(p for p in session.members if p not in session.training)
     num_connected, fraction = len(session.members), rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
-    drawn = _draw(session, free, k - len(carried)) if k > len(carried) else ()
+    # Whoever trains for longer than a round may take holds nobody's place.
+    num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
+    drawn = _draw(session, free, max(0, k - num_busy))
     selected = (*carried, *drawn)
     # A controller may choose more than it is asked for; then all of them are wanted.
     wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
     return e.RoundOpened(session.round, selected, epochs, now, wanted)
+
+
+def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
+    return rules.deadline_s is not None and opened_at + rules.deadline_s <= now
 
 
 def _ask_for_model(session: Session) -> e.Event | None:
@@ -645,8 +686,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, requested=profiles)
         case e.InitialisationRefused(reason):
             return replace(session, requested=None, refused=session.requested, trouble=reason)
-        case e.ModelInitialised(model):
-            return replace(session, model=model, refused=None, trouble="")
+        case e.ModelInitialised(model, at):
+            since = session.since if at is None else at
+            return replace(session, model=model, refused=None, trouble="", since=since)
         case e.RoundOpened(number, selected, epochs, at, wanted):
             opened = Round(
                 number,
@@ -668,10 +710,7 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.RoundResumed():
             return _to(session, Phase.COLLECTING)
         case e.RoundOverdue(_, at):
-            late = _open(session)
-            # Whoever is late may still come; for each of them somebody else is asked besides.
-            target = len(late.selected) + len(late.outstanding)
-            return replace(session, open_round=replace(late, overdue_at=at, target=target))
+            return replace(session, open_round=replace(_open(session), overdue_at=at))
         case e.UploadNameBound(participant_id, name):
             return replace(session, upload_names={**session.upload_names, name: participant_id})
         case e.UpdateAccepted(_, update):
@@ -733,6 +772,10 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
     round_ = _open(session)
     training = _still_training(session)
     known = {**session.bases, round_.number: _base(session)}
+    counted = session.counted
+    if session.is_buffered:
+        new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
+        counted = {p: latest for p, latest in {**counted, **new}.items() if p in session.members}
     return replace(
         _to(session, Phase.STANDBY, at),
         # XAIN's round number stays at the last round when there is none after it.
@@ -743,6 +786,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         last_round=round_,
         training=training,
         bases={number: known[number] for number in sorted(set(training.values()))},
+        counted=counted,
         num_draws=0,
     )
 
@@ -797,13 +841,13 @@ def next_deadline(session: Session) -> float | None:
     due = [expires_at for _, expires_at in leases]
     if not session.gathered and len(session.members) >= session.rules.num_required:
         due.append(_start_deadline(session))
-    waits = (session.gives_up_at, _note_at(session), _due_of_round(session))
+    waits = (session.gives_up_at, _note_at(session), due_of_round(session))
     due += [at for at in waits if at is not None]
     return min(due, default=None)
 
 
-def _due_of_round(session: Session) -> float | None:
-    """When the open round closes for its deadline, or is overdue."""
+def due_of_round(session: Session) -> float | None:
+    """When the open round closes for its deadline, or is overdue; None if it will not."""
     round_ = session.open_round
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None

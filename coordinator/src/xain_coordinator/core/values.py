@@ -96,6 +96,7 @@ class Base:
     model: GlobalModel
     epochs: int
     epoch_base: int
+    opened_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Round:
     num_wanted: updates with which it is complete, if no quorum says otherwise.
     carried: those of the selected who still train an earlier round, with its number.
     overdue_at: when the deadline passed with too few updates; from then on the least number will
-        do.
+        do, and everybody is selected.
     updates: accepted ones by participant, each of them in `selected`.
     places: of the accepted updates in the store.
     closed_at: None while updates are taken in.

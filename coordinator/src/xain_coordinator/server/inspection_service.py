@@ -1,7 +1,7 @@
 """The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.membership import Heard, expiries
-from xain_coordinator.core.pacing import describe, round_deadline
-from xain_coordinator.core.session import Session
+from xain_coordinator.core.pacing import describe
+from xain_coordinator.core.session import Session, due_of_round
 from xain_coordinator.core.values import Phase, Round
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
@@ -55,7 +55,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         session = self._driver.session
         round_ = session.open_round
         now = self._driver.clock.now()
-        deadline = round_deadline(round_, session.rules) if round_ is not None else None
+        deadline = due_of_round(session)
         ends_at = session.gives_up_at
         return inspection.GetStatusResponse(
             session_id=session.session_id,
@@ -192,7 +192,7 @@ def waiting_for(session: Session, trouble: str = "") -> str:
 def _updates_awaited(session: Session, round_: Round) -> str:
     rules = session.rules
     missing = round_.outstanding
-    some = ", ".join(missing[:5]) + (" and others" if len(missing) > 5 else "")
+    some = _names(missing)
     if round_.overdue_at is not None:
         more = rules.min_participants - len(round_.updates)
         return (
@@ -203,8 +203,15 @@ def _updates_awaited(session: Session, round_: Round) -> str:
     wanted = rules.buffer_size if session.is_buffered else round_.num_wanted
     more = min(max(wanted - len(round_.updates), 0), len(missing))
     if session.is_buffered and more == 0:
-        return f"{len(missing)} who are {rules.staleness} rounds behind: {some}."
+        slow = [
+            p for p in missing if round_.trained_by(p) <= round_.number - (rules.staleness or 0)
+        ]
+        return f"Those who are furthest behind: {_names(slow)}."
     return f"{more} of {len(round_.updates) + more} updates: {some}."
+
+
+def _names(participants: Sequence[str]) -> str:
+    return ", ".join(participants[:5]) + (" and others" if len(participants) > 5 else "")
 
 
 def _more_participants(number: int) -> str:

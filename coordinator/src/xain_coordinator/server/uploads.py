@@ -10,7 +10,7 @@ lock per participant, the same lock that EndTrainingRound holds.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -54,7 +54,6 @@ class _Adoption:
     it comes again.
     """
 
-    round: int
     digest: str
     task: asyncio.Task[StoredWeights | None]
 
@@ -78,7 +77,7 @@ class Uploads:
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
-    _measured_since: int = -1
+    _measured_round: int = -1
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
@@ -200,13 +199,13 @@ class Uploads:
             self._forget(place, adoption)
             adoption = None
         if adoption is None:
-            oldest = self.driver.session.oldest_round
+            wanted = self._wanted(self._adoptions)
             for other, old in list(self._adoptions.items()):
-                if old.round < oldest and old.task.done():
+                if other not in wanted and old.task.done():
                     self._forget(other, old)
             source = incoming_key(round_, participant_id)
             work = self._adopt(self.access, source, place, size_bytes, digest)
-            adoption = _Adoption(round_, digest, asyncio.ensure_future(work))
+            adoption = _Adoption(digest, asyncio.ensure_future(work))
             self._adoptions[place] = adoption
         await asyncio.wait([adoption.task])
         del self._adoptions[place]
@@ -319,14 +318,19 @@ class Uploads:
 
     def _keep(self, place: str, measured: StoredWeights) -> None:
         """From now on this is what its sender hands in; what it uploaded before has no use."""
-        oldest = self.driver.session.oldest_round
-        if oldest != self._measured_since:
-            self._measured_since = oldest
-            self._measured = {p: m for p, m in self._measured.items() if round_of(p) >= oldest}
+        if self.driver.session.round != self._measured_round:
+            self._measured_round = self.driver.session.round
+            wanted = self._wanted(self._measured)
+            self._measured = {p: m for p, m in self._measured.items() if p in wanted}
         replaced = self._measured.get(place)
         self._measured[place] = measured
         if replaced is not None and replaced.ref.key != measured.ref.key:
             self._discard(replaced.ref.key)
+
+    def _wanted(self, places: Iterable[str]) -> set[str]:
+        """Those of rounds that somebody may still hand in for."""
+        newest, earlier = self.driver.session.round, self.driver.session.earlier_rounds
+        return {p for p in places if round_of(p) >= newest or round_of(p) in earlier}
 
     def discard_incoming(self, participant_id: str, round_: int) -> None:
         """Remove what was adopted from where its sender had put it."""

@@ -1,0 +1,326 @@
+"""Deadlines and consistency over a real channel. Session time is moved by hand: no test waits."""
+
+import io
+import json
+from collections.abc import Awaitable
+from math import sqrt
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.wire import Member, npy, reason
+from xain_coordinator.app import Coordinator
+from xain_coordinator.core.commands import Tick
+from xain_coordinator.core.values import Phase
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+Code = grpc.StatusCode
+
+DEADLINE_S = 30.0
+IDLE_S = 50.0
+TIMED = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
+ASP = {**TIMED, "consistency": "asp", "start_participants": 3, "rounds": 6}
+
+
+class HeldClock:
+    """Session time that stands still unless the test moves it."""
+
+    def __init__(self, time_s: float) -> None:
+        self.time_s = time_s
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall_ns(self) -> int:
+        return 0
+
+
+def hold(coordinator: Coordinator) -> HeldClock:
+    """From now on nothing happens by itself. Before the first round, which begins then."""
+    clock = coordinator.driver.clock = HeldClock(coordinator.driver.clock.now())
+    return clock
+
+
+async def let_pass(coordinator: Coordinator, seconds: float, *members: Member) -> None:
+    """These are heard all the time."""
+    clock = coordinator.driver.clock
+    assert isinstance(clock, HeldClock)
+    end = clock.time_s + seconds
+    while clock.time_s < end:
+        clock.time_s = min(end, clock.time_s + 10.0)
+        for member in members:
+            await member.heartbeat()
+        await coordinator.driver.submit(Tick())
+
+
+async def refused(call: Awaitable[object]) -> tuple[Code, str]:
+    """(status, refusal code) of a call that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), reason(caught.value)
+
+
+async def model(member: Member, round_: int) -> list[float]:
+    data = await member.download(f"{round_}/global")
+    values: list[float] = np.load(io.BytesIO(data), allow_pickle=False).tolist()
+    return values
+
+
+async def status_of(member: Member) -> inspection.GetStatusResponse:
+    return await member.inspection.GetStatus(inspection.GetStatusRequest())
+
+
+def mixed(update: float, base: float, staleness: int) -> float:
+    """FedAsync: α of the update, the rest is the model's."""
+    alpha = 1 / sqrt(1 + staleness)
+    return alpha * update + (1 - alpha) * base
+
+
+async def put(coordinator: Coordinator, key: str, value: float) -> None:
+    """What a XAIN client does with credentials of its own."""
+    upload = coordinator.store.upload(key)
+    upload.write(npy([value]))
+    upload.commit(overwrite=False)
+
+
+async def heard(member: Member) -> tuple[int, int]:
+    """What a heartbeat tells: state and round."""
+    seen = await member.heartbeat()
+    return seen.state, seen.round
+
+
+async def until_heard(member: Member, state: int, round_: int) -> None:
+    """Poll, as XAIN's participants do."""
+    while await heard(member) != (state, round_):
+        pass
+
+
+async def test_a_straggler_is_left_out_at_the_deadline(start, join, tmp_path):
+    """The round closes without it. What it then brings is FAILED_PRECONDITION, counted once however
+    often it asks, and the next round is its own again."""
+    coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
+    hold(coordinator)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await b.until(pb.ROUND, 0)
+    await a.hand_in([1.0])
+    await let_pass(coordinator, DEADLINE_S - 1, a, b)
+    assert await heard(a) == (pb.ROUND, 0)
+    status = await status_of(a)
+    assert (status.deadline_seconds, status.phase) == (1.0, "collecting")
+    await let_pass(coordinator, 1, a, b)
+    await b.until(pb.ROUND, 1)
+    assert await model(a, 1) == [1.0]
+
+    assert await refused(b.upload([9.0])) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    for _ in range(3):
+        assert await refused(b.end()) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    assert (await status_of(a)).counters["late_updates"] == 1
+    await b.hand_in([5.0], round_=1)
+    await a.hand_in([3.0], round_=1)
+    await a.until(pb.FINISHED, 1)
+    assert await model(a, 2) == [4.0]
+    await coordinator.stop()
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    late = [point for point in points if point["measurement"] == "late_update"]
+    assert [(point["tags"], point["fields"]) for point in late] == [({"id": "b"}, {"round": 0})]
+
+
+async def test_a_session_that_cannot_go_on_says_why(start, join):
+    """Everybody hears FINISHED with its cause: who watches, who asks, and the operator; a restart
+    does not begin anew."""
+    rounds = {**TIMED, "min_participants": 2}
+    coordinator = await start(rounds=rounds)
+    hold(coordinator)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in([1.0])
+    await let_pass(coordinator, DEADLINE_S, a, b)
+    assert (await status_of(a)).ends_seconds == IDLE_S
+    watch = b.watch()
+    assert (await watch.read()).state == pb.ROUND
+    await let_pass(coordinator, IDLE_S, a, b)
+    cause = (
+        "round 0 had too few updates at its deadline, and for rounds.idle_timeout_s = 50 s after "
+        "it: 1 of 2"
+    )
+    seen = await watch.read()
+    assert (seen.state, seen.cause) == (pb.FINISHED, cause)
+    assert (await a.heartbeat()).cause == cause
+    assert await refused(b.end()) == (Code.FAILED_PRECONDITION, "ROUND_CLOSED")
+    await coordinator.stop()
+    again = await start(rounds=rounds)
+    c = join(again, "c")
+    status = await status_of(c)
+    assert (status.state, status.cause) == (pb.FINISHED, cause)
+    assert again.driver.session.phase is Phase.FINISHED
+
+
+async def test_a_quorum_closes_a_round(start, join):
+    """Two of three, written as in a file."""
+    quorum = {"quorum": "participant:update:60%", "start_participants": 3, "max_participants": 3}
+    coordinator = await start(rounds={"rounds": 2, **quorum})
+    a, b, c = (join(coordinator, name) for name in "abc")
+    for member in (a, b, c):
+        await member.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await c.hand_in([1.0])
+    assert (await status_of(a)).waiting_for.startswith("The quorum, participant:update:60%. 2 have")
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    assert await model(a, 1) == [2.0]
+    assert await refused(a.end()) == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+
+
+async def in_asp(start, join, names: str = "abc", **rounds: Any) -> tuple[Coordinator, Member, ...]:
+    """Members in round 1, from a model [0]."""
+    coordinator = await start(rounds={**ASP, **rounds})
+    hold(coordinator)
+    members = [join(coordinator, name) for name in names]
+    for member in members:
+        await member.rendezvous()
+    await members[0].until(pb.ROUND, 0)
+    for member in members:
+        await member.hand_in([0.0])
+    await members[0].until(pb.ROUND, 1)
+    return coordinator, *members
+
+
+async def test_nobody_waits_for_the_slow_and_nothing_of_theirs_is_lost(start, join):
+    """ASP with three speeds: each update makes a model, the older it is the less it counts, and
+    whoever trains an earlier round is told of that one, by heartbeats, watches and assignments."""
+    coordinator, a, b, c = await in_asp(start, join)
+    assert [(await m.start()).round for m in (a, b, c)] == [1, 1, 1]
+    await a.hand_in([1.0], round_=1)
+    await a.until(pb.ROUND, 2)
+    await a.hand_in([2.0], round_=2)
+    await a.until(pb.ROUND, 3)
+    assert await model(a, 3) == [2.0]
+
+    await b.until(pb.ROUND, 1)
+    assert await heard(b) == (pb.ROUND, 1)
+    work = await b.start()
+    assert (work.round, work.model.key, work.epoch_base) == (1, "1/global", 0)
+    assert (await a.start()).model.key == "3/global"
+    listed = await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
+    assert {p.participant_id: p.round for p in listed.participants} == {"a": 3, "b": 1, "c": 1}
+    ref = await b.hand_in([5.0], round_=1)
+    await b.until(pb.ROUND, 4)
+    fourth = mixed(5.0, 2.0, 2)
+    assert await model(b, 4) == pytest.approx([fourth], rel=1e-12)
+    await b.end(ref, round_=1)  # its answer was lost
+
+    await c.hand_in([7.0], round_=1)
+    await c.until(pb.ROUND, 5)
+    assert await model(c, 5) == pytest.approx([mixed(7.0, fourth, 3)], rel=1e-12)
+    await a.hand_in([8.0], round_=3)
+    await a.until(pb.FINISHED, 5)
+    assert (await status_of(a)).counters["late_updates"] == 0
+    contributed = [event.contributors for event in coordinator.driver.history.rounds]
+    assert contributed == [("a", "b", "c"), ("a",), ("a",), ("b",), ("c",), ("a",)]
+
+
+async def test_ssp_lets_the_fast_wait(start, join):
+    """With a staleness of 1 nobody is more than a round ahead of the slowest."""
+    ssp = {"consistency": "ssp", "staleness": 1, "start_participants": 2}
+    coordinator, a, b = await in_asp(start, join, "ab", **ssp)
+    await a.hand_in([1.0], round_=1)
+    await a.until(pb.ROUND, 2)
+    await a.hand_in([2.0], round_=2)
+    seen = await a.heartbeat()
+    assert (seen.round, seen.update_accepted) == (2, True)
+    assert (await status_of(a)).waiting_for == "Those who are furthest behind: b."
+    await let_pass(coordinator, DEADLINE_S - 1, a, b)
+    assert (await a.heartbeat()).round == 2
+    await b.hand_in([4.0], round_=1)
+    await b.until(pb.ROUND, 3)
+
+
+async def test_a_restart_keeps_what_everybody_trains(start, join):
+    """Another process on the same journal and store: the slow participant goes on with the round
+    that it trains, and counts with the staleness that it has."""
+    coordinator, a, *_ = await in_asp(start, join)
+    await a.hand_in([1.0], round_=1)
+    await a.until(pb.ROUND, 2)
+    ref = await a.hand_in([2.0], round_=2)
+    await a.until(pb.ROUND, 3)
+    before = coordinator.driver.session
+    await coordinator.stop()
+    again = await start(rounds=ASP)
+    assert again.driver.session == before
+    a, b = join(again, "a"), join(again, "b")
+    assert await heard(b) == (pb.ROUND, 1)
+    assert (await b.start()).model.key == "1/global"
+    await a.end(ref, round_=2)  # acknowledged by a process that is gone
+    await b.hand_in([5.0], round_=1)
+    await b.until(pb.ROUND, 4)
+    assert await model(b, 4) == pytest.approx([mixed(5.0, 2.0, 2)], rel=1e-12)
+
+
+async def test_xains_clients_take_part_in_asp(start, join):
+    """Without an id, a round in their update, or a watch. Whatever they have trained is counted for
+    the round that their heartbeats told them."""
+    coordinator = await start(rounds={**ASP, "start_participants": 2})
+    hold(coordinator)
+    fast, slow = join(coordinator, None), join(coordinator, None)
+    await fast.rendezvous()
+    await slow.rendezvous()
+    for member, name in ((fast, "uuid-fast"), (slow, "uuid-slow")):
+        await until_heard(member, pb.ROUND, 0)
+        await put(coordinator, f"0/{name}", 0.0)
+        await member.end(name=name, round_=None)
+    await until_heard(slow, pb.ROUND, 1)
+    assert (await slow.start()).epochs == 1
+    for number in (1, 2):
+        await until_heard(fast, pb.ROUND, number)
+        await put(coordinator, f"{number}/uuid-fast", float(number))
+        await fast.end(name="uuid-fast", round_=None)
+    await until_heard(fast, pb.ROUND, 3)
+    assert await heard(slow) == (pb.ROUND, 1)
+    await put(coordinator, "1/uuid-slow", 5.0)
+    await slow.end(name="uuid-slow", round_=None)
+    await until_heard(slow, pb.ROUND, 4)
+    assert await model(slow, 4) == pytest.approx([mixed(5.0, 2.0, 2)], rel=1e-12)
+
+
+async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
+    """It does not say which round it means, but what it brings lies where the round is over."""
+    coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
+    hold(coordinator)
+    fast, slow = join(coordinator, None), join(coordinator, None)
+    await fast.rendezvous()
+    await slow.rendezvous()
+    await until_heard(fast, pb.ROUND, 0)
+    await put(coordinator, "0/uuid-fast", 1.0)
+    await fast.end(name="uuid-fast", round_=None)
+    await let_pass(coordinator, DEADLINE_S, fast, slow)
+    await until_heard(slow, pb.ROUND, 1)
+    await put(coordinator, "0/uuid-slow", 9.0)
+    late = await refused(slow.end(name="uuid-slow", round_=None))
+    assert late == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    await put(coordinator, "1/uuid-slow", 3.0)
+    await slow.end(name="uuid-slow", round_=None)
+    await put(coordinator, "1/uuid-fast", 5.0)
+    await fast.end(name="uuid-fast", round_=None)
+    await until_heard(fast, pb.FINISHED, 1)
+    assert await model(fast, 2) == [4.0]
+
+
+async def test_a_straggler_does_not_fill_the_memory(start, join):
+    """While it trains an early round, what is known of the uploads of all rounds between is
+    forgotten, and it is still taken in."""
+    coordinator, a, b, _ = await in_asp(start, join, rounds=30)
+    ref = await b.upload([5.0], round_=1)
+    for number in range(1, 25):
+        await a.hand_in([float(number)], round_=number)
+        await a.until(pb.ROUND, number + 1)
+    known = coordinator._server.uploads._measured
+    assert set(known) <= {"1/a", "1/b", "24/a"}
+    await b.end(ref, round_=1)
+    await b.until(pb.ROUND, 26)
