@@ -17,7 +17,7 @@ CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
 INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
 endif
 
-.PHONY: help demo test check format lint types protos protos-check lock setup setup-dev clean
+.PHONY: help demo test kills simulate check format lint types protos protos-check lock setup setup-dev clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -27,6 +27,12 @@ demo: setup  ## four participants train one model on real data through a real co
 
 test: setup-dev  ## every test
 	$(BIN)/python -m pytest
+
+simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults, or one: SEED=7
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+
+kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
+	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
 
 check: format lint types protos-check test  ## what CI runs
 

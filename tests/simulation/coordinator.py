@@ -1,0 +1,289 @@
+"""The machine that coordinators run on, one process after the other, put together as in app.py."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulation.disk import JournalDisk, SimulatedJournal, SimulatedStore, StoreDisk, Trouble
+from simulation.hub import Hub, Killed, Process
+from simulation.loop import VirtualLoop
+from simulation.network import Network, Server
+from simulation.oracle import Oracle, initial_model
+from simulation.scenario import Scenario
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import DataProfile, Point
+from xain_coordinator.driver import Driver
+from xain_coordinator.fencing import Fence, FencedStore
+from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.ports import Clock, StoreUnavailable
+from xain_coordinator.server.coordinator_service import CoordinatorService
+from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.interceptor import RefusalInterceptor
+from xain_coordinator.server.uploads import Uploads
+from xain_coordinator.threads import run_to_end
+from xain_coordinator.work import StoreWorker
+from xain_proto.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from xain_workloads.model import Model
+
+DRAIN_S = 2.0
+MAX_UPDATE_BYTES = 1 << 20
+# How soon a coordinator notices that it has been overtaken, on the slowest disk.
+NOTICES_S = 60.0
+
+
+@dataclass(slots=True)
+class _Incarnation:
+    """A coordinator's process.
+
+    driver, server: once it has them. checked: the session that was looked at last.
+    """
+
+    process: Process
+    loop: VirtualLoop
+    journal: JournalDisk
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    driver: Driver | None = None
+    server: Server | None = None
+    checked: Session | None = None
+
+
+class CoordinatorMachine:
+    """Keeps a coordinator running: whenever its process has ended, there is another one after a
+    while.
+
+    Its journal and its store outlive all of them.
+    """
+
+    def __init__(self, hub: Hub, scenario: Scenario, network: Network) -> None:
+        self.trouble = Trouble()
+        self.wall_offset_s = 0.0
+        self.store = StoreDisk()
+        self.oracle = Oracle(hub, scenario, self.store)
+        self.store.shown = self.oracle.shown
+        self._journal = JournalDisk(self.oracle.committed)
+        self._hub = hub
+        self._scenario = scenario
+        self._rules = scenario.rules()
+        self._network = network
+        self._current: _Incarnation | None = None
+        self._overtaken: list[_Incarnation] = []
+        self._num_started = 0
+        self._restart_s = 1.0
+        self._host_down = False
+
+    def boot(self) -> None:
+        """Start a process, if none runs."""
+        if self._current is not None:
+            return
+        self._num_started += 1
+        process = Process(f"coord{self._num_started}")
+        loop = VirtualLoop(self._hub, process, self._work_s)
+        current = self._current = _Incarnation(process, loop, self._journal)
+        process.on_kill = lambda: self._gone(current, "is dead")
+        self._hub.note(process.name, "starts")
+        loop.create_task(self._main(current))
+
+    def _work_s(self) -> float:
+        chance = self._hub.chance
+        delay_s = 0.0002 + 0.003 * chance.random()
+        if chance.random() < 0.02:
+            delay_s += 0.2 * chance.random()
+        return delay_s + self.trouble.slow_s * chance.random()
+
+    def check(self, process: Process | None) -> None:
+        """After a step of this process."""
+        current = self._current
+        if current is None or current.process is not process or current.driver is None:
+            return
+        session = current.driver.session
+        if session is not current.checked:
+            current.checked = session
+            self.oracle.lives(session)
+
+    # --- what ends it ---
+
+    def kill(self, steps: int = 0, *, down_s: float, host: bool = False) -> None:
+        """After so many more steps of its. host: the whole machine goes, so nobody is told."""
+        if self._current is not None:
+            self._host_down = host
+            self._restart_s = down_s
+            if steps:
+                self._current.process.steps_left = steps
+            else:
+                self._current.process.kill()
+
+    def kill_in_io(self, count: int, *, down_s: float) -> None:
+        """When it touches its disk or its store for the count-th time from now."""
+        if self._current is not None:
+            self._restart_s = down_s
+            self._current.process.io_left = count
+
+    def cut_power(self, *, down_s: float) -> None:
+        self.kill(down_s=down_s, host=True)
+        self.store.cut_power(self._hub)
+
+    def stop(self, *, down_s: float) -> None:
+        """SIGTERM."""
+        if self._current is not None:
+            self._restart_s = down_s
+            self._current.stop.set()
+
+    def copy(self, *, paused_s: float) -> None:
+        """Its machine freezes, and another one goes on with a copy of its disk, as of a virtual
+        machine that was declared dead. Later it goes on, too, cut off from participants."""
+        current = self._current
+        if current is None or current.server is None:
+            return
+        self._network.cut_off(current.server)
+        current.process.is_paused = True
+        current.process.excuse = "it was overtaken"
+        self._overtaken.append(current)
+        self._journal = current.journal.copy(self.oracle.committed)
+        current.journal.committed = lambda records: None
+        self._current = None
+        self.boot()
+        self._hub.after(paused_s, None, lambda: self._go_on(current, paused_s))
+
+    def _go_on(self, overtaken: _Incarnation, paused_s: float) -> None:
+        if self._current is None or self._current.server is None:
+            # Only one that was overtaken: one that goes on before that is the owner still.
+            self._hub.after(paused_s + 1.0, None, lambda: self._go_on(overtaken, paused_s))
+            return
+        self._hub.note(overtaken.process.name, "goes on, overtaken")
+        self._hub.go_on(overtaken.process)
+        self._hub.after(NOTICES_S, overtaken.process, lambda: self._must_be_gone(overtaken))
+
+    def _must_be_gone(self, overtaken: _Incarnation) -> None:
+        if not self.trouble.store_down and not self.trouble.slow_s:
+            self.oracle.fail(f"{overtaken.process.name} was overtaken, and goes on")
+
+    def spare(self) -> None:
+        """What was to kill it later will not."""
+        if self._current is not None:
+            self._current.process.steps_left = self._current.process.io_left = None
+
+    def bury(self) -> None:
+        """The end of the run."""
+        for incarnation in (*self._overtaken, self._current):
+            if incarnation is not None:
+                incarnation.process.kill()
+
+    def _gone(self, incarnation: _Incarnation, how: str) -> None:
+        self._hub.note(incarnation.process.name, how)
+        incarnation.process.is_alive = False
+        # Not now: it may be running.
+        self._hub.bury_after_step(incarnation.loop.bury)
+        if incarnation is not self._current:
+            self._overtaken.remove(incarnation)
+            return
+        self._current = None
+        if incarnation.server is not None:
+            self._network.hang_up(incarnation.server, host_down=self._host_down)
+        self._host_down = False
+        self._hub.after(self._restart_s, None, self.boot)
+
+    # --- its life ---
+
+    async def _main(self, current: _Incarnation) -> None:
+        process = current.process
+        try:
+            how = await self._run(current)
+        except Killed:
+            return
+        except Exception as error:
+            if not process.is_alive:
+                return
+            # A store that is away at the start is a reason to end, and to start again later.
+            if not process.excuse and not isinstance(error, StoreUnavailable):
+                self._hub.fail(f"{process.name} ends with {error!r}")
+            how = repr(error)
+        self._gone(current, f"exits: {how}")
+
+    async def _run(self, current: _Incarnation) -> str:
+        hub, process, loop = self._hub, current.process, current.loop
+        journal = SimulatedJournal(hub, process, current.journal, self.trouble)
+        bare = SimulatedStore(hub, process, self.store, self.trouble)
+        metrics = NullMetricsStore()
+
+        def open_driver() -> tuple[Driver, float]:
+            driver = Driver.open(journal, self._clock, self._rules, lambda: "session")
+            return driver, driver.clock.now()
+
+        driver, began_at = await asyncio.to_thread(open_driver)
+        current.driver = driver
+        self.oracle.restored(driver.session, began_at)
+        fence = Fence(bare, journal, driver.session.session_id, "the simulated store")
+        store = FencedStore(bare, fence.check)
+        worker = StoreWorker(driver, store, metrics, _Workload(self._scenario))
+        server = Server(self._network, process, loop, RefusalInterceptor(Counter()))
+        ahead_s = driver.clock.now() - hub.now  # of session time
+        server.answered = lambda participant_id, method, at: self.oracle.answered(
+            participant_id, method, at + ahead_s
+        )
+        uploads = Uploads(driver, store, MAX_UPDATE_BYTES)
+        add_CoordinatorServicer_to_server(
+            CoordinatorService(driver, uploads, Downloads(driver, store), _points_of(driver)),
+            server,
+        )
+        await run_to_end(fence.take_over)
+        watch = asyncio.create_task(fence.watch(driver))
+        driver.start(worker)
+        current.server = server
+        server.start()
+        hub.note(process.name, "serves")
+        waits = [
+            asyncio.ensure_future(current.stop.wait()),
+            asyncio.ensure_future(driver.failed.wait()),
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        hub.note(process.name, "stops")
+        failure = driver.failure
+        if failure is not None and not process.excuse:
+            hub.fail(f"{process.name} has failed: {failure!r}")
+        driver.end_watches()
+        await server.stop(DRAIN_S)
+        await worker.close()
+        await driver.close()
+        watch.cancel()
+        await asyncio.wait([watch])
+        return "stopped" if failure is None else f"failed: {failure!r}"
+
+    def _clock(self, start: float) -> Clock:
+        return _SessionClock(self._hub, start, lambda: self.wall_offset_s)
+
+
+def _points_of(driver: Driver) -> Callable[[str, int, str], tuple[Point, ...]]:
+    return lambda participant, round_, text: parse_points(text, driver.clock.wall_ns())[0]
+
+
+class _SessionClock:
+    """As clock.py, on virtual time, with a wall clock that jumps."""
+
+    def __init__(self, hub: Hub, start: float, wall_offset_s: Callable[[], float]) -> None:
+        self._hub = hub
+        self._offset = start - hub.now
+        self._wall_offset_s = wall_offset_s
+
+    def now(self) -> float:
+        return self._hub.now + self._offset
+
+    def wall_ns(self) -> int:
+        return int((1.7e9 + self._hub.now + self._wall_offset_s()) * 1e9)
+
+
+class _Workload:
+    """Makes the initial model, and nothing else."""
+
+    name = "simulated"
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+        return Model(initial_model(self._scenario), ())
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a coordinator does not ask for {name}")

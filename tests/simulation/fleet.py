@@ -1,0 +1,184 @@
+"""The machines that participants run on: the real agent around a training of a few floats."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulation.disk import SimulatedKeeper, StateDisk
+from simulation.hub import Hub, Process
+from simulation.network import Channel, Link, Network
+from simulation.oracle import (
+    Oracle,
+    first_weights,
+    num_samples_of,
+    participant_name,
+    trained_weights,
+)
+from simulation.scenario import Scenario
+from simulation.threads import Runtime, sleep
+from xain_participant.agent import Agent, Progress
+from xain_participant.participant import Participant
+from xain_workloads.profile import DataProfile
+
+EXIT_STOPPED = 143
+
+
+class ParticipantMachine:
+    """Keeps a participant running until the session is finished.
+
+    is_done: it has exited as it should.
+    """
+
+    def __init__(
+        self, hub: Hub, scenario: Scenario, network: Network, oracle: Oracle, index: int
+    ) -> None:
+        self.name = participant_name(index)
+        self.index = index
+        self.is_done = False
+        self.process: Process | None = None
+        self.link = network.links[self.name] = Link(self.name)
+        self._hub = hub
+        self._scenario = scenario
+        self._network = network
+        self._oracle = oracle
+        self._agent: Agent | None = None
+        self._state = StateDisk()
+        self._num_started = 0
+        self._restart_s: float | None = 1.0
+
+    def boot(self) -> None:
+        """Start a process, if none runs."""
+        if self.process is not None or self.is_done:
+            return
+        self._num_started += 1
+        process = self.process = Process(self.name)
+        runtime = Runtime(self._hub, process)
+        process.on_kill = lambda: self._died(runtime)
+        chance = Random(f"{self._scenario.seed} {self.name} {self._num_started}")
+        self._hub.note(self.name, "starts")
+        runtime.spawn("main", lambda: self._main(process, runtime, chance))
+
+    # --- what ends it ---
+
+    def kill(self, steps: int = 0, *, down_s: float | None, host: bool = False) -> None:
+        """After so many more steps of its. down_s: None: for ever. host: nobody is told."""
+        if self.process is None:
+            if down_s is None:
+                self.is_done = True
+            return
+        self._restart_s = down_s
+        if host:
+            for channel in self.link.channels:
+                if channel.connection is not None:
+                    channel.connection.silence(acknowledged=False)
+        if steps:
+            self.process.steps_left = steps
+        else:
+            self.process.kill()
+
+    def stop(self, *, down_s: float) -> None:
+        """SIGTERM."""
+        if self._agent is not None:
+            self._restart_s = down_s
+            self._agent.stop(EXIT_STOPPED)
+
+    def _died(self, runtime: Runtime) -> None:
+        self._hub.note(self.name, "is dead")
+        self._gone(runtime)
+
+    def _exited(self, process: Process, runtime: Runtime, code: int) -> None:
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        self._hub.note(self.name, f"exits with {code}")
+        session = self._oracle.session
+        expected = 0 if session is not None and session.cause == "completed" else 1
+        if self._oracle.is_finished and code == expected:
+            self.is_done = True
+        elif code != EXIT_STOPPED:
+            self._oracle.fail(f"{self.name} exits with {code}")
+        self._gone(runtime)
+
+    def _gone(self, runtime: Runtime) -> None:
+        self.process, self._agent = None, None
+        for channel in list(self.link.channels):
+            channel.hang_up()
+        # Not now: one of them may be running.
+        self._hub.bury_after_step(runtime.bury)
+        if self._restart_s is None:
+            self.is_done = True
+        else:
+            self._hub.after(self._restart_s, None, self.boot)
+
+    # --- its life ---
+
+    def _main(self, process: Process, runtime: Runtime, chance: Random) -> None:
+        training = _Training(self._hub, self._scenario, self._oracle, self.index, self._state)
+        keeper = SimulatedKeeper(self._hub, process, self._state, self.name)
+        agent = self._agent = Agent(
+            training,
+            "coordinator:50051",
+            self.name,
+            direct=False,
+            observer=training.observe,
+            state=keeper if self._scenario.keeps_results else None,
+            runtime=runtime,
+            channel=lambda target: Channel(self._network, process, self.link),
+            chance=chance,
+        )
+        try:
+            code = agent.run()
+        except Exception as error:
+            self._oracle.fail(f"{self.name} ends with {error!r}")
+            return
+        self._exited(process, runtime, code)
+
+
+class _Training(Participant):
+    """Makes of a model what oracle.py says, and takes its time."""
+
+    def __init__(
+        self, hub: Hub, scenario: Scenario, oracle: Oracle, index: int, state: StateDisk
+    ) -> None:
+        self._hub = hub
+        self._scenario = scenario
+        self._oracle = oracle
+        self._name = participant_name(index)
+        self._takes_s = scenario.train_s[index]
+        self._state = state
+        self._round = -1
+        self._trained: set[int] = set()
+
+    def observe(self, progress: Progress) -> None:
+        self._hub.note(self._name, f"{progress.what} {progress.round} {progress.message}")
+        if progress.what == "training":
+            self._round = progress.round
+
+    def profile(self) -> DataProfile | None:
+        return DataProfile(5, 1, ())
+
+    def init_weights(self) -> NDArray[Any]:
+        return self._train(lambda: first_weights(self._scenario, self._name))
+
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        vector = self._train(lambda: trained_weights(weights, self._name, epochs, epoch_base))
+        self.update_metrics(norm=float(np.abs(vector).sum()))
+        return vector, num_samples_of(self._name)
+
+    def _train(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        round_ = self._round
+        self._oracle.trains(self._name, round_)
+        if round_ in self._trained:
+            self._oracle.fail(f"{self._name} trains round {round_} twice in one life")
+        if self._state.kept is not None and self._state.kept.round == round_:
+            self._oracle.fail(f"{self._name} trains round {round_}, whose result it has kept")
+        sleep(self._hub, self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
+        vector = compute()
+        self._trained.add(round_)
+        self._oracle.trained(self._name, round_, vector)
+        return vector

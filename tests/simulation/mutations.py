@@ -1,0 +1,197 @@
+"""Defects, put into the code under test on purpose: what would come of forgetting something. Each
+must be found by some seed; see test_mutations.py.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+from unittest import mock
+
+from simulation.scenario import Kind
+from xain_coordinator import driver as driver_module
+from xain_coordinator import fencing
+from xain_coordinator.core import events as e
+from xain_coordinator.core import session as session_module
+from xain_coordinator.core.effects import Aggregate, Effect
+from xain_coordinator.core.session import Session
+from xain_coordinator.driver import Driver
+from xain_coordinator.fencing import Fence
+from xain_coordinator.ports import Journal, Record, Snapshot
+from xain_coordinator.server.group_writer import GroupWriter
+from xain_participant.protocol import Held, Protocol
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+commit = Driver._commit
+evolve = session_module.evolve
+resume = session_module.resume
+restore = driver_module._restore
+begin_protocol = Protocol.__init__
+
+
+async def _acknowledge_early(self: Driver) -> None:
+    for decided in self._waiting:
+        driver_module._resolve(decided.answer, decided.outcome)
+    await commit(self)
+
+
+async def _effects_early(self: Driver) -> None:
+    assert self._worker is not None
+    for decided in self._waiting:
+        now = [effect for effect in decided.effects if isinstance(effect, Aggregate)]
+        decided.effects = [effect for effect in decided.effects if effect not in now]
+        for effect in now:
+            self._worker.perform(effect)
+    await commit(self)
+
+
+@contextmanager
+def _take_again() -> Iterator[None]:
+    """Nothing is known of the first one."""
+    with (
+        mock.patch.object(Session, "accepted", return_value=None),
+        mock.patch.object(session_module, "require_free_key"),
+    ):
+        yield
+
+
+def _count_twice(session: Session) -> tuple[Effect, ...]:
+    """The first update once more."""
+    return tuple(
+        replace(effect, updates=(*effect.updates, effect.updates[0]), staleness=())
+        if isinstance(effect, Aggregate)
+        else effect
+        for effect in resume(session)
+    )
+
+
+def _drop_one(session: Session) -> tuple[Effect, ...]:
+    return tuple(
+        replace(effect, updates=effect.updates[:-1], staleness=effect.staleness[:-1])
+        if isinstance(effect, Aggregate) and len(effect.updates) > 1
+        else effect
+        for effect in resume(session)
+    )
+
+
+def _as_they_came(session: Session) -> tuple[Effect, ...]:
+    """In the order of acceptance, which is chance."""
+    assert session.open_round is None or session.open_round.updates is not None
+    order = list(session.open_round.updates) if session.open_round is not None else []
+    return tuple(
+        replace(
+            effect,
+            updates=tuple(sorted(effect.updates, key=lambda u: order.index(u.participant_id))),
+        )
+        if isinstance(effect, Aggregate) and not any(effect.staleness)
+        else effect
+        for effect in resume(session)
+    )
+
+
+def _without_lease_floor(session: Session, event: e.Event) -> Session:
+    return session if isinstance(event, e.Restarted) else evolve(session, event)
+
+
+def _paused_loses_updates(session: Session, event: e.Event) -> Session:
+    session = evolve(session, event)
+    if isinstance(event, e.RoundPaused) and session.open_round is not None:
+        return replace(session, open_round=replace(session.open_round, updates={}))
+    return session
+
+
+async def _put_early(self: GroupWriter, key: str, data: bytes) -> None:
+    """Answers before the object is there."""
+    written = asyncio.get_running_loop().create_future()
+    self._waiting.append((key, data, written))
+    if self._task is None:
+        self._task = asyncio.ensure_future(self._write())
+
+
+class _Short:
+    """A journal that loses the first record behind a snapshot."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.snapshot = journal.snapshot
+        self._journal = journal
+
+    def load(self, after: int = 0) -> Iterable[Record]:
+        return self._journal.load(after + 1 if after else 0)
+
+
+def _restore_too_little(journal: Any) -> tuple[Snapshot, int] | None:
+    return restore(_Short(journal))  # type: ignore[arg-type]  # all that is used of it
+
+
+@contextmanager
+def _session_time_starts_anew() -> Iterator[None]:
+    opened = Driver.open.__func__  # type: ignore[attr-defined]
+
+    def open_at_zero(cls: type[Driver], journal: Any, clock: Any, *rest: Any) -> Driver:
+        return opened(cls, journal, lambda _: clock(0.0), *rest)
+
+    with mock.patch.object(Driver, "open", classmethod(open_at_zero)):
+        yield
+
+
+def _overwrite(self: fencing._FencedUpload, *, overwrite: bool) -> None:
+    self._upload.commit(overwrite=True)
+
+
+def _forget_done(self: Protocol, round_: int, why: str) -> None:
+    if self._held == round_:
+        self._drop(why)
+
+
+def _forget_result(self: Protocol) -> None:
+    """A failure of the call costs the result."""
+    self._drop("it could not be handed in")
+    self._backing_off = False
+    self._set_contact(0.0)
+
+
+def _begin_empty(self: Protocol, chance: Random, held: Held | None = None) -> None:
+    begin_protocol(self, chance)
+
+
+def _patch(target: Any, name: str, value: Any) -> Mutation:
+    return partial(mock.patch.object, target, name, value)
+
+
+# What each defect is, in the words of the decision page.
+MUTATIONS: Mapping[str, Mutation] = {
+    "acknowledge before the commit": _patch(Driver, "_commit", _acknowledge_early),
+    "run effects before the commit": _patch(Driver, "_commit", _effects_early),
+    "never send a tick": _patch(Driver, "_arm", lambda self: None),
+    "never let a lease run out": _patch(session_module, "_expired", lambda session, now: ()),
+    "never close a round for its deadline": _patch(
+        session_module, "round_deadline", lambda round_, rules: None
+    ),
+    "take a second update for a new one": _take_again,
+    "count an update twice": _patch(session_module, "resume", _count_twice),
+    "leave an update out": _patch(session_module, "resume", _drop_one),
+    "aggregate in the order of arrival": _patch(session_module, "resume", _as_they_came),
+    "forget the work that is owed after a restart": _patch(
+        driver_module, "resume", lambda session: ()
+    ),
+    "let leases go on over a restart": _patch(driver_module, "evolve", _without_lease_floor),
+    "begin session time anew at a restart": _session_time_starts_anew,
+    "lose a record behind a snapshot": _patch(driver_module, "_restore", _restore_too_little),
+    "answer an upload before it is durable": _patch(GroupWriter, "put", _put_early),
+    "never look for a newer coordinator": _patch(Fence, "check", lambda self: None),
+    "overwrite a published model": _patch(fencing._FencedUpload, "commit", _overwrite),
+    "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
+    "drop a result that could not be handed in": _patch(Protocol, "_back_off", _forget_result),
+    "forget a kept result": _patch(Protocol, "__init__", _begin_empty),
+}
+
+# The fault in which it shows, where that is a rare one; then every fault is of this kind.
+SHOWS_IN: Mapping[str, Kind] = {
+    "never look for a newer coordinator": Kind.OVERTAKE,
+    "overwrite a published model": Kind.OVERTAKE,
+    "forget a kept result": Kind.KILL_PARTICIPANT,
+}

@@ -1,0 +1,408 @@
+"""What must always be true, whatever happens.
+
+The oracle reads every transaction of the journal and every object of the store as it becomes
+durable, hears what participants hear, and sees what they train. It knows only what is durable, so
+whoever is told more than it knows has been told too early.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from simulation.disk import StoreDisk
+from simulation.hub import Hub
+from simulation.scenario import Scenario
+from xain_coordinator.core import events as e
+from xain_coordinator.core.session import Session, begin, evolve
+from xain_coordinator.core.values import GlobalModel, Phase, Update, WeightsRef
+from xain_coordinator.ports import Record
+from xain_messaging.names import GLOBAL
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import npy_header
+
+Vector = NDArray[Any]
+
+ROUNDING_S = 1e-6  # between sums of times in different orders
+LATE_S = 15.0  # a tick, behind a journal on a slow disk
+
+
+class Oracle:
+    """session: what the journal folds to; None before it has begun."""
+
+    def __init__(self, hub: Hub, scenario: Scenario, store: StoreDisk) -> None:
+        self.session: Session | None = None
+        self.models: dict[str, bytes] = {}  # published ones, by key
+        self._hub = hub
+        self._scenario = scenario
+        self._store = store
+        self._at = 0.0
+        # Session time of the last start, and of the last sign of life that was answered.
+        self._started_at = 0.0
+        self._heard_at: dict[str, float] = {}
+        self._phase = Phase.STANDBY
+        self._since = 0.0
+        self._opened: set[int] = set()
+        self._joined: set[str] = set()
+        # By participant and the round it was trained for: digests.
+        self._accepted: dict[tuple[str, int], str] = {}
+        self._trained: dict[tuple[str, int], list[str]] = {}
+        self._acknowledged: set[tuple[str, int]] = set()
+        self._updates: list[tuple[Update, int]] = []  # of the open round, with their staleness
+
+    @property
+    def is_finished(self) -> bool:
+        return self.session is not None and self.session.phase is Phase.FINISHED
+
+    def fail(self, text: str) -> None:
+        self._hub.fail(text)
+
+    # --- the journal ---
+
+    def committed(self, records: Sequence[Record]) -> None:
+        """A transaction is durable."""
+        for record in records:
+            if record.at < self._at:
+                self.fail(f"session time went back from {self._at} to {record.at}")
+            self._at = record.at
+            try:
+                self._take(record)
+            except AssertionError as error:
+                self.fail(f"{type(record.event).__name__} does not follow: {error}")
+        self._check_waiting()
+
+    def _take(self, record: Record) -> None:
+        event, session = record.event, self.session
+        if isinstance(event, e.SessionOpened):
+            assert session is None, "a second session"
+            self.session = begin(event)
+            return
+        assert session is not None, "the session has not begun"
+        assert session.phase is not Phase.FINISHED, "the session was finished"
+        match event:
+            case e.ParticipantJoined(participant_id):
+                self._joined.add(participant_id)
+                self._heard_at[participant_id] = record.at
+            case e.ParticipantLeft(participant_id, "expired"):
+                began = max(self._started_at, self._heard_at.get(participant_id, 0.0))
+                ends = began + session.rules.lease_s - ROUNDING_S
+                assert record.at >= ends, f"{participant_id} has a lease until {ends}"
+            case e.ModelInitialised(model):
+                self._published(model)
+            case e.RoundOpened(number):
+                assert number not in self._opened, f"round {number} was opened before"
+                self._opened.add(number)
+                self._updates = []
+            case e.UpdateAccepted(number, update, staleness):
+                self._accept(number, update, staleness)
+            case e.RoundClosed(number, cause="deadline") | e.RoundOverdue(number):
+                self._check_deadline(session, record.at)
+            case e.ModelPublished(number, model):
+                self._check_model(session, number, model)
+                self._published(model)
+        self.session = evolve(session, event)
+
+    def _check_deadline(self, session: Session, at: float) -> None:
+        """A round may make do with less than it wants."""
+        round_, rules = session.open_round, session.rules
+        assert round_ is not None
+        assert rules.deadline_s is not None
+        assert rules.idle_timeout_s is not None
+        deadline = round_.opened_at + rules.deadline_s
+        if session.phase is Phase.STANDBY:  # before a pause ends the session
+            deadline = min(deadline, self._since + rules.idle_timeout_s)
+        assert at >= deadline - ROUNDING_S, f"the deadline is at {deadline}"
+
+    def _check_waiting(self) -> None:
+        """Nothing waits for longer than the rules say."""
+        session = self.session
+        assert session is not None
+        rules, round_ = session.rules, session.open_round
+        if session.phase is not self._phase:
+            self._phase, self._since = session.phase, self._at
+        waits_s, limit_s = self._at - self._since, rules.idle_timeout_s
+        if session.phase is Phase.COLLECTING:
+            assert round_ is not None
+            is_overdue = round_.overdue_at is not None
+            began = round_.opened_at if round_.overdue_at is None else round_.overdue_at
+            waits_s = self._at - began
+            limit_s = rules.idle_timeout_s if is_overdue else rules.deadline_s
+        assert limit_s is not None
+        if session.phase is not Phase.FINISHED and waits_s > limit_s + LATE_S:
+            self.fail(f"{session.phase} for {waits_s} s, the limit is {limit_s} s")
+
+    def _accept(self, number: int, update: Update, staleness: int) -> None:
+        participant_id, ref = update.participant_id, update.weights.ref
+        of_round = (participant_id, number - staleness)
+        assert of_round not in self._accepted, f"{of_round} counts twice"
+        assert ref.digest in self._trained.get(of_round, ()), f"{of_round} was never trained"
+        assert self.session is not None
+        assert self.session.model is not None
+        n_k = 0 if self.session.model.is_empty else num_samples_of(participant_id)
+        assert update.num_samples == n_k, f"n_k is {update.num_samples}, not {n_k}"
+        self._require_durable(ref)
+        self._accepted[of_round] = ref.digest
+        self._updates.append((update, staleness))
+
+    def _require_durable(self, ref: WeightsRef) -> None:
+        data = self._store.durable.get(ref.key)
+        assert data is not None, f"{ref.key} is not durable"
+        assert _digest(data) == ref.digest, f"{ref.key} is not what was accepted"
+
+    def _published(self, model: GlobalModel) -> None:
+        self._require_durable(model.ref)
+        self.models[model.ref.key] = self._store.durable[model.ref.key]
+
+    def _check_model(self, session: Session, number: int, model: GlobalModel) -> None:
+        base = session.model
+        assert base is not None
+        expected = _combined(session, base, self._updates, self._store)
+        found = _vector(self._store.visible[model.ref.key])
+        assert found.dtype == expected.dtype, "the dtype of the model has changed"
+        assert found.tobytes() == expected.tobytes(), (
+            f"the model of round {number} is {found}, it should be {expected}"
+        )
+
+    # --- the store ---
+
+    def shown(self, key: str, data: bytes) -> None:
+        """An object has become visible."""
+        round_, _, name = key.partition("/")
+        if name == GLOBAL and key not in self.models and not self._awaits_model(int(round_)):
+            self.fail(f"{key} is there before the journal asks for it")
+        if key in self.models and data != self.models[key]:
+            self.fail(f"{key} was published, and is overwritten")
+
+    def _awaits_model(self, number: int) -> bool:
+        session = self.session
+        if session is None:
+            return False
+        if number == 0:
+            return session.requested is not None
+        return session.phase is Phase.AGGREGATING and session.round == number - 1
+
+    # --- the participants ---
+
+    def heard(self, participant_id: str, method: str, request: bytes, answer: bytes) -> None:
+        """An answer has arrived."""
+        match method:
+            case "Rendezvous":
+                reply = pb.RendezvousResponse.FromString(answer).reply
+                is_known = participant_id in self._joined or self.is_finished
+                if reply == pb.ACCEPT and not is_known:
+                    self.fail(f"{participant_id} was accepted, and is not in the journal")
+            case "Heartbeat":
+                self._advertised(participant_id, pb.HeartbeatResponse.FromString(answer))
+            case "Watch":
+                news = pb.WatchResponse.FromString(answer)
+                self._advertised(participant_id, news)
+                if news.HasField("work"):
+                    self._assigned(participant_id, news.work)
+            case "StartTrainingRound":
+                work = pb.StartTrainingRoundResponse.FromString(answer)
+                self._assigned(participant_id, work)
+            case "EndTrainingRound":
+                update = pb.EndTrainingRoundRequest.FromString(request)
+                of_round = (participant_id, update.round)
+                if self._accepted.get(of_round) != update.update.digest.hex():
+                    self.fail(f"{of_round} was acknowledged, and is not in the journal")
+                self._acknowledged.add(of_round)
+
+    def _advertised(
+        self, participant_id: str, seen: pb.HeartbeatResponse | pb.WatchResponse
+    ) -> None:
+        if seen.state == pb.FINISHED and not self.is_finished:
+            self.fail(f"{participant_id} heard of the end, which is not in the journal")
+        if seen.state == pb.ROUND and seen.round not in self._opened:
+            self.fail(f"{participant_id} heard of round {seen.round}, which is not in the journal")
+        if seen.update_accepted:
+            self._heard_of_acceptance(participant_id, seen.round)
+
+    def _heard_of_acceptance(self, participant_id: str, round_: int) -> None:
+        of_round = (participant_id, round_)
+        if of_round not in self._accepted:
+            self.fail(f"{of_round} was said to be accepted, and is not in the journal")
+        self._acknowledged.add(of_round)
+
+    def _assigned(self, participant_id: str, work: pb.StartTrainingRoundResponse) -> None:
+        if work.round not in self._opened:
+            self.fail(f"{participant_id} got work of round {work.round}, which is not open")
+        model = self.models.get(work.model.key)
+        if model is None or _digest(model) != work.model.digest.hex():
+            self.fail(f"{participant_id} was given {work.model.key}, which is not published")
+        if work.update_accepted:
+            self._heard_of_acceptance(participant_id, work.round)
+
+    def trains(self, participant_id: str, round_: int) -> None:
+        """Training begins."""
+        if (participant_id, round_) in self._acknowledged:
+            self.fail(f"{participant_id} trains round {round_} again, which was acknowledged")
+
+    def trained(self, participant_id: str, round_: int, vector: Vector) -> None:
+        """Training has ended."""
+        digest = _digest(_npy(vector))
+        self._trained.setdefault((participant_id, round_), []).append(digest)
+
+    # --- the coordinator ---
+
+    def lives(self, session: Session) -> None:
+        """A coordinator goes on from this, or has come to it."""
+        if self.session is not None and session != self.session:
+            self.fail(f"the session is {session}, its journal folds to {self.session}")
+
+    def answered(self, participant_id: str, method: str, at: float) -> None:
+        """A coordinator has answered a call that came at this session time."""
+        if method == "Heartbeat":
+            self._heard_at[participant_id] = at
+
+    def restored(self, session: Session, now: float) -> None:
+        """A coordinator has read this from the journal, at this session time."""
+        # It stands where the last record was written; heartbeats that came later are forgotten.
+        self._started_at = now
+        self._heard_at.clear()
+        self.lives(session)
+        refs = [session.model.ref] if session.model is not None else []
+        if session.open_round is not None:
+            refs += [update.weights.ref for update in session.open_round.updates.values()]
+        for ref in refs:
+            if ref.key not in self._store.visible:
+                self.fail(f"{ref.key} was accepted or published, and is gone")
+
+    # --- the end ---
+
+    def ended(self) -> None:
+        """Nothing happens any more."""
+        session = self.session
+        if session is None or not self.is_finished:
+            return  # the run has failed for that
+        for key, data in self.models.items():
+            if self._store.visible.get(key) != data:
+                self.fail(f"{key} was published, and is another one now")
+        if session.cause != "completed":
+            if not self._scenario.can_fail:
+                self.fail(f"the session has failed: {session.cause}")
+            return
+        assert session.model is not None
+        if session.model.round != self._scenario.rounds:
+            self.fail(f"the last model is number {session.model.round}")
+        if self._scenario.needs_everybody:
+            found = _vector(self.models[session.model.ref.key])
+            expected = undisturbed(self._scenario)
+            if found.tobytes() != expected.tobytes():
+                self.fail(f"the last model is {found}, without faults it is {expected}")
+
+
+# --- what training and aggregation come to, slowly and obviously ----------------------------------
+
+
+def participant_name(index: int) -> str:
+    return f"p{index}"
+
+
+def num_samples_of(participant_id: str) -> int:
+    """n_k; somebody has none."""
+    return (3, 0, 10, 1, 7)[int(participant_id[1:])]
+
+
+def first_weights(scenario: Scenario, participant_id: str) -> Vector:
+    """What a participant begins with, if the coordinator has nothing."""
+    index = int(participant_id[1:])
+    values = [(index + 1) * 0.37 + i * 0.11 for i in range(scenario.num_floats)]
+    return np.array(values, scenario.dtype)
+
+
+def trained_weights(weights: Vector, participant_id: str, epochs: int, epoch_base: int) -> Vector:
+    """What a participant makes of a model: of everything that it depends on, and not the same for
+    any two of them. Their sizes differ, so that sums depend on their order."""
+    index = int(participant_id[1:])
+    x = weights.astype(np.float64)
+    for epoch in range(epoch_base, epoch_base + epochs + 1):
+        x = np.clip(0.6 * x * x - 0.9 * x, -3.0, 3.0) + 10.0 ** (index - 2) / (epoch + 3)
+    return x.astype(weights.dtype)
+
+
+def undisturbed(scenario: Scenario) -> Vector:
+    """The last model of a session in which nothing goes wrong and everybody is in every round."""
+    names = [participant_name(index) for index in range(scenario.num_participants)]
+    dtype = np.dtype(scenario.dtype)
+    epoch_base = 0
+    model: Vector | None = None
+    if scenario.initial == "workload":
+        model = initial_model(scenario)
+    for _ in range(scenario.rounds):
+        if model is None:
+            rows = [first_weights(scenario, name) for name in names]
+            model = _combine(scenario.rule, rows, [1.0] * len(rows)).astype(dtype)
+            continue
+        rows = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
+        samples = [float(num_samples_of(name)) for name in names]
+        model = _combine(scenario.rule, rows, samples).astype(dtype)
+        epoch_base += scenario.epochs
+    assert model is not None
+    return model
+
+
+def initial_model(scenario: Scenario) -> Vector:
+    """What the coordinator begins with, if it has something."""
+    return np.linspace(-1.0, 1.0, scenario.num_floats).astype(scenario.dtype)
+
+
+def _combined(
+    session: Session, base: GlobalModel, updates: list[tuple[Update, int]], store: StoreDisk
+) -> Vector:
+    """The model of a round, from what was accepted in it."""
+    updates = sorted(updates, key=lambda pair: pair[0].participant_id)
+    rows = [_vector(store.durable[update.weights.ref.key]) for update, _ in updates]
+    weights = [float(update.num_samples) for update, _ in updates]
+    if base.is_empty:
+        weights = [1.0] * len(rows)
+    dtype = rows[0].dtype
+    if any(staleness for _, staleness in updates):
+        if not any(weights):
+            weights = [1.0] * len(rows)
+        lost = 0.0
+        for i, (_, staleness) in enumerate(updates):
+            discount = 1 / math.sqrt(1.0 + staleness)
+            lost += weights[i] * (1 - discount)
+            weights[i] *= discount
+        rows.append(_vector(store.durable[base.ref.key]))
+        weights.append(lost)
+    return _combine(session.rules.aggregation, rows, weights).astype(dtype)
+
+
+def _combine(rule: str, rows: list[Vector], weights: list[float]) -> Vector:
+    """Element by element, in Python's own floats."""
+    total = sum(weights)
+    k = len(rows)
+    match rule:
+        case "identity" | "sum":
+            shares = [1.0] * k
+        case "mean":
+            shares = [1 / k] * k
+        case _:
+            shares = [w / total for w in weights] if total else [1 / k] * k
+    columns = zip(*(row.astype(np.float64).tolist() for row in rows), strict=True)
+    combined = []
+    for column in columns:
+        value = 0.0
+        for x, share in zip(column, shares, strict=True):
+            value += x * share
+        combined.append(value)
+    return np.array(combined, np.float64)
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def _npy(vector: Vector) -> bytes:
+    return bytes(npy_header(vector.dtype, vector.shape)) + vector.tobytes()
+
+
+def _vector(data: bytes) -> Vector:
+    vector: Vector = np.load(io.BytesIO(data), allow_pickle=False)
+    return vector

@@ -1,0 +1,283 @@
+"""What is simulated: a session, its fleet, and what befalls them. All of it is drawn from a seed,
+or by hypothesis, and can be printed.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+from simulation.network import Noise
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.values import Rules
+
+
+class Kind(StrEnum):
+    """What can happen. How Fault's numbers are meant stands beside each."""
+
+    KILL_COORDINATOR = "kill coordinator"  # after `count` more steps; back after `seconds`
+    KILL_COORDINATOR_IN_IO = "kill coordinator in io"  # at its `count`th touch of disk or store
+    CUT_POWER = "cut power"  # as a kill, and what was not durable may be gone
+    LOSE_HOST = "lose host"  # as a kill, but nobody is told
+    OVERTAKE = "overtake"  # another coordinator goes on with a copy of its disk; it wakes after
+    # `seconds`
+    STOP_COORDINATOR = "stop coordinator"  # by SIGTERM; back after `seconds`
+    JOURNAL_FAILS = "journal fails"  # for `seconds`
+    SLOW_DISK = "slow disk"  # for `seconds`
+    STORE_DOWN = "store down"  # for `seconds`
+    KILL_PARTICIPANT = "kill participant"  # after `count` more steps; back after `seconds`
+    STOP_PARTICIPANT = "stop participant"  # by SIGTERM; back after `seconds`
+    PARTITION = "partition"  # of one or all, for `seconds`
+    HALF_OPEN = "half open"  # its connection is dead, and nobody is told; odd `count`: a machine on
+    # the way still acknowledges what is sent
+    BREAK = "break"  # its connection is reset
+    WALL_CLOCK = "wall clock"  # jumps by `seconds`, which must not matter
+
+
+# Of what befalls participants.
+EVERYBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """at: seconds after the beginning. who: number of a participant, or EVERYBODY."""
+
+    kind: Kind
+    at: float
+    seconds: float = 0.0
+    count: int = 0
+    who: int = EVERYBODY
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """seed: of all chance that is left to the run itself, such as how long a message takes.
+
+    num_floats: of the model. train_s: how long a round's training takes each participant.
+    gone: those who leave for good, without a word, and when. unwell: how it goes with messages.
+    is_inline: weights travel inside calls, else in streams of chunks.
+    keeps_results: participants have a state directory. snapshot_records: see driver.py.
+    quiet_at: from then on nothing happens any more that should not.
+    """
+
+    seed: int
+    rounds: int = 2
+    num_participants: int = 2
+    min_participants: int = 2
+    start_participants: int = 2
+    fraction: Fraction = Fraction(1)
+    controller: str = "random"
+    rule: str = "weighted_average"
+    epochs: int = 1
+    initial: str = "empty"
+    num_floats: int = 3
+    dtype: str = "float32"
+    heartbeat_time_s: float = 5.0
+    heartbeat_timeout_s: float = 5.0
+    deadline_s: float = 24 * 3600.0
+    idle_timeout_s: float = 7 * 24 * 3600.0
+    quorum: str = ""
+    over_selection: Fraction = Fraction(0)
+    consistency: str = "bsp"
+    staleness: int | None = None
+    buffer_size: int | None = None
+    train_s: tuple[float, ...] = (1.0, 1.0)
+    gone: tuple[tuple[int, float], ...] = ()
+    is_inline: bool = True
+    keeps_results: bool = False
+    snapshot_records: int = 10_000
+    noise: Noise = field(default_factory=Noise)
+    faults: tuple[Fault, ...] = ()
+    quiet_at: float = 0.0
+
+    def rules(self) -> Rules:
+        """As a configuration gives them. Raises ValidationError, where it cannot be."""
+        rounds: dict[str, Any] = {
+            "rounds": self.rounds,
+            "epochs": self.epochs,
+            "min_participants": self.min_participants,
+            "fraction_participants": self.fraction,
+            "start_participants": self.start_participants,
+            "max_participants": self.num_participants,
+            "start_timeout_s": 20.0,
+            "controller": self.controller,
+            "seed": self.seed,
+            "deadline_s": self.deadline_s,
+            "idle_timeout_s": self.idle_timeout_s,
+            "quorum": self.quorum,
+            "over_selection": self.over_selection,
+            "consistency": self.consistency,
+            "staleness": self.staleness,
+            "buffer_size": self.buffer_size,
+        }
+        config = CoordinatorConfig.model_validate(
+            {
+                "server": {
+                    "heartbeat_time_s": self.heartbeat_time_s,
+                    "heartbeat_timeout_s": self.heartbeat_timeout_s,
+                },
+                "rounds": rounds,
+                "aggregation": {"rule": self.rule},
+            }
+        )
+        initial: Any = self.initial
+        return replace(config.rules(), initial=initial)
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Every round is made of everybody's update, so faults leave no mark on the result."""
+        return (
+            self.min_participants == self.num_participants
+            and self.fraction == 1
+            and self.consistency == "bsp"
+            and not self.gone
+        )
+
+    @property
+    def can_fail(self) -> bool:
+        """The session may end without a result, as its rules say."""
+        return self.idle_timeout_s < 3600.0
+
+    @property
+    def bound_s(self) -> float:
+        """How long after the last fault the session may still take.
+
+        Lines that are dead without a word are found out by keepalives; a lease runs out, and a
+        back-off; each round trains, twice if somebody has to take over, and has a deadline.
+        """
+        lease_s = self.heartbeat_time_s + self.heartbeat_timeout_s
+        train_s = max(self.train_s)
+        deadline_s = min(self.deadline_s, 2 * train_s)
+        idle_s = self.idle_timeout_s if self.can_fail else 0.0
+        a_round_s = deadline_s + 2 * train_s + 3 * lease_s + 60.0
+        return 400.0 + idle_s + self.rounds * a_round_s
+
+
+def from_seed(seed: int) -> Scenario:
+    """The scenario that this seed stands for."""
+    chance = Random(f"scenario {seed}")
+    scenario = _session(chance, seed)
+    scenario = _fleet(chance, scenario)
+    return _faults(chance, scenario)
+
+
+def _session(chance: Random, seed: int) -> Scenario:
+    n = chance.choice((1, 2, 2, 3, 3, 4, 5))
+    rule = chance.choice(("weighted_average",) * 4 + ("mean", "sum"))
+    scenario = Scenario(
+        seed=seed,
+        rounds=chance.randint(1, 4),
+        num_participants=n,
+        min_participants=n,
+        start_participants=n,
+        controller=chance.choice(("random", "ordered", "all")),
+        rule="identity" if n == 1 and chance.random() < 0.3 else rule,
+        epochs=chance.randint(0, 3),
+        initial=chance.choice(("empty", "workload")),
+        num_floats=chance.randint(1, 8),
+        dtype=chance.choice(("float32", "float64", "float16")),
+        heartbeat_time_s=chance.choice((1.0, 3.0, 10.0)),
+        heartbeat_timeout_s=chance.choice((2.0, 5.0)),
+        is_inline=chance.random() < 0.5,
+        keeps_results=chance.random() < 0.5,
+        snapshot_records=chance.choice((1, 5, 10_000)),
+    )
+    if n > 1 and chance.random() < 0.5:
+        scenario = _partial(chance, scenario)
+    return scenario
+
+
+def _partial(chance: Random, scenario: Scenario) -> Scenario:
+    """Not everybody is needed."""
+    n = scenario.num_participants
+    if chance.random() < 0.4:
+        staleness = chance.choice((None, 1, 2))
+        least = chance.randint(1, n)
+        return replace(
+            scenario,
+            rule="weighted_average",
+            min_participants=least,
+            start_participants=chance.randint(least, n),
+            consistency="asp" if staleness is None else "ssp",
+            staleness=staleness,
+            buffer_size=chance.randint(least, n),
+        )
+    least = chance.randint(1, n - 1)
+    fraction = chance.choice((Fraction(1), Fraction(1, 2), Fraction(2, 3)))
+    scenario = replace(scenario, min_participants=least, fraction=fraction)
+    required = int((least - 1) / fraction) + 1
+    if required > n:
+        scenario = replace(scenario, fraction=Fraction(1))
+        required = least
+    scenario = replace(scenario, start_participants=chance.randint(required, n))
+    if chance.random() < 0.3:
+        # What these settings do not allow stays as it was.
+        scenario = _if_possible(replace(scenario, over_selection=Fraction(1, 2)), scenario)
+    if chance.random() < 0.3:
+        quorum = chance.choice(("participant:update:50%", "*:update:1", f"*:update:{least}"))
+        scenario = _if_possible(replace(scenario, quorum=quorum), scenario)
+    return scenario
+
+
+def _if_possible(wanted: Scenario, otherwise: Scenario) -> Scenario:
+    try:
+        wanted.rules()
+    except ValueError:
+        return otherwise
+    return wanted
+
+
+def _fleet(chance: Random, scenario: Scenario) -> Scenario:
+    n = scenario.num_participants
+    train_s = [chance.choice((0.1, 1.0, 5.0)) * (0.5 + chance.random()) for _ in range(n)]
+    if chance.random() < 0.3:
+        scenario = replace(scenario, deadline_s=chance.choice((5.0, 30.0)))
+        train_s[chance.randrange(n)] = chance.choice((50.0, 150.0))  # a straggler
+    if chance.random() < 0.15:
+        scenario = replace(scenario, idle_timeout_s=chance.choice((30.0, 120.0)))
+    scenario = replace(scenario, train_s=tuple(train_s))
+    num_spare = n - scenario.rules().num_required
+    num_gone = chance.randint(0, num_spare) if chance.random() < 0.5 else 0
+    if scenario.can_fail and chance.random() < 0.3:
+        num_gone = min(n, num_spare + 1)  # too many
+    gone = chance.sample(range(n), num_gone)
+    return replace(scenario, gone=tuple((who, chance.random() * 30.0) for who in sorted(gone)))
+
+
+# They meet what is half-done.
+_WORST = (Kind.KILL_COORDINATOR_IN_IO,) * 4 + (
+    Kind.KILL_COORDINATOR,
+    Kind.KILL_PARTICIPANT,
+    Kind.KILL_PARTICIPANT,
+    Kind.OVERTAKE,
+)
+
+
+def _faults(chance: Random, scenario: Scenario) -> Scenario:
+    lasts_s = 3.0 + scenario.rounds * (1.0 + min(max(scenario.train_s), scenario.deadline_s))
+    horizon_s = lasts_s * chance.choice((1.0, 2.0))
+    noise = Noise(slow_s=chance.choice((0.1, 2.0, 20.0)))
+    if chance.random() < 0.6:
+        noise.lost, noise.duplicated, noise.slow = (
+            chance.choice((0.0, 0.02, 0.1)) for _ in range(3)
+        )
+    # Few kinds at a time: of all together, each hides what the others do.
+    kinds = chance.sample([*Kind, *_WORST], chance.randint(1, 4))
+    faults = tuple(
+        Fault(
+            kind=chance.choice(kinds),
+            at=chance.random() * horizon_s,
+            seconds=chance.choice((0.1, 1.0, 5.0, 20.0, 60.0)) * chance.random(),
+            count=int(40 * chance.random() ** 2),
+            who=chance.randrange(-1, scenario.num_participants),
+        )
+        for _ in range(chance.choice((0, 1, 2, 3, 5, 8, 12)))
+    )
+    end_s = max((fault.at + fault.seconds for fault in faults), default=0.0)
+    return replace(
+        scenario,
+        noise=noise,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        quiet_at=max(horizon_s, end_s),
+    )

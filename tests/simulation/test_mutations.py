@@ -1,0 +1,32 @@
+"""The tester is tested: a defect that is put in on purpose is found.
+
+If one is not found any more, then the simulation has lost its eye for it, or the scenarios in which
+it matters have become rare.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from simulation.mutations import MUTATIONS, SHOWS_IN
+from simulation.scenario import Kind, from_seed
+from simulation.world import Failed, simulate
+
+pytestmark = pytest.mark.timeout(600)  # many runs in one test, on whatever machine
+
+NUM_SEEDS = 300  # within which each must be found; most are within three
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_defect_is_found(name: str) -> None:
+    with MUTATIONS[name](), pytest.raises(Failed):
+        _simulate_all(SHOWS_IN.get(name))
+
+
+def _simulate_all(kind: Kind | None) -> None:
+    for seed in range(NUM_SEEDS):
+        scenario = from_seed(seed)
+        if kind is not None:
+            faults = tuple(replace(fault, kind=kind) for fault in scenario.faults)
+            scenario = replace(scenario, faults=faults)
+        simulate(scenario)

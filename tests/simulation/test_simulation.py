@@ -1,0 +1,118 @@
+"""Seeds of the simulation, and that a seed is one history."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulation.__main__ import main
+from simulation.mutations import MUTATIONS
+from simulation.scenario import Kind, from_seed
+from simulation.world import Failed, simulate
+
+pytestmark = pytest.mark.timeout(600)  # many runs in one test, on whatever machine
+
+NUM_SEEDS = 300
+
+# What these seeds must have come across, or they prove less than they seem to.
+REACHED = (
+    *(f"  {kind} " for kind in Kind),
+    "RoundClosed",
+    "RoundOverdue",
+    "RoundPaused",
+    "RoundResumed",
+    "ParticipantsSelected",
+    "TimePassed",
+    "SessionFinished",
+    "participant_left",
+    "update_late",
+    "connection_lost",
+    "result_found",
+    "connection refused",
+    "DEADLINE_EXCEEDED",
+    "PERMISSION_DENIED",
+    "FAILED_PRECONDITION",
+    "snapshot of",
+    "power cut:",
+    "goes on, overtaken",
+    "TakenOver(",
+    "JournalError(",
+    "StoreUnavailable(",
+    "exits: stopped",
+    "exits with 143",
+    "exits with 1",
+)
+
+_TESTS = Path(__file__).parents[1]
+
+
+def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
+    """Acknowledged is counted, exactly once, in a model that is right to the bit; and there is an
+    end. oracle.py says all of it."""
+    missing = set(REACHED)
+
+    def look(line: str) -> None:
+        missing.difference_update([what for what in missing if what in line])
+
+    for seed in range(NUM_SEEDS):
+        simulate(from_seed(seed), show=look)
+    assert not missing
+
+
+def test_a_seed_is_one_history() -> None:
+    """Whatever has run before it, and however this process orders its sets."""
+    script = (
+        "from simulation.scenario import from_seed\n"
+        "from simulation.world import simulate\n"
+        "for seed in SEEDS: print(seed, simulate(from_seed(seed)))\n"
+    )
+    histories = set()
+    for hash_seed, order in (("1", "range(8)"), ("2", "range(7, -1, -1)")):
+        ran = subprocess.run(
+            [sys.executable, "-c", script.replace("SEEDS", order)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(_TESTS)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        histories.add(tuple(sorted(ran.stdout.splitlines())))
+    assert len(histories) == 1
+    assert len(histories.pop()) == 8
+
+
+def first_failure() -> Failed:
+    """Of a coordinator that acknowledges too early."""
+    with MUTATIONS["acknowledge before the commit"](), pytest.raises(Failed) as caught:
+        _simulate_all()
+    return caught.value
+
+
+def _simulate_all() -> None:
+    for seed in range(NUM_SEEDS):
+        simulate(from_seed(seed))
+
+
+def test_a_failure_says_what_was_violated_and_how_to_see_it_again() -> None:
+    failed = first_failure()
+    text = str(failed)
+    assert text.startswith(failed.what)
+    assert "in the journal" in failed.what
+    assert f"make simulate SEED={failed.scenario.seed}" in text
+    assert failed.lines[-1].endswith(failed.what)
+
+
+def test_the_command_runs_seeds_and_fails_if_one_of_them_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--seed", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "journal: SessionOpened" in shown
+    assert main(["--seeds", "3", "--first", "5", "--jobs", "1"]) == 0
+    assert "3 seeds" in capsys.readouterr().out
+    failed = first_failure()
+    with MUTATIONS["acknowledge before the commit"]():
+        assert main(["--seed", str(failed.scenario.seed)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith(failed.what)
