@@ -1,69 +1,59 @@
-"""A coordinator in a process of its own, to be killed."""
+"""A coordinator and participants in processes of their own, to be killed."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 DYING = Path(__file__).with_name("dying.py")
+TRAINEE = Path(__file__).with_name("trainee.py")
+PATIENCE_S = 60.0  # for what takes seconds, on a machine that has other things to do
 
 
-class CoordinatorProcess:
-    """settings: dotted keys, given as --set. The port stays the same over restarts.
+class Lines:
+    """The lines that a file gets from now on, each when it is whole."""
 
-    dies_at: the sync to disk at which it kills itself; None if it lives.
-    """
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = path.stat().st_size if path.exists() else 0
 
-    dies_at: int | None = None
+    def new(self) -> list[str]:
+        """Those since the last time."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._seen)
+            whole = file.read().rpartition(b"\n")[0]
+        lines = whole.decode().splitlines()
+        self._seen += len(whole) + 1 if whole else 0
+        return lines
 
-    def __init__(self, folder: Path, settings: dict[str, object], port: int = 0) -> None:
+
+class Process:
+    """A process that writes a log, and may be started again after its end."""
+
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
-        self.port = port
-        self._settings = settings
+        self.log_path = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
-        self._log_path = folder / "coordinator.log"
         folder.mkdir(exist_ok=True)
 
     def log(self) -> str:
-        return self._log_path.read_text()
+        return self.log_path.read_text() if self.log_path.exists() else ""
 
-    async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
-        program = ["-m", "xain_coordinator"]
-        if self.dies_at is not None:
-            program = [str(DYING), str(self.dies_at)]
-        flags = [f"--set={key}={value}" for key, value in self._settings.items()]
-        with self._log_path.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                *program,
-                f"--data-dir={self.folder}",
-                f"--port={self.port}",
-                *flags,
-                *extra,
-                stderr=log,
-            )
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for the signal; None while it runs."""
+        assert self._process is not None
+        return self._process.returncode
 
-    async def start(self, *extra: str) -> None:
-        """Returns when it serves."""
-        seen = self._log_path.stat().st_size if self._log_path.exists() else 0
-        self._process = await self.spawn(*extra)
-        while True:
-            with self._log_path.open("rb") as log:
-                log.seek(seen)
-                lines = log.read().decode().splitlines(keepends=True)
-            for line in lines:
-                if '"serving"' in line and line.endswith("\n"):
-                    self.port = int(json.loads(line)["address"].rpartition(":")[2])
-                    return
-            if self._process.returncode is not None:
-                raise AssertionError(f"the coordinator did not start:\n{self.log()}")
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
-
-    async def fails(self, *extra: str) -> int:
-        """Start it where it cannot; returns the exit status."""
-        process = await self.spawn(*extra)
-        return await asyncio.wait_for(process.wait(), 30)
+    async def run(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+        with self.log_path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(sys.executable, *command, stderr=log)
 
     async def died(self) -> int:
         """Wait until it has; returns the exit status, negative for the signal."""
@@ -71,18 +61,90 @@ class CoordinatorProcess:
         return await self._process.wait()
 
     async def kill(self) -> None:
-        """kill -9."""
+        """kill -9. Harmless if it has ended by itself meanwhile."""
         assert self._process is not None
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
         await self._process.wait()
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; returns the exit status."""
         assert self._process is not None
         self._process.send_signal(number)
-        return await asyncio.wait_for(self._process.wait(), 30)
+        return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     async def end(self) -> None:
         """Whatever its state, it is gone afterwards."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
+
+
+class CoordinatorProcess(Process):
+    """settings: dotted keys, given as --set. The port stays the same over restarts.
+
+    dies_at: the step at which it kills itself; None if it lives. dies_of: of which kind; see dying.
+    """
+
+    dies_at: int | None = None
+    dies_of: Literal["sync", "before-commit", "after-commit"] = "sync"
+
+    def __init__(self, folder: Path, settings: dict[str, object], port: int = 0) -> None:
+        super().__init__(folder, "coordinator")
+        self.port = port
+        self._settings = settings
+
+    async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
+        program = ["-m", "xain_coordinator"]
+        if self.dies_at is not None:
+            program = [str(DYING), self.dies_of, str(self.dies_at)]
+        flags = [f"--set={key}={value}" for key, value in self._settings.items()]
+        return await self.run(
+            [*program, f"--data-dir={self.folder}", f"--port={self.port}", *flags, *extra]
+        )
+
+    async def begin(self, *extra: str) -> None:
+        """Start it. Does not wait for anything."""
+        self._process = await self.spawn(*extra)
+
+    async def start(self, *extra: str) -> None:
+        """Returns when it serves."""
+        lines = Lines(self.log_path)
+        await self.begin(*extra)
+        while True:
+            has_ended = self.status is not None
+            for line in lines.new():
+                if '"serving"' in line:
+                    self.port = int(json.loads(line)["address"].rpartition(":")[2])
+                    return
+            if has_ended:
+                raise AssertionError(f"the coordinator did not start:\n{self.log()}")
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+
+    async def fails(self, *extra: str) -> int:
+        """Start it where it cannot; returns the exit status."""
+        process = await self.spawn(*extra)
+        return await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+
+class ParticipantProcess(Process):
+    """A Trainee, see there. flags: its own. The participant keeps its id over restarts."""
+
+    def __init__(self, folder: Path, participant_id: str, target: str, *flags: str) -> None:
+        super().__init__(folder, participant_id)
+        self.participant_id = participant_id
+        self.book_path = folder / f"{participant_id}.book"
+        self._target = target
+        self._flags = flags
+
+    async def start(self) -> None:
+        """Does not wait for anything."""
+        book = str(self.book_path)
+        command = [str(TRAINEE), self._target, self.participant_id, book, *self._flags]
+        self._process = await self.run(command)
+
+    def book(self) -> list[tuple[str, int]]:
+        """What it has done, in order: (what, round), as its agent told."""
+        if not self.book_path.exists():
+            return []
+        lines = (line.split() for line in self.book_path.read_text().splitlines())
+        return [(what, int(round_)) for what, round_ in lines]

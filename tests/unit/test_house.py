@@ -119,3 +119,13 @@ def test_nothing_unpickles():
                     assert node.value.value is False, f"{file}:{node.value.lineno}"
                 if isinstance(node, ast.Name):
                     assert node.id not in {"eval", "exec"}, f"{file}:{node.lineno}"
+
+
+def test_every_test_that_the_promises_name_exists():
+    """docs/reliability.md is only worth something if what it names is there."""
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z0-9_/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 40
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert not test or re.search(rf"\bdef {test}\(", source), f"{file} has no {test}"

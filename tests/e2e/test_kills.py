@@ -1,0 +1,267 @@
+"""Real processes, really killed: kill -9 at any moment, through a network that fails meanwhile, and
+the same models come out, bit for bit.
+
+    make kills KILLS=100          until so many kills have happened
+    make kills KILLS=5 SEED=1234  the session of this seed
+
+Chance is in the seed: whom to kill, when, and what the network does. The moment it meets depends on
+the machine, so a seed that has failed may have to be tried more than once.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import pytest
+
+from support.fault_proxy import FaultProxy
+from support.influx_servers import VictoriaMetrics
+from support.process import Lines, ParticipantProcess
+from support.s3_servers import SeaweedFS
+from support.training import Scenario, Training, close_gates, training, undisturbed
+
+# The number of kills is what counts, so there is no hurry: this much only if all stands still.
+KILLS = int(os.environ.get("KILLS") or 8)
+SEED = int(os.environ.get("SEED") or 0)
+KILLS_A_SESSION = 5
+ROUNDS = 8
+PACE_S = 0.3  # how long a training takes at most
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600 + 60 * KILLS)]
+
+# Just after these lines something has become durable that nobody has heard of yet.
+MOMENTS = ("update_accepted", "round_opened", "model_published")
+AIMING_S = 0.002  # how often to look for such a line
+STEPS = ("training", "trained", "handed_in")
+# At which step of its life a coordinator kills itself: a handful of syncs and about one commit for
+# each update and each model.
+LAST_STEPS: dict[Literal["sync", "before-commit", "after-commit"], int] = {
+    "sync": 40,
+    "before-commit": 12,
+    "after-commit": 12,
+}
+
+
+class Killer:
+    """Kills the processes of a training, and starts them again. Now and then it only stops the
+    coordinator.
+
+    num_kills: those that have happened.
+    """
+
+    def __init__(self, training: Training, chance: Random) -> None:
+        self.num_kills = 0
+        self._training = training
+        self._chance = chance
+
+    async def kill(self, number: int) -> None:
+        """So many, or fewer if the session is over before."""
+        goes_on = True
+        while goes_on and self.num_kills < number:
+            alive = self._alive()
+            if self._training.coordinator.dies_at is not None:
+                goes_on = await self._let_die()
+            elif self._chance.random() < 0.1:
+                goes_on = await self._stop_coordinator()
+            elif self._chance.random() < 0.6 or not alive:
+                goes_on = await self._kill_coordinator(number - self.num_kills)
+            else:
+                goes_on = await self._kill_participant(self._chance.choice(alive))
+
+    def _alive(self) -> list[ParticipantProcess]:
+        return [p for p in self._training.participants.values() if p.status is None]
+
+    async def _kill_coordinator(self, left: int) -> bool:
+        """left: so many kills, this one among them. With others to come, the next life may be one
+        that ends by itself, or a participant dies, too."""
+        coordinator = self._training.coordinator
+        if self._chance.random() < 0.5:
+            lines, moment = Lines(coordinator.log_path), self._chance.choice(MOMENTS)
+            if not await self._training.until(
+                lambda: any(moment in one for one in lines.new()), look_every_s=AIMING_S
+            ):
+                return False
+            await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.02)]))
+        elif not await self._some_time(0.6):
+            return False
+        await coordinator.kill()
+        self.num_kills += 1
+        if left > 1 and self._alive() and self._chance.random() < 0.3:
+            await self._kill_with_a_result(self._chance.choice(self._alive()))
+        elif left > 1 and self._chance.random() < 0.5:
+            coordinator.dies_of = self._chance.choice(list(LAST_STEPS))
+            coordinator.dies_at = self._chance.randint(1, LAST_STEPS[coordinator.dies_of])
+        await self._start_coordinator()
+        return True
+
+    async def _stop_coordinator(self) -> bool:
+        """Not a kill, but one more way to end that must cost nothing."""
+        if not await self._some_time(0.6):
+            return False
+        assert await self._training.coordinator.stop() == 0
+        await self._start_coordinator()
+        return True
+
+    async def _let_die(self) -> bool:
+        """One that was started to die at a step of its own."""
+        coordinator = self._training.coordinator
+        coordinator.dies_at = None
+        if not await self._training.until(lambda: coordinator.status == -9):
+            return False
+        self.num_kills += 1
+        await self._start_coordinator()
+        return True
+
+    async def _start_coordinator(self) -> None:
+        coordinator = self._training.coordinator
+        await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.5)]))
+        try:
+            await coordinator.start()
+        except AssertionError:
+            if coordinator.status != -9:  # else it has died before it served, as it was told to
+                raise
+
+    async def _kill_participant(self, participant: ParticipantProcess) -> bool:
+        if self._chance.random() < 0.5:
+            lines, step = Lines(participant.book_path), self._chance.choice(STEPS)
+            await self._training.until(
+                lambda: any(one.startswith(step) for one in lines.new()) or participant.status == 0,
+                look_every_s=AIMING_S,
+            )
+        elif not await self._some_time(0.6):
+            return False
+        await self._restart(participant)
+        return True
+
+    async def _kill_with_a_result(self, participant: ParticipantProcess) -> None:
+        """While the coordinator is away: one that trains has the time to come to its end, and
+        nobody to hand in to. It may be at something else, too, so the wait is short."""
+        for _ in range(50):
+            if participant.book() and participant.book()[-1][0] == "trained":
+                break
+            await asyncio.sleep(PACE_S / 25)
+        await self._restart(participant)
+
+    async def _restart(self, participant: ParticipantProcess) -> None:
+        await participant.kill()
+        if participant.status == 0:
+            return  # it had heard of the end
+        self.num_kills += 1
+        await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.5)]))
+        await participant.start()
+
+    async def _some_time(self, at_most_s: float) -> bool:
+        await asyncio.sleep(self._chance.uniform(0.0, at_most_s))
+        return not self._training.is_over
+
+
+def scenario(seed: int) -> Scenario:
+    """Small models travel inside the calls, large ones in streams of several chunks."""
+    chance = Random(seed)
+    names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
+    size = 1_000 if seed % 2 else chance.choice([300_000, 600_000])
+    return Scenario(names, rounds=ROUNDS, size=size, pace_s=PACE_S)
+
+
+async def session(seed: int, kills: int, folder: Path) -> int:
+    """One session with so many kills at most; how many there were. In most of them participants
+    keep their results over a kill."""
+    chance = Random(f"kills of {seed}")
+    about = f"\nto try it again: make kills KILLS={kills} SEED={seed}"
+    one = scenario(seed)
+    expected = await undisturbed(one, folder / "undisturbed")
+    kept = chance.random() < 0.7
+    states = folder / "states"
+
+    def flags(name: str) -> tuple[str, ...]:
+        return (f"--state-dir={states / name}",) if kept else ()
+
+    async with training(one, folder / "killed", flags=flags, about=about) as under_way:
+        killer = Killer(under_way, chance)
+        under_way.proxy.storm(seed)
+        await killer.kill(kills)
+        under_way.proxy.calm()
+        assert await under_way.finish() == expected
+        under_way.check_journal()
+        under_way.check_books(kept=kept)
+        under_way.check_logs()
+    return killer.num_kills
+
+
+async def test_kills_change_nothing(tmp_path, capsys):
+    """Whoever is killed, and whatever the network does: every model is that of the undisturbed
+    session, every update is counted once, and nobody trains again what it was told is taken, nor
+    what it has kept."""
+    num_kills, seed = 0, SEED
+    while num_kills < KILLS:
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        num_kills += await session(seed, min(KILLS_A_SESSION, KILLS - num_kills), folder)
+        seed += 1
+        shutil.rmtree(folder)  # that of a failure stays
+        if "KILLS" in os.environ:  # somebody waits for it
+            num_rounds = (seed - SEED) * ROUNDS
+            with capsys.disabled():
+                sys.stdout.write(
+                    f"{num_kills} of {KILLS} kills, {num_rounds} rounds, the next seed is {seed}\n"
+                )
+
+
+async def test_outages_on_the_way_change_nothing(tmp_path):
+    """The database of metrics dies and comes back empty; the store dies in the middle of a round,
+    the coordinator while it is away, and again while it waits for it. The session waits for the
+    store and not for the metrics."""
+    for kind in (SeaweedFS, VictoriaMetrics):
+        if (missing := kind.missing()) is not None:
+            pytest.skip(missing)
+    plain = Scenario(("a", "b", "c"), rounds=8, size=300_000, pace_s=0.3)
+    expected = await undisturbed(plain, tmp_path / "undisturbed")
+    gates = tmp_path / "gates"
+    close_gates(gates, "b-1", "b-3")
+    with SeaweedFS() as store, VictoriaMetrics() as first, FaultProxy(first.port) as way:
+        settings = {f"storage.{key}": v for key, v in store.settings("weights").items()}
+        settings |= {"storage.create_bucket": "true", "storage.timeout_s": 2}
+        settings |= {"metrics.kind": "influxdb", "metrics.url": f"http://127.0.0.1:{way.port}"}
+        settings |= {"metrics.org": "org", "metrics.bucket": "bucket", "metrics.token": "token"}
+        async with training(
+            plain.having(settings), tmp_path / "outages", flags=lambda _: (f"--gates={gates}",)
+        ) as one:
+            one.proxy.storm(SEED)
+            a, _, c = one.participants.values()
+
+            async def told(event: str, since: Lines) -> None:
+                assert await one.until(lambda: any(event in line for line in since.new()))
+
+            await one.until(lambda: ("handed_in", 1) in a.book() and ("handed_in", 1) in c.book())
+            since = Lines(one.coordinator.log_path)
+            first.stop()
+            way.cut()
+            (gates / "b-1").unlink()
+            await told("metrics_unavailable", since)
+
+            await one.until(lambda: ("handed_in", 3) in a.book() and ("handed_in", 3) in c.book())
+            since = Lines(one.coordinator.log_path)
+            await asyncio.to_thread(store.kill)
+            (gates / "b-3").unlink()
+            await told("store_unavailable", since)
+            await one.coordinator.kill()
+            since = Lines(one.coordinator.log_path)
+            await one.coordinator.begin()
+            await told("store_unavailable", since)
+            await asyncio.to_thread(store.start)
+            await one.coordinator.kill()  # else it may wait for some seconds more
+            await one.coordinator.start()
+
+            with VictoriaMetrics() as second:
+                way.upstream = second.port
+                await Killer(one, Random(SEED)).kill(2)
+                one.proxy.calm()
+                assert await one.finish() == expected
+                assert second.series()
+            one.check_journal()
+            one.check_books(kept=False)
+            one.check_logs()

@@ -1,0 +1,101 @@
+"""A participant whose training is a function of its name, the model and the round alone.
+
+    python trainee.py TARGET ID BOOK --size N [--pace-s S] [--state-dir DIR] [--gates DIR]
+
+BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
+process, however that ends.
+"""
+
+import argparse
+import os
+import sys
+import time
+import zlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_participant import Participant, Progress, StateDirectory, run
+
+STEPS = ("training", "trained", "handed_in", "dropped")
+
+
+class Trainee(Participant):
+    """size: of the model, in float32.
+
+    pace_s: a training takes up to this long, by name and round, so that the moments at which
+        something is killed are not always the same.
+    gates: a training waits as long as there is a file {id}-{round} in this folder.
+    """
+
+    def __init__(
+        self,
+        participant_id: str,
+        size: int,
+        *,
+        pace_s: float = 0.0,
+        book: Path | None = None,
+        gates: Path | None = None,
+    ) -> None:
+        self._name = participant_id
+        self._number = zlib.crc32(participant_id.encode())
+        self._size = size
+        self._pace_s = pace_s
+        self._gates = gates
+        self._round = -1
+        self._book = -1
+        if book is not None:
+            self._book = os.open(book, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, progress: Progress) -> None:
+        """The agent's observer."""
+        self._round = progress.round
+        if self._book >= 0 and progress.what in STEPS:
+            os.write(self._book, f"{progress.what} {progress.round}\n".encode())
+
+    def init_weights(self) -> NDArray[Any]:
+        self._take_time(np.random.default_rng(self._number))
+        return self._noise(np.random.default_rng(self._number))
+
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        chance = np.random.default_rng([self._number, epoch_base])
+        self._take_time(chance)
+        # Neither linear nor the same for all: whatever is lost, doubled or exchanged shows.
+        return np.tanh(weights) + self._noise(chance) / 8, 1 + self._number % 1000
+
+    def _noise(self, chance: np.random.Generator) -> NDArray[np.float32]:
+        return chance.standard_normal(self._size, dtype=np.float32)
+
+    def _take_time(self, chance: np.random.Generator) -> None:
+        time.sleep(chance.uniform(0.0, self._pace_s))
+        while self._gates is not None and (self._gates / f"{self._name}-{self._round}").exists():
+            time.sleep(0.02)  # a poll: whoever has put the gate there opens it
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("participant_id")
+    parser.add_argument("book", type=Path)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument("--state-dir", type=Path)
+    parser.add_argument("--gates", type=Path)
+    flags = parser.parse_args()
+    trainee = Trainee(
+        flags.participant_id, flags.size, pace_s=flags.pace_s, book=flags.book, gates=flags.gates
+    )
+    with ExitStack() as stack:
+        state = None
+        if flags.state_dir is not None:
+            state = stack.enter_context(StateDirectory(flags.state_dir, flags.participant_id))
+        return run(trainee, flags.target, flags.participant_id, observer=trainee.note, state=state)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
