@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.crooked import Answer, Proxy, http_server, s3_error
+from support.crooked import Answer, http_server, s3_error
 from support.descriptors import open_files
+from support.fault_proxy import FaultProxy
 from support.s3_servers import Identity, MinioGateway, S3Server, SeaweedFS
 from xain_coordinator.config import StorageSettings
 from xain_coordinator.ports import KeyExists, StoreError, StoreUnavailable
@@ -482,23 +483,20 @@ def test_killed_in_mid_upload(
 
 def test_a_server_that_hangs(connect: Open, server: S3Server) -> None:
     """It is given up after timeout_s, a few times; once it answers again, so do we."""
-    proxy = Proxy(server.port)
-    try:
+    with FaultProxy(server.port) as proxy:
         store = connect(
             server.settings(server.new_bucket(), timeout_s=0.5),
             endpoint=f"http://127.0.0.1:{proxy.port}",
         )
         put(store, "1/a", b"x" * MIB)
-        proxy.hang()
+        proxy.blackhole()
         for use in (lambda: store.open("1/a"), lambda: put(store, "1/b", b"x")):
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match="does not answer"):
                 use()
             assert time.monotonic() - began < 60
-        proxy.flow()
+        proxy.heal()
         assert get(store, "1/a") == b"x" * MIB
-    finally:
-        proxy.close()
 
 
 def test_no_secret_in_debug_logs(

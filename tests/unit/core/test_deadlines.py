@@ -252,6 +252,7 @@ def between_rounds() -> Bench:
 
 def paused() -> Bench:
     bench = timed_round("a", "b", min_participants=2)
+    bench.pass_time(30.0)
     bench.leave("b")
     return bench
 
@@ -351,6 +352,43 @@ def test_the_wait_for_a_model_is_its_own() -> None:
     assert bench.phase is Phase.STANDBY
     bench.pass_time(2 * JUST)
     assert bench.session.cause.startswith("no initial model could be made")
+
+
+def test_the_wait_for_those_who_left_while_it_was_made_is_its_own() -> None:
+    bench = while_the_model_is_made()
+    bench.pass_time(IDLE_S - JUST)
+    bench.leave("b")
+    bench.answer()
+    bench.pass_time(IDLE_S - JUST)
+    assert bench.phase is Phase.STANDBY
+    bench.pass_time(JUST)
+    assert bench.session.cause == ALONE
+
+
+def test_the_wait_for_overdue_updates_goes_on_in_a_pause() -> None:
+    """Else whoever comes back at its end would end the session by that."""
+    bench = overdue()
+    began = bench.now
+    bench.pass_time(IDLE_S / 2)
+    bench.leave("b")
+    bench.pass_time(IDLE_S / 2 - JUST)
+    assert bench.phase is Phase.STANDBY
+    bench.pass_time(JUST)
+    (finished,) = bench.happened(e.SessionFinished)
+    assert finished.at == began + IDLE_S
+    assert finished.cause.startswith("round 0 had too few updates at its deadline")
+
+
+def test_the_wait_for_the_model_of_an_overdue_round_is_its_own() -> None:
+    bench = overdue()
+    bench.answers = False
+    bench.pass_time(IDLE_S - JUST)
+    bench.end("b")
+    assert bench.phase is Phase.AGGREGATING
+    bench.pass_time(IDLE_S - JUST)
+    assert bench.phase is Phase.AGGREGATING
+    bench.pass_time(JUST)
+    assert bench.session.cause == f"the model of round 0 could not be made {WAITED}"
 
 
 def test_profiles_that_come_and_go_do_not_prolong_the_wait_for_a_model() -> None:

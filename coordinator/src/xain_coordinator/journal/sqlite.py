@@ -21,7 +21,7 @@ from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import FORMAT, Row, decode_record, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.ports import JournalError, Record, Snapshot
-from xain_coordinator.stores.durable import make_directory
+from xain_messaging.process.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from xain_coordinator.ports import KeyExists, KeyNotFound, StoreUnavailable
 from xain_coordinator.stores.closing import ClosedAtEnd
-from xain_coordinator.stores.durable import OPEN_FLAGS, SharedSync, make_directory, sync_directory
 from xain_coordinator.stores.paths import folder_to_path, key_to_path, path_to_key
+from xain_coordinator.stores.shared_sync import SharedSync
+from xain_messaging.process.durable import OPEN_FLAGS, make_directory, sync_directory
 
 if sys.platform != "win32":
     import fcntl

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xain_coordinator.stores import durable
+from xain_coordinator.stores import shared_sync
 
 
 class Disk:
@@ -44,14 +44,14 @@ class CountedLock:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr(durable, "sync_directory", disk.sync)
+    monkeypatch.setattr(shared_sync, "sync_directory", disk.sync)
     return disk
 
 
 def test_those_who_come_during_a_sync_share_the_next(disk: Disk, tmp_path: Path) -> None:
     """It may have begun before their names were changed, so it is not theirs; one more is, for
     all of them."""
-    shared = durable.SharedSync()
+    shared = shared_sync.SharedSync()
     shared._lock = lock = CountedLock()
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(shared, tmp_path)
@@ -72,7 +72,7 @@ def test_those_who_come_during_a_sync_share_the_next(disk: Disk, tmp_path: Path)
 
 def test_an_error_reaches_everybody_it_concerns(disk: Disk, tmp_path: Path) -> None:
     """Nobody takes a sync that failed for one that succeeded; the next one is a new one."""
-    shared = durable.SharedSync()
+    shared = shared_sync.SharedSync()
     disk.error = OSError("disk on fire")
     with ThreadPoolExecutor(1) as pool:
         failing = pool.submit(shared, tmp_path)
@@ -87,7 +87,7 @@ def test_an_error_reaches_everybody_it_concerns(disk: Disk, tmp_path: Path) -> N
 
 def test_directories_do_not_wait_for_each_other(disk: Disk, tmp_path: Path) -> None:
     """A sync of one says nothing about another."""
-    shared = durable.SharedSync()
+    shared = shared_sync.SharedSync()
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(shared, tmp_path / name) for name in "ab"]
         assert disk.begun.acquire(timeout=30)

@@ -1,28 +1,10 @@
-"""What a file system must be asked for before a change of names outlives a power cut."""
+"""One sync of a directory for many threads."""
 
-import errno
-import os
-import sys
 import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-OPEN_FLAGS = getattr(os, "O_BINARY", 0)  # Windows would translate line ends
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable. Raises OSError."""
-    if sys.platform == "win32":
-        return  # a directory cannot be opened there; NTFS journals its names itself
-    fd = os.open(directory, os.O_RDONLY | OPEN_FLAGS)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems have no such operation: there is nothing more we can ask for.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(fd)
+from xain_messaging.process.durable import sync_directory
 
 
 class SharedSync:
@@ -62,15 +44,3 @@ class SharedSync:
             with self._lock:
                 if self._running.get(directory) is mine:
                     del self._running[directory]
-
-
-def make_directory(directory: Path) -> None:
-    """Create a directory with its parents, durably. Raises OSError."""
-    missing = []
-    current = directory
-    while not current.exists():
-        missing.append(current)
-        current = current.parent
-    directory.mkdir(parents=True, exist_ok=True)
-    for created in missing:
-        sync_directory(created.parent)
