@@ -152,7 +152,7 @@ class Agent:
         chance: Random | None = None,
     ) -> None:
         if participant_id is None:
-            participant_id = state.participant_id if state else default_participant_id()
+            participant_id = state.participant_id if state is not None else default_participant_id()
         if (why := why_not(participant_id)) is not None:
             raise ValueError(f"participant_id is {participant_id!r}: {why}")
         if state is not None and state.participant_id != participant_id:
@@ -173,9 +173,11 @@ class Agent:
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self._note_failed_offer,
             channel=channel,
-            now=runtime.now,
+            runtime=runtime,
         )
-        self._work = Work(participant, self._client, self.participant_id, state)
+        self._work = Work(
+            participant, self._client, self.participant_id, state, on_saving=self._note_saving
+        )
         self._profile: DataProfile | None = None
 
         chance = chance or Random()
@@ -185,8 +187,9 @@ class Agent:
         self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
         self._timers: dict[p.Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[p.Event] = deque()  # to calls that the loop itself has made
-        # It holds four at most: the worker has one piece of work, the watch thread waits until what
-        # it posted last was handled (and may then report its end), and stop() posts once.
+        # It holds five at most: the worker has one piece of work, and says once that it saves the
+        # result; the watch thread waits until what it posted last was handled (and may then report
+        # its end), and stop() posts once.
         self._mailbox: Queue[_Posted] = runtime.queue()
         self._jobs: Queue[tuple[p.Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
@@ -334,7 +337,8 @@ class Agent:
         while not self._closing:
             lost = False
             try:
-                for message in self._client.watch():
+                watch = self._client.watch()
+                for message in watch:
                     # After the end of the session a stream ends, too, and nothing is lost with it.
                     lost = message.state != pb.FINISHED
                     failures = 0
@@ -342,6 +346,8 @@ class Agent:
                     event = _advertised(message)
                     work = message.work if message.HasField("work") else None
                     self._mailbox.put(_Posted(event, lambda: self._watch_credit.put(None), work))
+                if watch.is_cancelled:
+                    lost = False  # it is we who take another way, which was just found
             except Refused as refused:
                 if self._closing:
                     return  # we have hung up ourselves
@@ -362,6 +368,7 @@ class Agent:
         self._client.close()
         self._watch_credit.put(None)
         self._jobs.put(None)
+        self._work.abandon()
         deadline = self._runtime.now() + (0.0 if self._work.in_participant else JOIN_TIMEOUT_S)
         for task in self._tasks:
             task.join(max(0.0, deadline - self._runtime.now()))
@@ -391,6 +398,10 @@ class Agent:
                 self._note_refusal(event)
             case p.ConnectionLost():
                 self._info("connection_lost")
+
+    def _note_saving(self, round_: int) -> None:
+        """Called by the worker."""
+        self._mailbox.put(_Posted(p.Saving(round_)))
 
     def _note_refusal(self, refused: p.RefusedBy) -> None:
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.

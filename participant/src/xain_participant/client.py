@@ -7,8 +7,8 @@ Every failure is a Refused. Retrying is not done here, with two exceptions: a do
 off goes on where it stopped, and a sign of life is repeated over a fresh connection.
 """
 
-import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -19,9 +19,11 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_messaging.process.fields import proxy_options
-from xain_participant.connection import Connections
+from xain_participant import connection
+from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
+from xain_participant.runtime import Runtime, Threads
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_proto.np import npy_header
@@ -42,6 +44,8 @@ SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
 # A stream gets this long plus the time its bytes take on the slowest line that is worth using.
 STREAM_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 128 * 1024
+# What gRPC, the kernel and a router may have taken of an upload, and not have sent yet.
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 CHANNEL_OPTIONS = (
     # A coordinator that has restarted is to be found again within seconds, not gRPC's two minutes.
@@ -100,23 +104,24 @@ class Refused(Exception):
 class Watch:
     """What the coordinator tells as it happens; iterate in one thread, cancel from any.
 
-    Iterating raises Refused when the stream breaks, and ends quietly after cancel().
+    Iterating raises Refused when the stream breaks, and ends quietly after cancel(). The client
+    cancels it, too, when its connection is replaced: the next one is to be had at once.
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._cancelled = False
+        self.is_cancelled = False
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         try:
             yield from self._call
         except grpc.RpcError as error:
-            if not self._cancelled:
+            if not self.is_cancelled:
                 raise _refused(error) from None
 
     def cancel(self) -> None:
         """End the stream, at once and for good."""
-        self._cancelled = True
+        self.is_cancelled = True
         self._call.cancel()
 
 
@@ -127,7 +132,7 @@ class CoordinatorClient:
     participant_id: stable across reconnects, since all that we are due is booked on it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
-    now: seconds, monotonic.
+    runtime: where to wait; by default the real one.
     """
 
     def __init__(
@@ -139,9 +144,9 @@ class CoordinatorClient:
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
         channel: Callable[[str], grpc.Channel] = open_channel,
-        now: Callable[[], float] = time.monotonic,
+        runtime: Runtime | None = None,
     ) -> None:
-        self._connections = Connections(lambda: channel(target), now)
+        self._connections = Connections(lambda: channel(target), runtime or Threads())
         self._participant_id = participant_id
         self._metadata = ((IDENTITY_KEY, participant_id),)
         self._call_timeout_s = call_timeout_s
@@ -182,12 +187,12 @@ class CoordinatorClient:
 
     def watch(self) -> Watch:
         """Every change of state, beginning with the present one."""
-        connection = self._connections.current
-        call = self._guarded(
-            lambda: connection.stub.Watch(pb.WatchRequest(), metadata=self._metadata)
-        )
-        connection.add_watch(call)
-        return Watch(call)
+        current = self._connections.current
+        with _guarded(current):
+            call = current.stub.Watch(pb.WatchRequest(), metadata=self._metadata)
+        watch = Watch(call)
+        current.add_watch(watch)
+        return watch
 
     def start_round(self) -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round."""
@@ -251,22 +256,22 @@ class CoordinatorClient:
             data=start + data[:CHUNK_BYTES],
         )
 
-        with self._connections.transfer() as connection:
+        with self._connections.transfer(connection.STALL_S) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
                 yield first
                 for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
-                    connection.moved()
+                    transfer.allow(connection.STALL_S)
                     # A message owns its bytes, so one chunk is copied, never the whole.
                     yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
+                # From here on nobody hears how it gets on.
+                buffered_bytes = min(size_bytes, MAX_BUFFERED_BYTES)
+                transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
 
-            response = self._guarded(
-                lambda: connection.stub.PutWeights(
-                    messages(),
-                    metadata=self._metadata,
-                    timeout=_stream_timeout_s(size_bytes),
+            with _guarded(transfer.connection):
+                response = transfer.connection.stub.PutWeights(
+                    messages(), metadata=self._metadata, timeout=_stream_timeout_s(size_bytes)
                 )
-            )
             return response.ref
 
     def reject_offer(self, offer: pb.WeightsRef) -> None:
@@ -310,15 +315,15 @@ class CoordinatorClient:
 
     def _stream(self, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
         request = pb.GetWeightsRequest(key=ref.key, offset=offset)
-        with self._connections.transfer() as connection:
-            stream = self._guarded(
-                lambda: connection.stub.GetWeights(
-                    request, metadata=self._metadata, timeout=_stream_timeout_s(ref.size_bytes)
+        timeout_s = _stream_timeout_s(ref.size_bytes)
+        with self._connections.transfer(connection.STALL_S) as transfer:
+            with _guarded(transfer.connection):
+                stream = transfer.connection.stub.GetWeights(
+                    request, metadata=self._metadata, timeout=timeout_s
                 )
-            )
             try:
                 for message in stream:
-                    connection.moved()
+                    transfer.allow(connection.STALL_S)
                     if message.HasField("ref") and message.ref.digest != ref.digest:
                         raise Damaged("the coordinator sends another object")
                     yield message.data
@@ -335,11 +340,12 @@ class CoordinatorClient:
     ) -> _Answer:
         """A call that may be carried out twice."""
 
-        def ask(stub: CoordinatorStub, seconds: float) -> _Answer:
-            return method(stub)(request, metadata=self._metadata, timeout=seconds)
+        def ask(stub: CoordinatorStub, seconds: float) -> Question[_Answer]:
+            return method(stub).future(request, metadata=self._metadata, timeout=seconds)
 
         timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        return self._guarded(lambda: self._connections.contact(ask, timeout))
+        with _guarded(self._connections):
+            return self._connections.contact(ask, timeout)
 
     def _unary(
         self,
@@ -348,21 +354,24 @@ class CoordinatorClient:
         timeout_s: float | None = None,
     ) -> _Answer:
         timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        with self._connections.transfer() as connection:
-            return self._guarded(
-                lambda: method(connection.stub)(request, metadata=self._metadata, timeout=timeout)
-            )
+        # It ends by its time limit, and gets all of it.
+        with self._connections.transfer(timeout) as transfer, _guarded(transfer.connection):
+            stub = transfer.connection.stub
+            return method(stub)(request, metadata=self._metadata, timeout=timeout)
 
-    def _guarded(self, call: Callable[[], _Answer]) -> _Answer:
-        try:
-            return call()
-        except grpc.RpcError as error:
-            raise _refused(error) from None
-        except ValueError as error:
-            # All that gRPC says of a call on a channel that another thread has closed.
-            if "closed channel" not in str(error):
-                raise
-            raise Refused("", grpc.StatusCode.CANCELLED, "the client is closed") from None
+
+@contextmanager
+def _guarded(way: Connection | Connections) -> Iterator[None]:
+    """Failures of a call that goes this way become Refused."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _refused(error) from None
+    except ValueError:
+        # All that gRPC says of a call on a channel that another thread has closed.
+        if not way.is_closed:
+            raise
+        raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
 
 
 def _stream_timeout_s(size_bytes: int) -> float:

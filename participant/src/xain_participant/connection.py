@@ -3,54 +3,78 @@
 A connection can be dead without either end having heard of it: the peer lost its power, a NAT
 forgot us, a middlebox acknowledges everything and passes on nothing. gRPC itself may take minutes
 to find out; by then the lease is long over. So a sign of life that is not answered within SILENCE_S
-is repeated over a fresh connection, and if that answers it is the connection from then on. With the
-default lease of 15 s and heartbeats every 10 s this is early enough to keep it.
+is repeated over a fresh connection, and the first answer counts. With the default lease of 15 s and
+heartbeats every 10 s this is early enough to keep it.
 
-The old one may as well be slow, because an upload fills the line. It carries its transfers to their
-end, and is closed then, or when nothing has moved on it for STALL_S: their owners try again.
+Who does not answer may as well be slow: a coordinator with much to do answers the old question,
+too, and then the fresh connection is closed again. A dead line never does. So the old connection is
+replaced only if it was silent for GRACE_S more, although the coordinator answers elsewhere. It
+carries its transfers to their end, since it may be they that fill the line, and is closed then, or
+when none of them gets on: their owners try again.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from queue import Empty
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from xain_participant.runtime import Queue, Runtime
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
 SILENCE_S = 2.0
+# Together the time limit of a sign of life, so that whoever answers within it is never replaced.
+GRACE_S = 3.0
+# Between two fresh connections: a little less than between two heartbeats, so each may have one.
+# Twice as long after each that was needless, else a slow coordinator would be asked everything
+# twice just when it has too much to do.
+MIN_PAUSE_S = 8.0
+MAX_PAUSE_S = 120.0
 # A chunk takes 8 s on the slowest line that is worth using.
 STALL_S = 20.0
 
 _Answer = TypeVar("_Answer")
+_Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+class Question(Protocol[_Answer_co]):
+    """What the `future` of a method returns, as far as it is used here."""
+
+    def done(self) -> bool: ...
+    def code(self) -> grpc.StatusCode: ...
+    def result(self) -> _Answer_co: ...
+    def cancel(self) -> object: ...
+    def add_done_callback(self, fn: Callable[[Any], None], /) -> None: ...
+
+
+class Stream(Protocol):
+    """What ends with its connection."""
+
+    def cancel(self) -> None: ...
 
 
 class Connection:
     """One channel, and what is under way on it."""
 
-    def __init__(self, channel: grpc.Channel, now: Callable[[], float]) -> None:
+    def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
-        self._now = now
-        self._watch: Any = None
+        self._watch: Stream | None = None
         self.stub = CoordinatorStub(channel)
-        self.num_transfers = 0
+        self.transfers: list[Transfer] = []
         self.is_retired = False
-        self.moved()
-
-    def moved(self) -> None:
-        """A transfer gets on."""
-        self._moved_at = self._now()
+        self.is_closed = False
 
     @property
-    def is_stalled(self) -> bool:
-        return self._now() - self._moved_at > STALL_S
+    def gets_on(self) -> bool:
+        return any(not transfer.is_overdue for transfer in self.transfers)
 
-    def add_watch(self, call: Any) -> None:
-        """A stream that ends when this connection is not the one that is used any more."""
-        self._watch = call
+    def add_watch(self, watch: Stream) -> None:
+        """A stream that is cancelled when this connection is not the one that is used any more."""
+        self._watch = watch
         if self.is_retired:
-            call.cancel()
+            watch.cancel()
 
     def retire(self) -> None:
         self.is_retired = True
@@ -60,23 +84,43 @@ class Connection:
     def close(self) -> None:
         """Cancels what is under way. An upload hears of it when gRPC has got rid of its last bytes,
         or the kernel has given up on them, which takes as long as grpc.keepalive_timeout_ms."""
+        self.is_closed = True
         self._channel.close()
+
+
+class Transfer:
+    """Something that may take long, over the connection that was in use when it began."""
+
+    def __init__(self, connection: Connection, now: Callable[[], float], allowed_s: float) -> None:
+        self.connection = connection
+        self._now = now
+        self.allow(allowed_s)
+
+    def allow(self, seconds: float) -> None:
+        """It gets on, and may take this long until it does so again."""
+        self._due_at = self._now() + seconds
+
+    @property
+    def is_overdue(self) -> bool:
+        return self._now() > self._due_at
 
 
 class Connections:
     """The one that is used, the one that it has replaced, and one that is being tried.
 
     Safe to use from several threads, but contact() from one.
-    open_: a new channel. now: seconds, monotonic.
+    open_: a new channel.
     """
 
-    def __init__(self, open_: Callable[[], grpc.Channel], now: Callable[[], float]) -> None:
+    def __init__(self, open_: Callable[[], grpc.Channel], runtime: Runtime) -> None:
         self._open = open_
-        self._now = now
+        self._runtime = runtime
         self._lock = threading.Lock()  # never held while something may wait
-        self._current = Connection(open_(), now)
+        self._current = Connection(open_())
         self._open_ones = [self._current]  # the oldest first
-        self._is_closed = False
+        self._pause_s = MIN_PAUSE_S
+        self._not_before = runtime.now()  # when there may be another fresh one
+        self.is_closed = False
 
     @property
     def current(self) -> Connection:
@@ -85,80 +129,115 @@ class Connections:
     def close(self) -> None:
         """Cancel what is under way. Later calls raise ValueError, as on a closed channel."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             connections = list(self._open_ones)
         for connection in connections:
             connection.close()
 
     def contact(
-        self, ask: Callable[[CoordinatorStub, float], _Answer], timeout_s: float
+        self, ask: Callable[[CoordinatorStub, float], Question[_Answer]], timeout_s: float
     ) -> _Answer:
         """Ask a question that may be asked twice, for timeout_s in all. Raises grpc.RpcError."""
-        self._close_stalled()
-        first_s = min(SILENCE_S, timeout_s / 2)
-        try:
-            return ask(self._current.stub, first_s)
-        except grpc.RpcError as error:
-            if _code(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise
-        return self._ask_afresh(ask, timeout_s - first_s)
+        self._close_unused()
+        asked = _Asked[_Answer](self._runtime.queue())
+        silence_s = min(SILENCE_S, timeout_s / 2)
+        question = asked.add(ask(self._current.stub, timeout_s))
+        if asked.is_done(silence_s):
+            if _is_answered(question):
+                self._pause_s = MIN_PAUSE_S
+        elif self._runtime.now() >= self._not_before:
+            return self._ask_afresh(ask, timeout_s - silence_s, asked, question)
+        else:
+            asked.is_done()
+        return question.result()
 
     @contextmanager
-    def transfer(self) -> Iterator[Connection]:
-        """The connection for something that may take long; tell it what moves."""
+    def transfer(self, allowed_s: float) -> Iterator[Transfer]:
+        """Something that may take long; tell it what moves. allowed_s: until it does so first."""
         with self._lock:
             connection = self._current
-            connection.num_transfers += 1
-        connection.moved()
+            transfer = Transfer(connection, self._runtime.now, allowed_s)
+            connection.transfers.append(transfer)
         try:
-            yield connection
+            yield transfer
         finally:
             with self._lock:
-                connection.num_transfers -= 1
+                connection.transfers.remove(transfer)
             self._close_unused()
 
     def _ask_afresh(
-        self, ask: Callable[[CoordinatorStub, float], _Answer], timeout_s: float
+        self,
+        ask: Callable[[CoordinatorStub, float], Question[_Answer]],
+        timeout_s: float,
+        asked: "_Asked[_Answer]",
+        old: Question[_Answer],
     ) -> _Answer:
-        fresh = Connection(self._open(), self._now)
-        with self._lock:
-            self._open_ones.append(fresh)
-            is_closed = self._is_closed
-        if is_closed:
-            fresh.close()  # and the question is refused
-        is_answered = False
+        self._not_before = self._runtime.now() + self._pause_s
+        fresh = self._open_fresh()
+        is_needed = False
         try:
-            answer = ask(fresh.stub, timeout_s)
-            is_answered = True
-        except grpc.RpcError as error:
-            is_answered = _code(error) not in _NO_ANSWER
-            raise
+            new = asked.add(ask(fresh.stub, timeout_s))
+            asked.is_done()
+            if not _is_answered(old) and not _is_answered(new):
+                asked.is_done()  # one has failed, which says nothing about the other
+            if _is_answered(old) or not _is_answered(new):
+                return old.result()
+            if not old.done():
+                asked.is_done(GRACE_S)
+            # One that was told that it is broken is not silent: gRPC connects it again.
+            is_needed = not old.done() or old.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return new.result()
         finally:
-            if is_answered:
+            if is_needed:
                 self._use(fresh)
+                old.cancel()
             else:
                 fresh.retire()
+                self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
+                self._not_before = self._runtime.now() + self._pause_s
             self._close_unused()
-        return answer
+
+    def _open_fresh(self) -> Connection:
+        fresh = Connection(self._open())
+        with self._lock:
+            self._open_ones.append(fresh)
+            is_closed = self.is_closed
+        if is_closed:
+            fresh.close()  # and the question is refused
+        return fresh
 
     def _use(self, fresh: Connection) -> None:
         with self._lock:
             old, self._current = self._current, fresh
+        self._pause_s = MIN_PAUSE_S
         old.retire()
 
     def _close_unused(self) -> None:
-        self._close(lambda connection: connection.num_transfers == 0)
-
-    def _close_stalled(self) -> None:
-        self._close(lambda connection: connection.is_stalled)
-
-    def _close(self, is_over: Callable[[Connection], bool]) -> None:
-        """Those that are not used any more and of which this is true."""
+        """Those that have been replaced, and on which nothing gets on."""
         with self._lock:
-            ended = [c for c in self._open_ones if c.is_retired and is_over(c)]
+            ended = [c for c in self._open_ones if c.is_retired and not c.gets_on]
             self._open_ones = [c for c in self._open_ones if c not in ended]
         for connection in ended:
             connection.close()
+
+
+class _Asked(Generic[_Answer]):
+    """Questions under way, each of which ends by its own time limit at the latest."""
+
+    def __init__(self, ended: Queue[Any]) -> None:
+        self._ended = ended
+
+    def add(self, question: Question[_Answer]) -> Question[_Answer]:
+        question.add_done_callback(self._ended.put)
+        return question
+
+    def is_done(self, timeout_s: float | None = None) -> bool:
+        """Wait for the next one to end. Whether it did in time."""
+        try:
+            self._ended.get(timeout_s)
+        except Empty:
+            return False
+        return True
 
 
 # What comes from our own side of a connection, and says nothing about the other.
@@ -169,7 +248,5 @@ _NO_ANSWER = (
 )
 
 
-def _code(error: grpc.RpcError) -> grpc.StatusCode:
-    # Every error of a blocking call is the call, too; the types do not say so.
-    code: grpc.StatusCode = error.code()
-    return code
+def _is_answered(question: Question[Any]) -> bool:
+    return question.done() and question.code() not in _NO_ANSWER

@@ -121,6 +121,14 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
+class Saving:
+    """Train has made a result, and the adapter writes it to where it outlives the process. Trained
+    follows."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """Train has made a result, which the adapter keeps until it is told to Drop it.
     is_durable: it does so even if the process ends."""
@@ -175,6 +183,7 @@ Event = (
     | AskedToWait
     | Advertised
     | Assigned
+    | Saving
     | Trained
     | TrainingFailed
     | HandedIn
@@ -333,11 +342,13 @@ class _Contact(Enum):
 
 @dataclass(slots=True)
 class _Busy:
-    """The piece of work that the adapter does now. void: it belongs to a session that is gone."""
+    """The piece of work that the adapter does now. void: it belongs to a session that is gone.
+    saving: its result is being written to the disk."""
 
     call: Call
     round: int
     void: bool = False
+    saving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +423,9 @@ class Protocol:
                 self._set_contact(retry_after_s or self._backoff_after_contact())
             case Advertised():
                 self._on_advertised(event)
+            case Saving():
+                if self._busy is not None:
+                    self._busy.saving = True
             case Assigned() | Trained() | HandedIn() | TrainingFailed():
                 self._on_outcome(event)
             case RefusedBy():
@@ -425,11 +439,18 @@ class Protocol:
             case StopRequested(code):
                 # Whoever leaves is replaced. One that comes back with its result before the lease
                 # is over still has its place, and the result is wanted.
-                if self._held is None or not self._is_durable:
+                if not self._comes_back_with_a_result:
                     self._out.append(Leave())
                 self._exit(code, "asked to stop")
             case _:
                 assert_never(event)
+
+    @property
+    def _comes_back_with_a_result(self) -> bool:
+        """Whether the next process will have one, as far as we know."""
+        if self._busy is not None and self._busy.saving and not self._busy.void:
+            return True
+        return self._held is not None and self._is_durable
 
     # --- contact ---
 

@@ -38,7 +38,7 @@ class Keeper(Protocol):
         ...
 
     def load(self) -> Result | None:
-        """What is kept. Never raises: what cannot be used is as good as none."""
+        """What is kept. What cannot be used is as good as none."""
         ...
 
     def keep(self, result: Result) -> None:

@@ -9,8 +9,9 @@
 - `result-*.npy`: its vector. One that result.json does not name is the rest of a crash.
 - `lock`: held by the process that uses the folder.
 
-What cannot be used, because it is damaged or somebody else's, is renamed to `*.damaged` for people
-to look at, and never sent. Losing a result costs one training; sending a wrong one costs a model.
+What was read and cannot be used, because it is damaged or somebody else's, is renamed to
+`*.damaged` for people to look at, and never sent. Losing a result costs one training; sending a
+wrong one costs a model. What cannot be read now stays as it is: that may pass.
 """
 
 import errno
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from xain_messaging.names import why_not
+from xain_messaging.process.durable import make_directory, sync_directory
 from xain_participant.download import Damaged, Download
 from xain_participant.identity import default_participant_id
 from xain_participant.metrics import MAX_JSON_BYTES
@@ -88,7 +90,7 @@ class StateDirectory:
         self._log = structlog.get_logger(__name__)
         self._using = threading.Lock()
         try:
-            _make_directory(self._path)
+            make_directory(self._path, mode=0o700)
             self._lock: _FolderLock | None = _FolderLock(self._path)
             try:
                 self.participant_id = self._identity(participant_id)
@@ -115,9 +117,16 @@ class StateDirectory:
     # --- the result ---
 
     def load(self) -> Result | None:
-        """The result that is kept. Never raises: what cannot be used is set aside."""
+        """The result that is kept. None if it cannot be used: it is set aside then, or left as it
+        is if it cannot be read now. Raises ValueError once this is closed."""
         with self._using:
-            kept, result = self._load()
+            if self._lock is None:
+                raise ValueError(f"state directory {self._path}: it is closed")
+            try:
+                kept, result = self._load()
+            except (OSError, MemoryError) as error:
+                self._log.warning("result_unreadable", round=-1, reason=_why(error))
+                return None
             self._sweep(kept.vector if kept is not None and result is not None else "")
             return result
 
@@ -161,6 +170,7 @@ class StateDirectory:
         self._sweep("")
 
     def _load(self) -> "tuple[_Kept | None, Result | None]":
+        """Raises OSError and MemoryError."""
         kept: _Kept | None = None
         try:
             kept = self._read(_RESULT, _Kept)
@@ -176,7 +186,7 @@ class StateDirectory:
         return kept, result
 
     def _read_vector(self, kept: "_Kept") -> NDArray[Any]:
-        """(d,), the only copy in memory. Raises _Unusable."""
+        """(d,), the only copy in memory. Raises _Unusable, OSError and MemoryError."""
         try:
             with (self._path / kept.vector).open("rb") as file:
                 # Before there is memory for it: a wrong size may be any.
@@ -189,8 +199,8 @@ class StateDirectory:
             return download.vector()
         except Damaged as damaged:
             raise _Unusable(f"its vector: {damaged}") from None
-        except OSError as error:
-            raise _Unusable(f"its vector: {error.strerror}") from None
+        except _WILL_NOT_PASS as error:
+            raise _Unusable(f"its vector: {_why(error)}") from None
 
     # --- who it is ---
 
@@ -240,18 +250,18 @@ class StateDirectory:
             with suppress(OSError):
                 part.unlink()
             raise
-        _sync_directory(self._path)
+        sync_directory(self._path)
         return size_bytes, digest.hexdigest()
 
     def _read(self, name: str, kind: "type[_RecordT]") -> "_RecordT | None":
-        """None if there is no such file. Raises _Unusable."""
+        """None if there is no such file. Raises _Unusable and OSError."""
         try:
             with (self._path / name).open("rb") as file:
                 data = file.read(_MAX_RECORD_BYTES + 1)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise _Unusable(error.strerror or type(error).__name__) from None
+        except _WILL_NOT_PASS as error:
+            raise _Unusable(_why(error)) from None
         if len(data) > _MAX_RECORD_BYTES:
             raise _Unusable(f"longer than {_MAX_RECORD_BYTES} bytes")
         return _unsealed(data, kind)
@@ -285,6 +295,14 @@ class StateDirectory:
 
 class _Unusable(Exception):
     """Its text says why."""
+
+
+# Others may be over soon, as too many open files or a network file system that is away.
+_WILL_NOT_PASS = (FileNotFoundError, IsADirectoryError)
+
+
+def _why(error: OSError | MemoryError) -> str:
+    return (isinstance(error, OSError) and error.strerror) or type(error).__name__
 
 
 class _Record(BaseModel):
@@ -400,28 +418,3 @@ else:
 def _open_private(path: str, flags: int) -> int:
     """An update may tell something of the data that it was trained on."""
     return os.open(path, flags, 0o600)
-
-
-def _make_directory(directory: Path) -> None:
-    missing = []
-    current = directory
-    while not current.exists():
-        missing.append(current)
-        current = current.parent
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for created in missing:
-        _sync_directory(created.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    if sys.platform == "win32":
-        return  # a directory cannot be opened there; NTFS journals its names itself
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        # Some network file systems have no such operation: there is nothing more we can ask for.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(fd)

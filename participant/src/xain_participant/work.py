@@ -4,7 +4,7 @@ Which piece comes when, the protocol decides; here each is one call that ends in
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -31,6 +31,7 @@ class Work:
     """Does one piece at a time. Between two pieces, the owner may look at `result` and drop it.
 
     keeper: keeps the result, too, for as long as it is not dropped; begins with what it has.
+    on_saving: told the round before its result is kept, which may take a while.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Work:
         client: CoordinatorClient,
         participant_id: str,
         keeper: Keeper | None = None,
+        on_saving: Callable[[int], None] = lambda round_: None,
     ) -> None:
         self._participant = participant
         self._client = client
@@ -48,6 +50,8 @@ class Work:
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
         self._keeper = keeper
+        self._on_saving = on_saving
+        self._is_abandoned = False
         self.result = keeper.load() if keeper is not None else None
         # Of which a result will be. Set by the owner before TRAIN.
         self.session_id = ""
@@ -83,6 +87,11 @@ class Work:
         self.result = None
         if self._keeper is not None:
             self._keeper.forget()
+
+    def abandon(self) -> None:
+        """Keep nothing any more that is not being kept already: the participant's own code may go
+        on for long, and the next run may have kept its result in the same place by then."""
+        self._is_abandoned = True
 
     def _begin_round(self) -> p.Event:
         return self.assign(self._client.start_round())
@@ -120,8 +129,9 @@ class Work:
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""
         # Of a session without a name nobody could tell later whether it is still the same.
-        if self._keeper is None or not result.session_id:
+        if self._keeper is None or not result.session_id or self._is_abandoned:
             return False
+        self._on_saving(result.round)
         try:
             self._keeper.keep(result)
         except NotKept as not_kept:

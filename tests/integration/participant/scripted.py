@@ -238,6 +238,8 @@ class ScriptedCoordinator(CoordinatorServicer):
             return pb.PutWeightsResponse(ref=self.answer_uploads_with)
         chunks = [first.data, *(request.data for request in request_iterator)]
         data = b"".join(chunks)
+        if self.after["PutWeights"]:
+            self.after["PutWeights"].popleft()(context)
         assert first.header.size_bytes == len(data)
         assert first.header.digest == digest(data)
         key = f"{first.header.round}/{name}"

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,91 @@ def test_a_full_disk_costs_no_training(
         ("result_not_kept", 0, "No space left on device"),
         ("result_not_kept", 1, "No space left on device"),
     ]
+
+
+@pytest.fixture
+def stuck(state: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator["Stuck"]:
+    stuck = Stuck(state)
+    monkeypatch.setattr(state, "keep", stuck.keep)
+    yield stuck
+    stuck.may_write.set()
+
+
+class Stuck:
+    """A disk that is slow."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._keep = state.keep
+        self.is_writing = threading.Event()
+        self.may_write = threading.Event()
+        self.has_written = threading.Event()
+
+    def keep(self, result: Result) -> None:
+        self.is_writing.set()
+        assert self.may_write.wait(PATIENCE_S)
+        self._keep(result)
+        self.has_written.set()
+
+
+def test_who_is_stopped_while_its_result_is_written_keeps_its_place(
+    serve: Serve, state: StateDirectory, stuck: Stuck
+) -> None:
+    """It comes back with it."""
+    server = serve()
+    agent = Agent(Adder(), server.target, "ward-7", state=state)
+    codes: list[int] = []
+    running = threading.Thread(target=lambda: codes.append(agent.run()))
+    running.start()
+    assert stuck.is_writing.wait(PATIENCE_S)
+    agent.stop(143)
+    running.join(PATIENCE_S)
+    stuck.may_write.set()
+    assert codes == [143]
+    assert pb.FINISHED not in {said for said, _ in server.heartbeats}, "that would be goodbye"
+    assert stuck.has_written.wait(PATIENCE_S)
+    left = state.load()
+    assert left is not None
+    assert left.round == 0
+
+
+class Slow(Adder):
+    """Trains until it may end, whatever becomes of its run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        self.has_begun.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return super().train_round(weights, epochs, epoch_base)
+
+
+def test_a_run_that_was_left_keeps_nothing(serve: Serve, state: StateDirectory) -> None:
+    """The participant's own code cannot be interrupted. When it is done the next run may have kept
+    what it has trained itself."""
+    server = serve()
+    server.before["EndTrainingRound"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 10_000)
+    slow = Slow()
+    left = Agent(slow, server.target, "ward-7", state=state)
+    running = threading.Thread(target=left.run)
+    running.start()
+    assert slow.has_begun.wait(PATIENCE_S)
+    left.stop()
+    running.join(PATIENCE_S)
+    server.ledger.round = 1
+    second = Agent(Adder(), server.target, "ward-7", state=state)
+    running = threading.Thread(target=second.run)
+    running.start()
+    server.wait_until(lambda: server.calls["EndTrainingRound"] >= 1)
+    slow.may_end.set()
+    left._tasks[0].join(PATIENCE_S)
+    kept = state.load()
+    second.stop()
+    running.join(PATIENCE_S)
+    assert kept is not None
+    assert kept.round == 1
 
 
 def test_the_name_is_the_states(serve: Serve, folder: Path) -> None:

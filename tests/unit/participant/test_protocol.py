@@ -580,6 +580,19 @@ def test_who_stops_with_a_durable_result_keeps_its_place(joined: Talk, is_durabl
     assert joined.hear(p.StopRequested(143)) == [*left, p.Exit(143, "asked to stop")]
 
 
+def test_who_stops_while_its_result_is_written_keeps_its_place(joined: Talk) -> None:
+    """As far as we know it comes back with it."""
+    joined.advertise(3)
+    assert joined.hear(p.Assigned(3), p.Saving(3)) == []
+    assert joined.hear(p.StopRequested(143)) == [p.Exit(143, "asked to stop")]
+
+
+def test_a_result_that_could_not_be_written_is_nothing_to_come_back_with(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(p.Assigned(3), p.Saving(3), p.Trained(3, is_durable=False))
+    assert joined.hear(p.StopRequested(143)) == [p.Leave(), p.Exit(143, "asked to stop")]
+
+
 def test_who_stops_with_a_result_from_before_keeps_its_place(back: Talk) -> None:
     assert back.hear(p.StopRequested(143)) == [p.Exit(143, "asked to stop")]
 

@@ -49,6 +49,7 @@ class World(RuleBasedStateMachine):
         self.call: p.Action | None = None
         self.exits: list[p.Exit] = []
         self.acknowledged: set[int] = set()
+        self.saving = False
         self.stale = False  # the running work may belong to a session that is gone
         self.session = ""
         self.watching = False
@@ -79,7 +80,7 @@ class World(RuleBasedStateMachine):
             case p.BeginRound() | p.Train() | p.HandIn():
                 assert self.running is None, "two pieces of work at a time"
                 self.running = action
-                self.stale = False
+                self.stale = self.saving = False
                 if isinstance(action, p.Train):
                     assert self.held is None, "a result is thrown away without being dropped"
                     assert action.round not in self.acknowledged, "nobody wants it again"
@@ -136,6 +137,14 @@ class World(RuleBasedStateMachine):
         assert isinstance(self.running, p.BeginRound)
         number, self.running = self.running.round if same else round_, None
         self.hear(p.Assigned(number, accepted))
+
+    @alive
+    @precondition(lambda self: isinstance(self.running, p.Train) and self.trained_in)
+    @rule()
+    def saving_begins(self) -> None:
+        assert isinstance(self.running, p.Train)
+        self.saving = True
+        self.hear(p.Saving(self.running.round))
 
     @alive
     @precondition(lambda self: isinstance(self.running, p.Train))
@@ -202,7 +211,8 @@ class World(RuleBasedStateMachine):
         if not self.exits:
             actions = deepcopy(self.protocol).handle(p.StopRequested(143))
             if actions[-1] == p.Exit(143, "asked to stop"):
-                assert (p.Leave() in actions) == (self.on_disk is None)
+                is_saving = self.running is not None and self.saving and not self.stale
+                assert (p.Leave() in actions) == (self.on_disk is None and not is_saving)
 
     @invariant()
     def the_disk_has_nothing_else_than_what_is_held(self) -> None:

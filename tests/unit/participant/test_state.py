@@ -268,6 +268,73 @@ def test_a_vector_that_is_set_aside_is_kept_for_people(state: StateDirectory, fo
     assert len(names(folder)) == 4
 
 
+def fails_to_open(monkeypatch: pytest.MonkeyPatch, pattern: str, error: Exception) -> None:
+    """As files do whose disk is away, or for which this process has no place left."""
+    opened = Path.open
+
+    def open_(path: Path, *args: Any, **options: Any) -> Any:
+        if path.match(pattern):
+            raise error
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_)
+
+
+PASSING = {
+    "EMFILE": OSError(errno.EMFILE, "Too many open files"),
+    "EIO": OSError(errno.EIO, "Input/output error"),
+    "EACCES": PermissionError(errno.EACCES, "Permission denied"),
+    "memory": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("error", PASSING.values(), ids=PASSING)
+@pytest.mark.parametrize("pattern", ["result.json", "result-*.npy"])
+def test_a_result_that_cannot_be_read_now_is_there_later(
+    state: StateDirectory,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pattern: str,
+    error: Exception,
+) -> None:
+    state.keep(RESULT)
+    before = names(folder)
+    with monkeypatch.context() as passing, capture_logs() as logs:
+        fails_to_open(passing, pattern, error)
+        assert state.load() is None
+    reason = getattr(error, "strerror", "MemoryError")
+    assert [(e["event"], e["reason"]) for e in logs] == [("result_unreadable", reason)]
+    assert names(folder) == before
+    assert_is(state.load(), RESULT)
+
+
+def test_a_name_that_cannot_be_read_now_is_not_made_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be another participant from then on, whose result is a stranger's."""
+    with StateDirectory(folder) as state:
+        name = state.participant_id
+        state.keep(RESULT)
+    with monkeypatch.context() as passing:
+        fails_to_open(passing, "participant.json", PASSING["EMFILE"])
+        with pytest.raises(StateError, match="it cannot be used: Too many open files"):
+            StateDirectory(folder)
+    with StateDirectory(folder) as state:
+        assert state.participant_id == name
+        assert_is(state.load(), RESULT)
+
+
+def test_nothing_is_loaded_once_it_is_closed(state: StateDirectory, folder: Path) -> None:
+    """The next one may be writing there."""
+    state.close()
+    with StateDirectory(folder, "ward-7"):
+        part = folder / "result-0123456789abcdef.npy.part"
+        part.touch()
+        with pytest.raises(ValueError, match="it is closed"):
+            state.load()
+        assert part.exists()
+
+
 def test_the_files_of_others_are_left_alone(state: StateDirectory, folder: Path) -> None:
     """Somebody may name a folder that is not empty."""
     theirs = {"result-1.npy", "results.json", "model.npy", ".profile", "result.json.part2"}
