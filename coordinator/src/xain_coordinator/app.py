@@ -110,7 +110,6 @@ class Coordinator:
                 self._access = PrefixedAccess(opened.access, session.session_id)
             self._bucket = _xain_bucket(session, whole, self.store, config)
             _require_weights(session, self.store, config)
-            _require_latest(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
@@ -161,21 +160,32 @@ class Coordinator:
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be
             # acknowledged beside it: after all that can go wrong, and before everything else.
-            await run_to_end(self._fence.take_over)
+            await run_to_end(self._take_over, self._fence)
             self._watch = asyncio.create_task(self._fence.watch(self.driver))
         self.driver.start(self._worker)
         await self._server.start()
+
+    def _take_over(self, fence: Fence) -> None:
+        # A copy that is behind must not end the coordinator that is ahead of it. Afterwards the
+        # other one publishes nothing more; what it has published meanwhile is seen here.
+        self._require_latest()
+        fence.take_over()
+        self._require_latest()
+
+    def _require_latest(self) -> None:
+        _require_latest(self.driver.session, self.store, self._config)
 
     async def stop(self) -> None:
         """Not serving, drain, persist. A step that fails does not keep the others from happening;
         its error is raised at the end."""
         async with contextlib.AsyncExitStack() as steps:  # the last one first
-            steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             if self._opened is not None:
                 steps.push_async_callback(asyncio.to_thread, self._opened.close)
+            # It may hang in a store that does not answer.
+            steps.push_async_callback(self._end_watch)
+            steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
             steps.push_async_callback(self._worker.close)
-            steps.push_async_callback(self._end_watch)
             if self._server is not None:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)
 

@@ -24,7 +24,13 @@ import structlog
 from xain_coordinator.core import events as e
 from xain_coordinator.core.commands import BeginUpload, Command, EndTrainingRound, Tick
 from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
-from xain_coordinator.core.errors import LateUpdate, NotAMember, Refusal, Unavailable
+from xain_coordinator.core.errors import (
+    LateUpdate,
+    NotAMember,
+    NotInRound,
+    Refusal,
+    Unavailable,
+)
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
 from xain_coordinator.core.session import (
     Session,
@@ -33,6 +39,7 @@ from xain_coordinator.core.session import (
     decide,
     evolve,
     fold,
+    goes_on_training,
     next_deadline,
     open_session,
     resume,
@@ -53,6 +60,9 @@ MAX_UNSAVED_RECORDS = 30_000
 
 # Late updates that are remembered, so that one which is sent again is not counted again.
 MAX_LATE = 10_000
+
+# How long an update waits for a model to be made.
+NEXT_ROUND_S = 30.0
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
@@ -343,9 +353,32 @@ class Driver:
 
         Raises Unavailable when the coordinator stops.
         """
-        await self._changed.wait()
+        changed = self._changed
+        if self._watchable and self.failure is None:
+            await changed.wait()
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
+
+    async def submit_update(self, command: EndTrainingRound) -> Reply:
+        """As `submit`. What comes while a model is made that it is too late for waits for the round
+        that takes it, for NEXT_ROUND_S: its sender would wait for longer, and one that does not
+        know how to come again would give up."""
+        refused: Refusal | None = None
+        try:
+            async with asyncio.timeout(NEXT_ROUND_S):
+                while True:
+                    try:
+                        return await self.submit(command)
+                    except NotInRound as refusal:
+                        refused = refusal
+                    if goes_on_training(self._decided, command.participant_id):
+                        await self.changed()
+                    elif self._decided.phase is not Phase.COLLECTING:
+                        raise refused
+        except TimeoutError:
+            if refused is None:
+                raise
+            raise refused from None
 
     def _wake_watchers(self) -> None:
         self._changed.set()

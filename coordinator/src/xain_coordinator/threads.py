@@ -28,8 +28,10 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:  # the work's own; raised below
-            break
+        except BaseException:
+            if not running.done():
+                raise  # thrown at us, by whoever ends the event loop
+            break  # the work's own; raised below
     if cancelled is not None:
         running.exception()  # nobody is left to hear it
         raise cancelled

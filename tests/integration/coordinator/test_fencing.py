@@ -662,6 +662,44 @@ async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
                 await newer.stop()
 
 
+async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Path) -> None:
+    """Between its first look at the journal and the end of its start the session goes on without
+    it: it does not overtake the coordinator that is ahead."""
+
+    def config(name: str) -> CoordinatorConfig:
+        return CoordinatorConfig.model_validate(
+            {
+                "storage": {"path": str(tmp_path / "weights")},
+                "journal": {"path": str(tmp_path / name / "journal.sqlite")},
+                "metrics": {"kind": "none"},
+                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
+                "rounds": {"rounds": 2, "min_participants": 2},
+            }
+        )
+
+    async with running(config("original")) as original:
+        a, b = Member(original.port, "a"), Member(original.port, "b")
+        await a.rendezvous()
+        await b.rendezvous()
+        await a.until(pb.ROUND, 0)
+        await a.hand_in([1.0])
+        copy_journal(tmp_path / "original", tmp_path / "copy")
+        copy = Coordinator(config("copy"))
+        try:
+            await b.hand_in([3.0])
+            await a.until(pb.ROUND, 1)
+            with pytest.raises(TakenOver, match="/1/global"):
+                await copy.start()
+        finally:
+            await copy.stop()
+        await a.hand_in([5.0], round_=1)
+        await b.hand_in([7.0], round_=1)
+        await a.until(pb.FINISHED, 1)
+        assert original.driver.failure is None
+        await a.close()
+        await b.close()
+
+
 @contextlib.asynccontextmanager
 async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     coordinator = Coordinator(config)

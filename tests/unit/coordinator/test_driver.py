@@ -15,12 +15,13 @@ from xain_coordinator.core.effects import Effect, InitialiseModel, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
     NotAMember,
+    NotInRound,
     RoundAlreadyClosed,
     StaleRound,
     Unavailable,
     UploadMissing,
 )
-from xain_coordinator.core.values import GlobalModel, Phase, Point, StoredWeights, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, Point, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.ports import JournalError, Record, Snapshot
@@ -123,11 +124,11 @@ class Recorder:
 class Bench:
     """A started driver, what it stands on, and the calls to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules = RULES) -> None:
         self.journal = HeldJournal()
         self.clock = ManualClock()
         self.worker = Recorder()
-        self.driver = Driver.open(self.journal, lambda _: self.clock, RULES, lambda: "s")
+        self.driver = Driver.open(self.journal, lambda _: self.clock, rules, lambda: "s")
         self.driver.start(self.worker)
 
     async def submit(self, command: c.Command) -> asyncio.Task[r.Reply]:
@@ -652,3 +653,90 @@ async def test_late_updates_are_remembered_within_bounds(bench, monkeypatch):
         await late(bench, update("a", round_, 1))
     assert bench.driver.num_late == 4
     assert len(bench.driver._late) == 2
+
+
+# --- updates that come while a model is made ---
+
+
+async def asynchronous_bench() -> Bench:
+    """Round 1 of an ASP session is being aggregated with the update of a, and b trains on."""
+    bench = Bench(
+        CoordinatorConfig.model_validate(
+            {"rounds": {"min_participants": 1, "max_participants": 2, "consistency": "asp"}}
+        ).rules()
+    )
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    for round_ in (0, 1):
+        for name in ("a", "b")[: 2 - round_]:
+            await bench.driver.submit(update_of(name, round_))
+        if round_ == 0:
+            await bench.driver.submit(c.AggregationDone(model_of(1)))
+    assert bench.driver.session.phase is Phase.AGGREGATING
+    return bench
+
+
+def update_of(name: str, round_: int) -> c.EndTrainingRound:
+    ref = WeightsRef(f"{round_}/{name}", 140, name)
+    return c.EndTrainingRound(name, name, round_, 1, StoredWeights(ref, "float32", (3,)))
+
+
+def model_of(round_: int) -> GlobalModel:
+    return GlobalModel(round_, WeightsRef(f"{round_}/global", 140, "m"), "float32", (3,))
+
+
+async def test_what_comes_while_a_model_is_made_goes_into_the_next():
+    """Its sender does not hear a refusal, on which some give up."""
+    bench = await asynchronous_bench()
+    late = asyncio.create_task(bench.driver.submit_update(update_of("b", 1)))
+    await settled()
+    assert not late.done()
+    await bench.driver.submit(c.AggregationDone(model_of(2)))
+    assert await late == r.Done()
+    assert bench.driver.session.round == 2
+    assert bench.driver.session.accepted("b", 1) is not None
+    await bench.driver.close()
+
+
+async def test_it_waits_also_while_the_end_of_the_round_is_being_written():
+    """What is decided counts, not what is on disk by now."""
+    bench = await asynchronous_bench()
+    bench.journal.hold()
+    published = await bench.submit(c.AggregationDone(model_of(2)))
+    await bench.journal.writing()
+    late = asyncio.create_task(bench.driver.submit_update(update_of("b", 1)))
+    await settled()
+    for _ in range(4):
+        bench.journal.let_go()
+    assert await late == r.Done()
+    await published
+    await bench.driver.close()
+
+
+async def test_what_nobody_waits_for_is_refused_at_once():
+    """Another round than it trains, or one who has its answer already."""
+    bench = await asynchronous_bench()
+    with pytest.raises(StaleRound):
+        await bench.driver.submit_update(update_of("b", 0 + 7))
+    assert await bench.driver.submit_update(update_of("a", 1)) == r.Done()
+    await bench.driver.close()
+
+
+async def test_a_stop_ends_the_wait():
+    bench = await asynchronous_bench()
+    late = asyncio.create_task(bench.driver.submit_update(update_of("b", 1)))
+    await settled()
+    bench.driver.end_watches()
+    await fails(late)
+    await fails(bench.driver.changed())
+    await bench.driver.close()
+
+
+async def test_the_wait_ends(monkeypatch):
+    """A store that is away for longer is not waited for."""
+    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.01)
+    bench = await asynchronous_bench()
+    with pytest.raises(NotInRound):
+        await bench.driver.submit_update(update_of("b", 1))
+    await bench.driver.close()

@@ -230,12 +230,12 @@ async def test_a_store_that_is_away_at_the_end_is_not_waited_for() -> None:
         await f.hand_in("p0")
         await tried_again.wait()
         await f.driver.submit(c.EffectFailed("it waited for too long"))
-        store.hook = lambda: None
         trouble = f.worker.trouble
         async with asyncio.timeout(60):
             while trouble:
                 await asyncio.sleep(0.001)  # a poll, not a race: it ends with the work
                 trouble = f.worker.trouble
+        store.hook = lambda: None
         await f.worker.close()
         assert f.driver.failure is None
     assert "1/global" not in set(store.keys())

@@ -17,7 +17,7 @@ import structlog
 from pydantic import TypeAdapter
 
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.core.values import Base, GlobalModel, WeightsRef
 from xain_coordinator.history import MAX_ROUNDS, History, RoundRecord
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
@@ -41,12 +41,24 @@ class _Series:
 
 
 @dataclass(frozen=True, slots=True)
+class _Base:
+    """What a round is trained from. key: of its model, which is one of those published."""
+
+    round: int
+    key: str
+    epochs: int
+    epoch_base: int
+    opened_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Body:
     num_records: int
     at: float
     session: Session
     rounds: tuple[RoundRecord, ...]
     models: tuple[_Series, ...]
+    bases: tuple[_Base, ...]
     contributions: dict[str, int]
     departed: tuple[str, ...]
 
@@ -72,9 +84,13 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
     body = _Body(
         num_records=snapshot.num_records,
         at=snapshot.at,
-        session=replace(snapshot.session, heard={}, lease_floor=0.0),
+        session=replace(snapshot.session, heard={}, lease_floor=0.0, bases={}),
         rounds=tuple(history.rounds),
         models=tuple(_series(history)),
+        bases=tuple(
+            _Base(round_, base.model.ref.key, base.epochs, base.epoch_base, base.opened_at)
+            for round_, base in snapshot.session.bases.items()
+        ),
         contributions=dict(history.contributions),
         departed=tuple(history.departed),
     )
@@ -144,4 +160,11 @@ def _decode(text: bytes) -> Snapshot:
         contributions=Counter(body.contributions),
         departed=dict.fromkeys(body.departed),
     )
-    return Snapshot(body.num_records, body.at, body.session, history)
+    try:
+        bases = {
+            base.round: Base(models[base.key], base.epochs, base.epoch_base, base.opened_at)
+            for base in body.bases
+        }
+    except KeyError as error:
+        raise ValueError(f"there is no model {error} to train from") from None
+    return Snapshot(body.num_records, body.at, replace(body.session, bases=bases), history)

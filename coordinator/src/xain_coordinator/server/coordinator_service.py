@@ -1,7 +1,6 @@
 """The Coordinator service: messages in, commands to the driver, replies out."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import check_name
-from xain_coordinator.core.session import goes_on_training
 from xain_coordinator.core.values import (
     DataProfile,
     ParticipantState,
@@ -32,9 +30,6 @@ from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
-# How long an update waits for the model to be made that it comes too late for. Its sender would
-# wait for longer, and one that does not know how to come again would give up.
-NEXT_ROUND_S = 30.0
 
 # READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
 # client that uses them is alive all the same.
@@ -127,7 +122,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         check_name(request.participant_id)
         round_ = request.round if request.HasField("round") else None
-        await self._next_round(participant_id)
         names = {participant_id}
         if not request.HasField("update"):
             names.add(request.participant_id)  # what lies under that name is meant
@@ -136,7 +130,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             session = self._driver.session
             number = session.trained_by(participant_id) if round_ is None else round_
             weights = await self._uploaded(participant_id, number, request)
-            await self._driver.submit(
+            await self._driver.submit_update(
                 c.EndTrainingRound(
                     participant_id=participant_id,
                     upload_name=request.participant_id,
@@ -149,13 +143,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if request.update.key == incoming_key(number, participant_id):
             self._uploads.discard_incoming(participant_id, number)
         return pb.EndTrainingRoundResponse()
-
-    async def _next_round(self, participant_id: str) -> None:
-        """While a model is made, wait for the round that takes the update of one who goes on."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(NEXT_ROUND_S):
-                while goes_on_training(self._driver.session, participant_id):
-                    await self._driver.changed()
 
     async def _uploaded(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
