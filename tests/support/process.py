@@ -58,7 +58,7 @@ class Process:
     async def died(self) -> int:
         """Wait until it has; returns the exit status, negative for the signal."""
         assert self._process is not None
-        return await self._process.wait()
+        return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     async def kill(self) -> None:
         """kill -9. Harmless if it has ended by itself meanwhile."""
@@ -110,15 +110,16 @@ class CoordinatorProcess(Process):
         """Returns when it serves."""
         lines = Lines(self.log_path)
         await self.begin(*extra)
-        while True:
-            has_ended = self.status is not None
-            for line in lines.new():
-                if '"serving"' in line:
-                    self.port = int(json.loads(line)["address"].rpartition(":")[2])
-                    return
-            if has_ended:
-                raise AssertionError(f"the coordinator did not start:\n{self.log()}")
-            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                has_ended = self.status is not None
+                for line in lines.new():
+                    if '"serving"' in line:
+                        self.port = int(json.loads(line)["address"].rpartition(":")[2])
+                        return
+                if has_ended:
+                    raise AssertionError(f"the coordinator did not start:\n{self.log()}")
+                await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
 
     async def fails(self, *extra: str) -> int:
         """Start it where it cannot; returns the exit status."""
