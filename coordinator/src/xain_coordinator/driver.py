@@ -235,7 +235,7 @@ class Driver:
         assert self._worker is not None, "start() comes first"
         for record in records:
             self.history.apply(record.event)
-            _log_event(session, record.event)
+            _log_event(self.session, session, record.event)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):
@@ -457,7 +457,13 @@ def _resolve(answer: asyncio.Future[Reply], outcome: Reply | Refusal) -> None:
         answer.set_result(outcome)
 
 
-def _log_event(session: Session, event: e.DurableEvent) -> None:
+def _awaited(session: Session) -> dict[str, object]:
+    """Who has not handed in."""
+    round_ = session.open_round
+    return {"participant": list(round_.outstanding)} if round_ is not None else {}
+
+
+def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
     fields: dict[str, object] = {"round": session.round}
     match event:
         case e.ParticipantJoined(participant_id):
@@ -478,13 +484,18 @@ def _log_event(session: Session, event: e.DurableEvent) -> None:
             log.warning("round_paused", round=number, connected=len(session.members))
         case e.RoundResumed(number):
             log.info("round_resumed", round=number, connected=len(session.members))
-        case e.UpdateAccepted(number, update):
+        case e.UpdateAccepted(number, update, staleness):
             log.info(
                 "update_accepted",
                 round=number,
                 participant=update.participant_id,
                 num_samples=update.num_samples,
+                staleness=staleness,
             )
+        case e.RoundOverdue(number):
+            log.warning("round_overdue", round=number, **_awaited(before))
+        case e.RoundClosed(number, _, "deadline"):
+            log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
             log.info("model_published", round=number, key=model.ref.key)
         case e.SessionFinished(cause):

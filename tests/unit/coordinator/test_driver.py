@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from xain_coordinator import driver as module
 from xain_coordinator.config import CoordinatorConfig
@@ -739,4 +740,31 @@ async def test_the_wait_ends(monkeypatch):
     bench = await asynchronous_bench()
     with pytest.raises(NotInRound):
         await bench.driver.submit_update(update_of("b", 1))
+    await bench.driver.close()
+
+
+async def test_who_is_late_stands_in_the_log():
+    """An operator reads there whom a round goes on without, or waits for."""
+    rules = {"min_participants": 1, "fraction_participants": 1, "deadline_s": 5.0}
+    bench = Bench(
+        CoordinatorConfig.model_validate(
+            {"rounds": {**rules, "max_participants": 2, "start_participants": 2}}
+        ).rules()
+    )
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    with capture_logs() as told:
+        bench.clock.time_s = 5.0
+        await bench.driver.submit(c.Tick())
+        await bench.driver.submit(update_of("a", 0))
+    overdue = [line for line in told if line["event"] == "round_overdue"]
+    assert [sorted(line["participant"]) for line in overdue] == [["a", "b"]]
+    with capture_logs() as told:
+        await bench.driver.submit(c.AggregationDone(model_of(1)))
+        await bench.driver.submit(update_of("b", 1))
+        bench.clock.time_s = 10.0
+        await bench.driver.submit(c.Tick())
+    closed = [line for line in told if line["event"] == "round_closed_at_deadline"]
+    assert [line["participant"] for line in closed] == [["a"]]
     await bench.driver.close()
