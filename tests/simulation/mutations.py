@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from random import Random
 from typing import Any
 from unittest import mock
 
+from simulation import oracle as oracle_module
 from simulation.scenario import Kind
 from xain_coordinator import driver as driver_module
 from xain_coordinator import fencing
 from xain_coordinator.core import events as e
+from xain_coordinator.core import pacing
 from xain_coordinator.core import session as session_module
+from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
@@ -30,6 +35,7 @@ commit = Driver._commit
 evolve = session_module.evolve
 resume = session_module.resume
 restore = driver_module._restore
+is_complete = pacing.is_complete
 begin_protocol = Protocol.__init__
 
 
@@ -97,11 +103,47 @@ def _without_lease_floor(session: Session, event: e.Event) -> Session:
     return session if isinstance(event, e.Restarted) else evolve(session, event)
 
 
-def _paused_loses_updates(session: Session, event: e.Event) -> Session:
+def _pause_loses_updates(session: Session, event: e.Event) -> Session:
     session = evolve(session, event)
     if isinstance(event, e.RoundPaused) and session.open_round is not None:
         return replace(session, open_round=replace(session.open_round, updates={}))
     return session
+
+
+def _selection_puts_off(session: Session, event: e.Event) -> Session:
+    """The deadline of the round."""
+    session = evolve(session, event)
+    if isinstance(event, e.ParticipantsSelected) and session.open_round is not None:
+        opened_at = session.open_round.opened_at + 3.0
+        return replace(session, open_round=replace(session.open_round, opened_at=opened_at))
+    return session
+
+
+@contextmanager
+def _evolve(mutant: Callable[[Session, e.Event], Session]) -> Iterator[None]:
+    """Also where the oracle folds the journal: it must not rely on that."""
+    with (
+        mock.patch.object(session_module, "evolve", mutant),
+        mock.patch.object(driver_module, "evolve", mutant),
+        mock.patch.object(oracle_module, "evolve", mutant),
+    ):
+        yield
+
+
+def _complete_at_the_least(round_: Round, rules: Rules, *, buffered: bool) -> bool:
+    return pacing.has_enough(round_, rules)
+
+
+def _complete_without_quorum(round_: Round, rules: Rules, *, buffered: bool) -> bool:
+    return is_complete(round_, replace(rules, quorum=""), buffered=buffered)
+
+
+def _complete_without_buffer(round_: Round, rules: Rules, *, buffered: bool) -> bool:
+    return is_complete(round_, replace(rules, buffer_size=1), buffered=buffered)
+
+
+def _select_no_more(num_connected: int, fraction: Fraction, over_selection: Fraction) -> int:
+    return pacing.num_wanted(num_connected, fraction)
 
 
 async def _put_early(self: GroupWriter, key: str, data: bytes) -> None:
@@ -171,6 +213,15 @@ MUTATIONS: Mapping[str, Mutation] = {
     "never close a round for its deadline": _patch(
         session_module, "round_deadline", lambda round_, rules: None
     ),
+    "put a deadline off when somebody is replaced": partial(_evolve, _selection_puts_off),
+    "close a round at the minimum": _patch(session_module, "is_complete", _complete_at_the_least),
+    "ignore the quorum": _patch(session_module, "is_complete", _complete_without_quorum),
+    "make do with a buffer of one": _patch(session_module, "is_complete", _complete_without_buffer),
+    "wait for nobody who is too far behind": _patch(
+        ClockTable, "admits", lambda table, clock: True
+    ),
+    "select no more than are wanted": _patch(session_module, "num_selected", _select_no_more),
+    "lose the updates of a round that is paused": partial(_evolve, _pause_loses_updates),
     "take a second update for a new one": _take_again,
     "count an update twice": _patch(session_module, "resume", _count_twice),
     "leave an update out": _patch(session_module, "resume", _drop_one),
@@ -194,4 +245,34 @@ SHOWS_IN: Mapping[str, Kind] = {
     "never look for a newer coordinator": Kind.OVERTAKE,
     "overwrite a published model": Kind.OVERTAKE,
     "forget a kept result": Kind.KILL_PARTICIPANT,
+}
+
+# What is seen of each: a pattern of Failed.what.
+SEEN: Mapping[str, str] = {
+    "acknowledge before the commit": "is not in the journal",
+    "run effects before the commit": "is there before the journal asks for it",
+    "never send a tick": "there is no end",
+    "never let a lease run out": "there is no end to them",
+    "never close a round for its deadline": "its deadline was at|the limit is",
+    "put a deadline off when somebody is replaced": "its deadline was at|the limit is",
+    "close a round at the minimum": "RoundClosed does not follow: it is not complete",
+    "ignore the quorum": "stays open, complete",
+    "make do with a buffer of one": "RoundClosed does not follow: it is not complete",
+    "wait for nobody who is too far behind": "RoundClosed does not follow: it is not complete",
+    "select no more than are wanted": "RoundOpened does not follow: .* were selected, and not",
+    "lose the updates of a round that is paused": "stays open, complete|were selected, and not",
+    "take a second update for a new one": "counted twice|counts twice",
+    "count an update twice": "the model of round",
+    "leave an update out": "the model of round",
+    "aggregate in the order of arrival": "the model of round",
+    "forget the work that is owed after a restart": "there is no end",
+    "let leases go on over a restart": "has a lease until",
+    "begin session time anew at a restart": "session time went back",
+    "lose a record behind a snapshot": "its journal folds to",
+    "answer an upload before it is durable": "is not durable",
+    "never look for a newer coordinator": "was overtaken, and goes on",
+    "overwrite a published model": "before the journal asks for it|is overwritten",
+    "train again what was acknowledged": "again, which was acknowledged",
+    "drop a result that could not be handed in": "twice in one life",
+    "forget a kept result": "whose result it has kept",
 }

@@ -192,10 +192,11 @@ def _partial(chance: Random, scenario: Scenario) -> Scenario:
     """Not everybody is needed."""
     n = scenario.num_participants
     if chance.random() < 0.4:
-        staleness = chance.choice((None, 1, 2))
+        staleness = chance.choice((None, 1, 1, 2))
         least = chance.randint(1, n)
         return replace(
             scenario,
+            rounds=scenario.rounds + 1,  # nobody is behind in the first ones
             rule="weighted_average",
             min_participants=least,
             start_participants=chance.randint(least, n),
@@ -205,27 +206,18 @@ def _partial(chance: Random, scenario: Scenario) -> Scenario:
         )
     least = chance.randint(1, n - 1)
     fraction = chance.choice((Fraction(1), Fraction(1, 2), Fraction(2, 3)))
+    if int((least - 1) / fraction) + 1 > n:
+        fraction = Fraction(1)
+    if fraction < 1 and chance.random() < 0.5:
+        controller = chance.choice(("random", "ordered"))  # another one selects all anyway
+        scenario = replace(scenario, controller=controller, over_selection=Fraction(1, 2))
     scenario = replace(scenario, min_participants=least, fraction=fraction)
     required = int((least - 1) / fraction) + 1
-    if required > n:
-        scenario = replace(scenario, fraction=Fraction(1))
-        required = least
     scenario = replace(scenario, start_participants=chance.randint(required, n))
-    if chance.random() < 0.3:
-        # What these settings do not allow stays as it was.
-        scenario = _if_possible(replace(scenario, over_selection=Fraction(1, 2)), scenario)
-    if chance.random() < 0.3:
+    if chance.random() < 0.4:
         quorum = chance.choice(("participant:update:50%", "*:update:1", f"*:update:{least}"))
-        scenario = _if_possible(replace(scenario, quorum=quorum), scenario)
+        scenario = replace(scenario, quorum=quorum)
     return scenario
-
-
-def _if_possible(wanted: Scenario, otherwise: Scenario) -> Scenario:
-    try:
-        wanted.rules()
-    except ValueError:
-        return otherwise
-    return wanted
 
 
 def _fleet(chance: Random, scenario: Scenario) -> Scenario:

@@ -4,23 +4,25 @@ If one is not found any more, then the simulation has lost its eye for it, or th
 it matters have become rare.
 """
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from simulation.mutations import MUTATIONS, SHOWS_IN
+from simulation.mutations import MUTATIONS, SEEN, SHOWS_IN
 from simulation.scenario import Kind, from_seed
 from simulation.world import Failed, simulate
 
 pytestmark = pytest.mark.timeout(600)  # many runs in one test, on whatever machine
 
-NUM_SEEDS = 300  # within which each must be found; most are within three
+NUM_SEEDS = 300  # within which each must be found; most are within a few dozen
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_defect_is_found(name: str) -> None:
-    with MUTATIONS[name](), pytest.raises(Failed):
+    with MUTATIONS[name](), pytest.raises(Failed) as caught:
         _simulate_all(SHOWS_IN.get(name))
+    assert re.search(SEEN[name], caught.value.what)
 
 
 def _simulate_all(kind: Kind | None) -> None:

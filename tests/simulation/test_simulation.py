@@ -15,6 +15,8 @@ from simulation.world import Failed, simulate
 pytestmark = pytest.mark.timeout(600)  # many runs in one test, on whatever machine
 
 NUM_SEEDS = 300
+# In which something was found that is rare.
+RARE_SEEDS = (1107, 1837, 2436)
 
 # What these seeds must have come across, or they prove less than they seem to.
 REACHED = (
@@ -56,7 +58,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens() -> None:
     def look(line: str) -> None:
         missing.difference_update([what for what in missing if what in line])
 
-    for seed in range(NUM_SEEDS):
+    for seed in (*range(NUM_SEEDS), *RARE_SEEDS):
         simulate(from_seed(seed), show=look)
     assert not missing
 
@@ -102,6 +104,20 @@ def test_a_failure_says_what_was_violated_and_how_to_see_it_again() -> None:
     assert "in the journal" in failed.what
     assert f"make simulate SEED={failed.scenario.seed}" in text
     assert failed.lines[-1].endswith(failed.what)
+
+
+class _Unheard:
+    def __del__(self) -> None:
+        raise ValueError("nobody hears this")
+
+
+def test_an_exception_that_nobody_hears_is_a_failure() -> None:
+    def show(line: str) -> None:
+        _Unheard()
+
+    with pytest.raises(Failed, match="nobody hears this") as caught:
+        simulate(from_seed(1), show=show)
+    assert "make simulate SEED=1" in str(caught.value)
 
 
 def test_the_command_runs_seeds_and_fails_if_one_of_them_does(

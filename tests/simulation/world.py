@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -60,6 +61,16 @@ def simulate(scenario: Scenario, show: Callable[[str], None] | None = None) -> O
     Raises Failed.
     """
     trace = Trace(show)
+    with _unraisable() as found:
+        outcome = _run(scenario, trace)
+        # What still lies about ends here, where it can be told whose it was.
+        gc.collect()
+    if found:
+        raise Failed(scenario, found[0], trace)
+    return outcome
+
+
+def _run(scenario: Scenario, trace: Trace) -> Outcome:
     world = _World(scenario, trace)
     with _surroundings(world, scenario):
         try:
@@ -244,6 +255,27 @@ class _Dates(datetime):
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
         return cls(2026, 1, 1, tzinfo=tz)
+
+
+@contextmanager
+def _unraisable() -> Iterator[list[str]]:
+    """Exceptions with nobody above them, such as of coroutines that are thrown away."""
+    found: list[str] = []
+    before = sys.unraisablehook
+
+    def take(unraisable: "sys.UnraisableHookArgs") -> None:
+        # Words: whoever keeps the object keeps it alive.
+        about = f"{unraisable.err_msg or 'Exception ignored in'}: {unraisable.object!r}"
+        found.append(f"{unraisable.exc_value!r} could not be raised. {about}")
+
+    sys.unraisablehook = take
+    # Nothing that was there before is looked through: it would take longer than the run.
+    gc.freeze()
+    try:
+        yield found
+    finally:
+        gc.unfreeze()
+        sys.unraisablehook = before
 
 
 @contextmanager
