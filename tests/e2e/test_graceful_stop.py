@@ -33,7 +33,7 @@ async def test_a_coordinator_that_is_stopped_costs_no_participant_its_work(tmp_p
         ) as one:
             a, b, c, d = one.participants.values()
             await one.until(lambda: ("handed_in", 1) in a.book() and ("handed_in", 1) in b.book())
-            await one.until(lambda: ("training", 1) in c.book() and ("training", 1) in d.book())
+            await one.until(lambda: ("at_gate", 1) in c.book() and ("at_gate", 1) in d.book())
             way.throttle(SLOW_BYTES_PER_S)
             before = way.num_bytes_up
             (gates / "d-1").unlink()
@@ -71,7 +71,7 @@ async def test_a_participant_that_is_stopped_hands_in_what_it_has(tmp_path, numb
         flags=lambda name: (f"--gates={gates}", f"--state-dir={states / name}"),
     ) as one:
         a, *_ = one.participants.values()
-        await one.until(lambda: ("training", 1) in a.book())
+        await one.until(lambda: ("at_gate", 1) in a.book())
         assert await one.coordinator.stop() == 0
         (gates / "a-1").unlink()
         await one.until(lambda: ("trained", 1) in a.book())

@@ -53,8 +53,12 @@ class Trainee(Participant):
     def note(self, progress: Progress) -> None:
         """The agent's observer."""
         self._round = progress.round
-        if self._book >= 0 and progress.what in STEPS:
-            os.write(self._book, f"{progress.what} {progress.round}\n".encode())
+        if progress.what in STEPS:
+            self._write(progress.what)
+
+    def _write(self, what: str) -> None:
+        if self._book >= 0:
+            os.write(self._book, f"{what} {self._round}\n".encode())
 
     def init_weights(self) -> NDArray[Any]:
         self._take_time(np.random.default_rng(self._number))
@@ -73,8 +77,11 @@ class Trainee(Participant):
 
     def _take_time(self, chance: np.random.Generator) -> None:
         time.sleep(chance.uniform(0.0, self._pace_s))
-        while self._gates is not None and (self._gates / f"{self._name}-{self._round}").exists():
-            time.sleep(0.02)  # a poll: whoever has put the gate there opens it
+        gate = self._gates / f"{self._name}-{self._round}" if self._gates is not None else None
+        if gate is not None and gate.exists():
+            self._write("at_gate")  # the model is here
+            while gate.exists():
+                time.sleep(0.02)  # a poll: whoever has put the gate there opens it
 
 
 def main() -> int:
