@@ -85,7 +85,7 @@ class Killer:
                 lambda: any(moment in one for one in lines.new()), look_every_s=AIMING_S
             ):
                 return False
-            await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.02)]))
+            await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.02)]))  # aims
         elif not await self._some_time(0.6):
             return False
         await coordinator.kill()

@@ -60,7 +60,7 @@ class FaultProxy:
         self._thread.start()
         try:
             self._do(self._listen())
-        except BaseException:
+        except BaseException:  # no thread outlives a test that cannot begin
             self._end_loop()
             raise
 
@@ -201,11 +201,11 @@ class FaultProxy:
             "blackhole": lambda: self._blackhole(new=True),
         }
         while True:
-            await asyncio.sleep(chance.uniform(0.0, pause_s))
+            await asyncio.sleep(chance.uniform(0.0, pause_s))  # the pause is the weather
             name = chance.choice(list(faults))
             self.told.append(name)
             await faults[name]()
-            await asyncio.sleep(chance.uniform(0.0, fault_s))
+            await asyncio.sleep(chance.uniform(0.0, fault_s))  # and so is the fault
             await self._heal()
 
     async def _end_storm(self) -> None:

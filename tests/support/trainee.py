@@ -76,7 +76,7 @@ class Trainee(Participant):
         return chance.standard_normal(self._size, dtype=np.float32)
 
     def _take_time(self, chance: np.random.Generator) -> None:
-        time.sleep(chance.uniform(0.0, self._pace_s))
+        time.sleep(chance.uniform(0.0, self._pace_s))  # what training takes
         gate = self._gates / f"{self._name}-{self._round}" if self._gates is not None else None
         if gate is not None and gate.exists():
             self._write("at_gate")  # the model is here

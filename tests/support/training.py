@@ -256,7 +256,7 @@ async def training(
         try:
             await one.start()
             yield one
-        except Exception as error:
+        except Exception as error:  # whatever it is, the logs go with it
             error.add_note(f"{about}\n{one.report()}")
             raise
         finally:

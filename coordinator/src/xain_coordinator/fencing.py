@@ -119,7 +119,7 @@ class Fence:
         owner any more."""
         is_away = False
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S)  # how soon it is noticed, and what it costs
             try:
                 await run_to_end(self.check)
             except TakenOver as error:

@@ -94,7 +94,7 @@ class StateDirectory:
             self._lock: _FolderLock | None = _FolderLock(self._path)
             try:
                 self.participant_id = self._identity(participant_id)
-            except BaseException:
+            except BaseException:  # the lock must not outlive a failed start
                 self.close()
                 raise
         except OSError as error:

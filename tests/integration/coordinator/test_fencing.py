@@ -559,7 +559,7 @@ app.LAST_STEPS_S = 0.2
 
 def hanging(fence):
     print("it hangs", file=sys.stderr, flush=True)
-    time.sleep(10_000)
+    time.sleep(10_000)  # until it is stopped
 
 fencing.Fence.take_over = hanging
 """

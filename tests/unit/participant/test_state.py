@@ -418,8 +418,8 @@ HOLDER = textwrap.dedent(
         print(os.getpid(), flush=True)  # as a data loader does: it outlives its parent
         sys.stdout.close()
         os.close(1)
-        time.sleep(1000)
-    time.sleep(1000)
+        time.sleep(1000)  # until it is killed
+    time.sleep(1000)  # until it is killed
     """
 )
 
