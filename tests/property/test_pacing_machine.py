@@ -31,18 +31,10 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.session import (
-    Decision,
-    Session,
-    decide,
-    evolve,
-    fold,
-    next_deadline,
-    open_session,
-    resume,
-)
+from xain_coordinator.core.session import Session, evolve, fold, open_session
 from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules
 
 DEADLINE_S = 30.0

@@ -16,8 +16,8 @@ from simulation import oracle as oracle_module
 from simulation.scenario import Kind
 from xain_coordinator import driver as driver_module
 from xain_coordinator import fencing
+from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
-from xain_coordinator.core import pacing
 from xain_coordinator.core import session as session_module
 from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.effects import Aggregate, Effect
@@ -33,7 +33,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 commit = Driver._commit
 evolve = session_module.evolve
-resume = session_module.resume
+resume = decider.resume
 restore = driver_module._restore
 is_complete = pacing.is_complete
 begin_protocol = Protocol.__init__
@@ -60,7 +60,7 @@ def _take_again() -> Iterator[None]:
     """Nothing is known of the first one."""
     with (
         mock.patch.object(Session, "accepted", return_value=None),
-        mock.patch.object(session_module, "require_free_key"),
+        mock.patch.object(answers, "require_free_key"),
     ):
         yield
 
@@ -124,8 +124,18 @@ def _evolve(mutant: Callable[[Session, e.Event], Session]) -> Iterator[None]:
     """Also where the oracle folds the journal: it must not rely on that."""
     with (
         mock.patch.object(session_module, "evolve", mutant),
+        mock.patch.object(decider, "evolve", mutant),
         mock.patch.object(driver_module, "evolve", mutant),
         mock.patch.object(oracle_module, "evolve", mutant),
+    ):
+        yield
+
+
+@contextmanager
+def _without_deadlines() -> Iterator[None]:
+    with (
+        mock.patch.object(steps, "round_deadline", return_value=None),
+        mock.patch.object(decider, "round_deadline", return_value=None),
     ):
         yield
 
@@ -209,23 +219,21 @@ MUTATIONS: Mapping[str, Mutation] = {
     "acknowledge before the commit": _patch(Driver, "_commit", _acknowledge_early),
     "run effects before the commit": _patch(Driver, "_commit", _effects_early),
     "never send a tick": _patch(Driver, "_arm", lambda self: None),
-    "never let a lease run out": _patch(session_module, "_expired", lambda session, now: ()),
-    "never close a round for its deadline": _patch(
-        session_module, "round_deadline", lambda round_, rules: None
-    ),
+    "never let a lease run out": _patch(answers, "_expired", lambda session, now: ()),
+    "never close a round for its deadline": _without_deadlines,
     "put a deadline off when somebody is replaced": partial(_evolve, _selection_puts_off),
-    "close a round at the minimum": _patch(session_module, "is_complete", _complete_at_the_least),
-    "ignore the quorum": _patch(session_module, "is_complete", _complete_without_quorum),
-    "make do with a buffer of one": _patch(session_module, "is_complete", _complete_without_buffer),
+    "close a round at the minimum": _patch(steps, "is_complete", _complete_at_the_least),
+    "ignore the quorum": _patch(steps, "is_complete", _complete_without_quorum),
+    "make do with a buffer of one": _patch(steps, "is_complete", _complete_without_buffer),
     "wait for nobody who is too far behind": _patch(
         ClockTable, "admits", lambda table, clock: True
     ),
-    "select no more than are wanted": _patch(session_module, "num_selected", _select_no_more),
+    "select no more than are wanted": _patch(steps, "num_selected", _select_no_more),
     "lose the updates of a round that is paused": partial(_evolve, _pause_loses_updates),
     "take a second update for a new one": _take_again,
-    "count an update twice": _patch(session_module, "resume", _count_twice),
-    "leave an update out": _patch(session_module, "resume", _drop_one),
-    "aggregate in the order of arrival": _patch(session_module, "resume", _as_they_came),
+    "count an update twice": _patch(decider, "resume", _count_twice),
+    "leave an update out": _patch(decider, "resume", _drop_one),
+    "aggregate in the order of arrival": _patch(decider, "resume", _as_they_came),
     "forget the work that is owed after a restart": _patch(
         driver_module, "resume", lambda session: ()
     ),

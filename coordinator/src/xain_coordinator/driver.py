@@ -22,7 +22,9 @@ from typing import Any, Protocol
 import structlog
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.answers import advertise
 from xain_coordinator.core.commands import BeginUpload, Command, EndTrainingRound, Tick
+from xain_coordinator.core.decider import decide, next_deadline, resume
 from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
@@ -32,18 +34,7 @@ from xain_coordinator.core.errors import (
     Unavailable,
 )
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
-from xain_coordinator.core.session import (
-    Session,
-    advertise,
-    begin,
-    decide,
-    evolve,
-    fold,
-    goes_on_training,
-    next_deadline,
-    open_session,
-    resume,
-)
+from xain_coordinator.core.session import Session, begin, evolve, fold, open_session
 from xain_coordinator.core.values import Phase, Point, Rules
 from xain_coordinator.history import History
 from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
@@ -371,7 +362,7 @@ class Driver:
                         return await self.submit(command)
                     except NotInRound as refusal:
                         refused = refusal
-                    if goes_on_training(self._decided, command.participant_id):
+                    if self._decided.goes_on(command.participant_id):
                         await self.changed()
                     elif self._decided.phase is not Phase.COLLECTING:
                         raise refused

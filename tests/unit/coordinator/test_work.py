@@ -19,8 +19,8 @@ from xain_coordinator.admission import measure
 from xain_coordinator.aggregation.engine import Fenced, UpdateChanged
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import resume
 from xain_coordinator.core.replies import Reply
-from xain_coordinator.core.session import resume
 from xain_coordinator.core.values import DataProfile, Phase, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal

@@ -13,20 +13,12 @@ import pytest
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
 from xain_coordinator.core.errors import Refusal
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
-from xain_coordinator.core.session import (
-    Decision,
-    Session,
-    begin,
-    decide,
-    fold,
-    next_deadline,
-    open_session,
-    resume,
-)
+from xain_coordinator.core.session import Session, begin, fold, open_session
 from xain_coordinator.core.values import (
     DataProfile,
     GlobalModel,

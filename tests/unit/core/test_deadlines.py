@@ -11,8 +11,8 @@ from tests.unit.core.bench import LEASE_S, START_TIMEOUT_S, Bench, make_rules, r
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.pacing import noted_every_s, num_selected
-from xain_coordinator.core.session import next_deadline
 from xain_coordinator.core.values import DataProfile, Expression, Phase
 
 DEADLINE_S = 100.0

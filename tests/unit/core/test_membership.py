@@ -15,8 +15,8 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import InitialiseModel
-from xain_coordinator.core.session import next_deadline
 from xain_coordinator.core.values import DataProfile, ParticipantState, Phase
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.core.bench import START_TIMEOUT_S, Bench, make_rules
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
-from xain_coordinator.core.session import next_deadline
 from xain_coordinator.core.values import Phase
 
 fractions = st.fractions(min_value=Fraction(1, 200), max_value=1, max_denominator=400)

@@ -18,8 +18,9 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.decider import resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
-from xain_coordinator.core.session import TRANSITIONS, resume
+from xain_coordinator.core.session import TRANSITIONS
 from xain_coordinator.core.values import ParticipantState, Phase
 
 

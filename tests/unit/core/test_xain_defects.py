@@ -19,9 +19,9 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.decider import next_deadline, resume
 from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
 from xain_coordinator.core.selection import select
-from xain_coordinator.core.session import next_deadline, resume
 from xain_coordinator.core.values import Phase
 
 

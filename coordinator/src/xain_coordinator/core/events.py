@@ -7,13 +7,7 @@ Soft events keep leases fresh; they live in memory only.
 from dataclasses import dataclass
 from typing import Literal
 
-from xain_coordinator.core.values import (
-    DataProfile,
-    GlobalModel,
-    ParticipantState,
-    Rules,
-    Update,
-)
+from xain_coordinator.core.values import DataProfile, GlobalModel, ParticipantState, Rules, Update
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from typing import Any
 
 import grpc
 
+from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.membership import Heard, expiries
 from xain_coordinator.core.pacing import describe
-from xain_coordinator.core.session import Session, due_of_round
+from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Round
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord

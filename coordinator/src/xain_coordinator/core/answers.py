@@ -1,0 +1,268 @@
+"""What a command does by itself: the first step of `decide`."""
+
+from collections.abc import Iterator
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.membership import check_name, expiries
+from xain_coordinator.core.points import departure_point, participant_point
+from xain_coordinator.core.profiles import check_profile
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.updates import check_size, check_update, require_free_key
+from xain_coordinator.core.values import (
+    DataProfile,
+    GlobalModel,
+    ParticipantState,
+    Phase,
+    Point,
+    Round,
+    Update,
+)
+
+Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
+
+
+def answer(session: Session, command: c.Command, now: float) -> Answer:
+    """What has happened by it, the reply, and points to record. Raises a Refusal."""
+    match command:
+        case c.Heartbeat():
+            return _heartbeat(session, command, now)
+        case c.Rendezvous():
+            return _rendezvous(session, command, now)
+        case c.StartTrainingRound(participant_id):
+            return (), _assignment(session, participant_id), ()
+        case c.BeginUpload():
+            return (), _begin_upload(session, command), ()
+        case c.EndTrainingRound():
+            return _end_training_round(session, command)
+        case c.Tick():
+            expired = tuple(_expired(session, now))
+            points = tuple(departure_point(left.participant_id) for left in expired)
+            return (*_noted(session, now), *expired), r.Done(), points
+        case c.InitialisationDone(model):
+            _require_waiting_for_model(session)
+            return (e.ModelInitialised(model, now),), r.Done(), ()
+        case c.InitialisationFailed(reason):
+            _require_waiting_for_model(session)
+            return (e.InitialisationRefused(reason),), r.Done(), ()
+        case c.AggregationDone(model):
+            return _aggregation_done(session, model, now), r.Done(), ()
+        case c.EffectFailed(cause):
+            if session.phase is Phase.FINISHED:
+                return (), r.Done(), ()
+            return (e.SessionFinished(cause, now),), r.Done(), ()
+
+
+def _require_waiting_for_model(session: Session) -> None:
+    waits = session.phase is Phase.STANDBY and session.requested is not None
+    if not waits or session.model is not None:
+        raise errors.StaleModel("the initial model is not asked for, or is there already")
+
+
+def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
+    participant_id = command.participant_id
+    rules = session.rules
+    accepted = r.Accepted(rules.heartbeat_time_s)
+    if session.phase is Phase.FINISHED:
+        return (), accepted, ()  # it will hear FINISHED; the session does not change any more
+    if participant_id in session.members:
+        heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
+        return (heard,), accepted, ()
+    check_name(participant_id)
+    if len(session.members) >= rules.max_participants:
+        # A place is free again when a lease runs out, so that is the natural time to ask again.
+        return (), r.Later(rules.lease_s), ()
+    _check_profile(session, command.profile)
+    joined = e.ParticipantJoined(participant_id, command.profile, now)
+    return (joined,), accepted, ()
+
+
+def _check_profile(session: Session, profile: DataProfile | None) -> None:
+    """Raises ProfileMismatch."""
+    needed = session.rules.initial == "workload"
+    if profile is None:
+        if needed:
+            raise errors.ProfileMismatch(
+                "the model of this session is made for the participants' data, "
+                "so a rendezvous must carry a data profile"
+            )
+        return
+    check_profile(profile, (*(session.requested or ()), *session.profiles), needs_rows=needed)
+
+
+def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    participant_id = command.participant_id
+    if session.phase is Phase.FINISHED:
+        return (), advertise(session, participant_id), ()  # served to everybody, member or not
+    _require_member(session, participant_id)
+    if command.state is ParticipantState.FINISHED:
+        left = e.ParticipantLeft(participant_id, "left")
+        reply = r.Advertisement(Phase.STANDBY, session.round, False)
+        return (left,), reply, (participant_point(participant_id, command.state, command.round),)
+    heard = e.ParticipantHeard(participant_id, command.state, command.round, now)
+    point = participant_point(participant_id, command.state, command.round)
+    return (heard,), advertise(session, participant_id), (point,)
+
+
+def advertise(session: Session, participant_id: str) -> r.Advertisement:
+    """The state as this participant sees it. Anybody may ask; strangers see STANDBY."""
+    phase = session.phase
+    round_ = session.open_round
+    selected = round_ is not None and participant_id in round_.selected
+    if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
+        phase = Phase.STANDBY
+    done = round_ is not None and participant_id in round_.updates
+    # At the end it is the last round for everybody, whatever they have trained.
+    finished = phase is Phase.FINISHED
+    number = session.round if finished else session.trained_by(participant_id)
+    return r.Advertisement(phase, number, done)
+
+
+def _assignment(session: Session, participant_id: str) -> r.Assignment:
+    round_ = _require_selected(session, participant_id)
+    number = round_.trained_by(participant_id)
+    base = session.bases[number] if number != round_.number else session.base
+    return r.Assignment(
+        round=number,
+        epochs=base.epochs,
+        epoch_base=base.epoch_base,
+        model=base.model,
+        update_accepted=participant_id in round_.updates,
+    )
+
+
+def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
+    known = session.accepted(command.participant_id, command.round)
+    if known is not None and known.weights.ref.digest == command.digest:
+        return r.AlreadyUploaded(known.weights.ref)
+    # A model that is being made does not hold up what will go into the next one.
+    goes_on = session.goes_on(command.participant_id)
+    round_ = _require_selected(
+        session, command.participant_id, command.round, may_be_closed=goes_on
+    )
+    if known is not None:
+        # The accepted object must not be overwritten: it is what will be aggregated.
+        raise errors.DuplicateUpdate(command.participant_id, command.round)
+    name = command.upload_name or command.participant_id
+    _bind_upload_name(session, round_, command.participant_id, name)
+    check_size(_model(session), command.size_bytes)
+    return r.UploadTo(update_key(command.round, name))
+
+
+def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer:
+    participant_id = command.participant_id
+    known = session.accepted(participant_id, command.round)
+    # Before anything else: whoever has our acknowledgement may ask for it again, even when the
+    # round has closed meanwhile or its lease has run out.
+    if known is not None and _is_same(known, command):
+        return (), r.Done(), ()
+    round_ = _require_selected(session, participant_id, command.round)
+    number = round_.trained_by(participant_id)
+    if known is not None:
+        raise errors.DuplicateUpdate(participant_id, number)
+    bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
+    if command.weights is None:
+        key = update_key(number, command.upload_name)
+        raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
+    update = Update(participant_id, command.weights, command.num_samples)
+    check_update(_model(session), round_, update)
+    accepted = e.UpdateAccepted(round_.number, update, staleness=round_.number - number)
+    return (*bound, accepted), r.Done(), command.metrics
+
+
+def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
+    return (
+        command.weights is not None
+        and known.weights.ref.digest == command.weights.ref.digest
+        and known.num_samples == command.num_samples
+    )
+
+
+def _bind_upload_name(
+    session: Session, round_: Round, sender: str, name: str
+) -> tuple[e.UploadNameBound, ...]:
+    """XAIN clients choose the name of their upload. It becomes theirs with the first use, so that
+    nobody hands in what another has uploaded. Raises InvalidName or UploadNameTaken."""
+    check_name(name)
+    require_free_key(round_, sender, name)
+    if name == sender:
+        return ()
+    owner = session.upload_names.get(name)
+    if owner == sender:
+        return ()
+    if owner is not None or name in session.members:
+        raise errors.UploadNameTaken(f"the upload name {name!r} belongs to another participant")
+    own = next((n for n, p in session.upload_names.items() if p == sender), None)
+    if own is not None:
+        raise errors.UploadNameTaken(f"{sender} uploads under the name {own!r}; it cannot change")
+    return (e.UploadNameBound(sender, name),)
+
+
+def _model(session: Session) -> GlobalModel:
+    assert session.model is not None, "a round is open without a model"
+    return session.model
+
+
+def _require_member(session: Session, participant_id: str) -> None:
+    if participant_id not in session.members:
+        raise errors.NotAMember(participant_id)
+
+
+def _require_selected(
+    session: Session, participant_id: str, sent: int | None = None, *, may_be_closed: bool = False
+) -> Round:
+    """The open round, if the participant is in it and it is the one that was sent.
+
+    may_be_closed: a model may be being made of it.
+
+    Raises NotAMember, StaleRound, NotInRound, RoundAlreadyClosed or NotSelected.
+    """
+    # After the end nobody is asked who they are: the answer is the same for all.
+    if session.phase is Phase.FINISHED:
+        raise errors.RoundAlreadyClosed(f"the session is finished: {session.cause}")
+    _require_member(session, participant_id)
+    trains = session.trained_by(participant_id)
+    if sent is not None and sent != trains:
+        raise errors.StaleRound(sent, trains)
+    if session.phase is Phase.AGGREGATING and not may_be_closed:
+        if session.goes_on(participant_id):
+            raise errors.NotInRound(f"a model is being made; keep the result of round {trains}")
+        raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
+    if session.phase is Phase.STANDBY or session.open_round is None:
+        raise errors.NotInRound(
+            f"no round is open: {len(session.members)} participants are connected, "
+            f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
+        )
+    if participant_id not in session.open_round.selected:
+        raise errors.NotSelected(participant_id, session.round)
+    return session.open_round
+
+
+def _expired(session: Session, now: float) -> Iterator[e.ParticipantLeft]:
+    if session.phase is Phase.FINISHED:
+        return
+    leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
+    for participant_id, expires_at in leases:
+        if expires_at <= now:
+            yield e.ParticipantLeft(participant_id, "expired")
+
+
+def _noted(session: Session, now: float) -> Iterator[e.TimePassed]:
+    note_at = session.note_at
+    if note_at is not None and note_at <= now:
+        yield e.TimePassed(now)
+
+
+def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple[e.Event, ...]:
+    if session.phase is not Phase.AGGREGATING or model.round != session.round + 1:
+        raise errors.StaleModel(
+            f"model {model.round} is not the one that round {session.round} "
+            f"({session.phase}) waits for"
+        )
+    published = e.ModelPublished(session.round, model, now)
+    if model.round < session.rules.rounds:
+        return (published,)
+    return published, e.SessionFinished("completed", now)

@@ -1,0 +1,131 @@
+"""What a command does to a session, and what the session is waiting for.
+
+    decide(session, command, now)  -> what happened, what to answer, what to do; or raises a Refusal
+    resume(session)                -> the effects still owed after a restart
+    next_deadline(session)         -> when to send the next Tick
+
+A command is answered in two steps. First what it does by itself (answers.py); then whatever must
+follow from the state that is now reached (steps.py, until nothing follows). So it never matters
+whose message, or whose departure, made a round complete.
+"""
+
+from dataclasses import dataclass, replace
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.answers import answer
+from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
+from xain_coordinator.core.membership import expiries
+from xain_coordinator.core.pacing import has_enough, round_deadline
+from xain_coordinator.core.points import coordinator_point, published_point
+from xain_coordinator.core.session import Session, evolve, fold
+from xain_coordinator.core.steps import next_step
+from xain_coordinator.core.values import Phase, Point, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """events in order; durable ones are to be committed before the reply goes out and the effects
+    run."""
+
+    events: tuple[e.Event, ...]
+    reply: r.Reply
+    effects: tuple[Effect, ...]
+
+
+def decide(session: Session, command: c.Command, now: float) -> Decision:
+    """What a command does to the session at session time `now`, in seconds.
+
+    Raises a Refusal if it is not carried out; then nothing has changed.
+    """
+    events, reply, points = answer(session, command, now)
+    before = _point(session)
+    session = fold(session, events)
+    happened = list(events)
+    # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
+    if isinstance(command, c.Tick) or any(not isinstance(event, e.SoftEvent) for event in events):
+        while (event := next_step(session, now)) is not None:
+            session = evolve(session, event)
+            happened.append(event)
+    effects: list[Effect] = []
+    if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
+        effects += resume(session)
+    after = _point(session)
+    for event in happened:
+        if isinstance(event, e.ModelPublished):
+            after = published_point(after, _last(session), session.rules, event.at)
+    if after != before:
+        points = (*points, after)
+    if points:
+        effects.append(RecordMetrics(points))
+    if any(isinstance(event, _NOTIFYING) for event in happened):
+        effects.append(Notify())
+    return Decision(tuple(happened), reply, tuple(effects))
+
+
+def _last(session: Session) -> Round:
+    assert session.last_round is not None, "a model was published without a round"
+    return session.last_round
+
+
+def _point(session: Session) -> Point:
+    selected = session.open_round.selected if session.open_round is not None else ()
+    return coordinator_point(session.phase, session.round, len(session.members), len(selected))
+
+
+# After these, what a participant is told may differ from what it was told before.
+_NOTIFYING = (
+    e.ParticipantLeft,
+    e.RoundOpened,
+    e.ParticipantsSelected,
+    e.RoundPaused,
+    e.RoundResumed,
+    e.ModelPublished,
+    e.SessionFinished,
+)
+
+
+def resume(session: Session) -> tuple[Effect, ...]:
+    """The work that the session is waiting for. After a restart it is owed again: whoever did it
+    before has died, and doing it twice gives the same bytes."""
+    if session.phase is Phase.AGGREGATING:
+        round_ = session.opened
+        assert session.model is not None, "a round was closed without a model"
+        # By name: who came back after an absence stands elsewhere in the selection, and a sum of
+        # floats depends on its order.
+        names = sorted(round_.updates)
+        updates = tuple(round_.updates[p] for p in names)
+        staleness = tuple(round_.number - round_.trained_by(p) for p in names)
+        # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
+        if session.model.is_empty:
+            updates = tuple(replace(update, num_samples=0) for update in updates)
+        rule = session.rules.aggregation
+        return (Aggregate(round_.number, rule, updates, session.model, staleness),)
+    if session.phase is Phase.STANDBY and session.requested is not None and session.model is None:
+        return (InitialiseModel(session.rules.initial, session.requested),)
+    return ()
+
+
+def next_deadline(session: Session) -> float | None:
+    """Session time at which a Tick is due; None if nothing will happen by itself."""
+    if session.phase is Phase.FINISHED:
+        return None
+    leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
+    due = [expires_at for _, expires_at in leases]
+    if not session.gathered and len(session.members) >= session.rules.num_required:
+        due.append(session.starts_at)
+    waits = (session.gives_up_at, session.note_at, due_of_round(session))
+    due += [at for at in waits if at is not None]
+    return min(due, default=None)
+
+
+def due_of_round(session: Session) -> float | None:
+    """When the open round closes for its deadline, or is overdue; None if it will not."""
+    round_ = session.open_round
+    if round_ is None or session.phase is Phase.AGGREGATING:
+        return None
+    # While it is paused, it can be closed, but nobody could be late.
+    if session.phase is Phase.STANDBY and not has_enough(round_, session.rules):
+        return None
+    return round_deadline(round_, session.rules)

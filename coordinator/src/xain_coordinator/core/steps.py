@@ -1,0 +1,131 @@
+"""What follows from a state that is reached, or from time: the second step of `decide`."""
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.pacing import (
+    has_enough,
+    is_complete,
+    num_selected,
+    num_wanted,
+    round_deadline,
+)
+from xain_coordinator.core.selection import select
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase, Round, Rules
+
+
+def next_step(session: Session, now: float) -> e.Event | None:
+    """What must happen in this state without anybody asking; None if nothing."""
+    if session.phase is Phase.FINISHED:
+        return None
+    step: e.Event | None = None
+    if session.open_round is None:
+        step = _next_step_between_rounds(session, now)
+    elif session.phase is not Phase.AGGREGATING:
+        step = _next_step_of_round(session, session.open_round, now)
+    gives_up_at = session.gives_up_at
+    if step is None and gives_up_at is not None and gives_up_at <= now:
+        step = e.SessionFinished(_why_given_up(session), now)
+    return step
+
+
+def _why_given_up(session: Session) -> str:
+    rules, round_ = session.rules, session.open_round
+    waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
+    if session.phase is Phase.AGGREGATING:
+        return f"the model of round {session.round} could not be made {waited}"
+    if round_ is not None and round_.overdue_at is not None:
+        return (
+            f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
+            f"{len(round_.updates)} of {rules.min_participants}"
+        )
+    connected = len(session.members)
+    if session.gathered and session.model is None and connected >= rules.num_required:
+        return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
+    return (
+        f"the session has waited for participants {waited}: {connected} of {rules.num_required} "
+        "are connected"
+    )
+
+
+def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event | None:
+    is_overdue = round_.overdue_at is not None
+    missing = len(session.pool) if is_overdue else round_.target - len(round_.selected)
+    if missing > 0 and session.pool:
+        # Cut: the controller "all" answers with the whole pool, whatever is missing.
+        return e.ParticipantsSelected(
+            round_.number, _draw(session, session.pool, missing)[:missing]
+        )
+    if is_complete(round_, session.rules, buffered=session.is_buffered):
+        return e.RoundClosed(round_.number, now)
+    deadline = round_deadline(round_, session.rules)
+    is_late = deadline is not None and deadline <= now
+    # A pause that is about to end the session is late as well, if what is there makes a model.
+    gives_up_at = session.gives_up_at
+    is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
+    if is_over and has_enough(round_, session.rules):
+        return e.RoundClosed(round_.number, now, "deadline")
+    enough = len(session.members) >= session.rules.num_required
+    if session.phase is Phase.COLLECTING and not enough:
+        return e.RoundPaused(round_.number, now)
+    if session.phase is Phase.STANDBY and enough:
+        return e.RoundResumed(round_.number)
+    if is_late and session.phase is Phase.COLLECTING:
+        return e.RoundOverdue(round_.number, now)
+    return None
+
+
+def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
+    rules = session.rules
+    if not session.gathered:
+        return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
+    if session.model is None:
+        return _ask_for_model(session)
+    if len(session.members) < rules.num_required:
+        return None
+    # An empty model has nothing to train: round 0 then only initialises.
+    epochs = 0 if session.model.is_empty else rules.epochs
+    carried, carried_rounds = tuple(session.training), tuple(session.training.values())
+    free = tuple(p for p in session.members if p not in session.training)
+    num_connected, fraction = len(session.members), rules.fraction_participants
+    k = num_selected(num_connected, fraction, rules.over_selection)
+    # Whoever trains for longer than a round may take holds nobody's place.
+    num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
+    drawn = _draw(session, free, max(0, k - num_busy))
+    selected = (*carried, *drawn)
+    # A controller may choose more than it is asked for; then all of them are wanted.
+    wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
+    return e.RoundOpened(session.round, selected, epochs, now, wanted)
+
+
+def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
+    return rules.deadline_s is not None and opened_at + rules.deadline_s <= now
+
+
+def _ask_for_model(session: Session) -> e.Event | None:
+    """Once. While it is being made nothing else can happen, and profiles that were refused would
+    be refused again: then others must come."""
+    profiles = session.profiles
+    if session.requested is not None or profiles == session.refused:
+        return None
+    if len(session.members) < session.rules.num_required:
+        return None
+    return e.ModelRequested(profiles)
+
+
+def _have_gathered(session: Session, now: float) -> bool:
+    connected = len(session.members)
+    if connected >= session.rules.start_participants:
+        return True
+    return connected >= session.rules.num_required and now >= session.starts_at
+
+
+def _draw(session: Session, candidates: tuple[str, ...], k: int) -> tuple[str, ...]:
+    rules = session.rules
+    return select(
+        rules.controller,
+        candidates,
+        k,
+        seed=rules.seed,
+        round_=session.round,
+        draw=session.num_draws,
+    )
