@@ -67,6 +67,31 @@ TRAINING: State.ValueType  # 4
 """sent by participants only"""
 Global___State: _TypeAlias = State  # noqa: Y015
 
+class _Encoding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PLAIN: _Encoding.ValueType  # 0
+    FLOAT16: _Encoding.ValueType  # 1
+    """the difference to the model it was trained from, in half precision"""
+    INT8: _Encoding.ValueType  # 2
+    """the same in 8 bits, with a scale for each tile"""
+
+class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
+    """A stored vector of weights. Small ones travel inside their reference, which saves a stream.
+    How an update travels to the coordinator. It is decoded as it comes in: sizes, digests and what is
+    stored are those of the decoded object.
+    """
+
+PLAIN: Encoding.ValueType  # 0
+FLOAT16: Encoding.ValueType  # 1
+"""the difference to the model it was trained from, in half precision"""
+INT8: Encoding.ValueType  # 2
+"""the same in 8 bits, with a scale for each tile"""
+Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
+
 @_typing.final
 class DataProfile(_message.Message):
     """What a participant tells about its data. Never rows."""
@@ -101,17 +126,43 @@ Global___DataProfile: _TypeAlias = DataProfile  # noqa: Y015
 class RendezvousRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROFILE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def profile(self) -> Global___DataProfile: ...
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """what a selection may ask for, such as {"site": "north"}"""
+
     def __init__(
         self,
         *,
         profile: Global___DataProfile | None = ...,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,12 +176,17 @@ class RendezvousResponse(_message.Message):
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
     reply: Global___RendezvousReply.ValueType
     retry_after_ms: _builtins.int
     """with LATER: ask again after this long"""
     heartbeat_interval_ms: _builtins.int
     """with ACCEPT: send a heartbeat this often"""
     session_id: _builtins.str
+    reconnect_spread_ms: _builtins.int
+    """With ACCEPT: after a lost connection come back at a random moment within this long. All who are
+    here do so together when the coordinator restarts.
+    """
     def __init__(
         self,
         *,
@@ -138,10 +194,11 @@ class RendezvousResponse(_message.Message):
         retry_after_ms: _builtins.int = ...,
         heartbeat_interval_ms: _builtins.int = ...,
         session_id: _builtins.str = ...,
+        reconnect_spread_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "reconnect_spread_ms", b"reconnect_spread_ms", "reply", b"reply", "retry_after_ms", b"retry_after_ms", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,6 +236,7 @@ class HeartbeatResponse(_message.Message):
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -187,6 +245,8 @@ class HeartbeatResponse(_message.Message):
     session_id: _builtins.str
     cause: _builtins.str
     """why the session ended; empty while it runs"""
+    reconnect_spread_ms: _builtins.int
+    """as in RendezvousResponse"""
     def __init__(
         self,
         *,
@@ -195,10 +255,11 @@ class HeartbeatResponse(_message.Message):
         update_accepted: _builtins.bool = ...,
         session_id: _builtins.str = ...,
         cause: _builtins.str = ...,
+        reconnect_spread_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,8 +350,6 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class WeightsRef(_message.Message):
-    """A stored vector of weights. Small ones travel inside their reference, which saves a stream."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
@@ -298,6 +357,7 @@ class WeightsRef(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """"{round}/global" or "{round}/{participant_id}.{attempt}" """
     size_bytes: _builtins.int
@@ -310,6 +370,8 @@ class WeightsRef(_message.Message):
     """Where the object can be fetched (GET) or, for an upload, is to be put (PUT), past the
     coordinator. An offer, valid for a while; who cannot use it takes the stream.
     """
+    encoding: Global___Encoding.ValueType
+    """of an update: how it has travelled"""
     def __init__(
         self,
         *,
@@ -318,10 +380,11 @@ class WeightsRef(_message.Message):
         digest: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         url: _builtins.str = ...,
+        encoding: Global___Encoding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "key", b"key", "size_bytes", b"size_bytes", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "digest", b"digest", "encoding", b"encoding", "key", b"key", "size_bytes", b"size_bytes", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,10 +437,13 @@ class StartTrainingRoundResponse(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     UPLOAD_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
     update_accepted: _builtins.bool
+    encoding: Global___Encoding.ValueType
+    """how a large update is wanted; PLAIN is always taken"""
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -405,10 +471,11 @@ class StartTrainingRoundResponse(_message.Message):
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         update_accepted: _builtins.bool = ...,
         upload: Global___WeightsRef | None = ...,
+        encoding: Global___Encoding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_base", b"epoch_base", "epochs", b"epochs", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,19 +595,26 @@ class PutWeightsRequest(_message.Message):
         ROUND_FIELD_NUMBER: _builtins.int
         SIZE_BYTES_FIELD_NUMBER: _builtins.int
         DIGEST_FIELD_NUMBER: _builtins.int
+        ENCODING_FIELD_NUMBER: _builtins.int
+        OFFSET_FIELD_NUMBER: _builtins.int
         round: _builtins.int
         size_bytes: _builtins.int
         digest: _builtins.bytes
+        encoding: Global___Encoding.ValueType
+        offset: _builtins.int
+        """where in the object the data begin: 0, or what FindUpload has answered"""
         def __init__(
             self,
             *,
             round: _builtins.int = ...,
             size_bytes: _builtins.int = ...,
             digest: _builtins.bytes = ...,
+            encoding: Global___Encoding.ValueType = ...,
+            offset: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "round", b"round", "size_bytes", b"size_bytes"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "encoding", b"encoding", "offset", b"offset", "round", b"round", "size_bytes", b"size_bytes"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -582,3 +656,48 @@ class PutWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PutWeightsResponse: _TypeAlias = PutWeightsResponse  # noqa: Y015
+
+@_typing.final
+class FindUploadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    size_bytes: _builtins.int
+    digest: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "round", b"round", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindUploadRequest: _TypeAlias = FindUploadRequest  # noqa: Y015
+
+@_typing.final
+class FindUploadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """bytes of the object that are kept; 0 if there are none"""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindUploadResponse: _TypeAlias = FindUploadResponse  # noqa: Y015

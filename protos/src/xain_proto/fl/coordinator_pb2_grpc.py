@@ -69,6 +69,11 @@ class CoordinatorStub:
                 request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
                 response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
                 _registered_method=True)
+        self.FindUpload = channel.unary_unary(
+                '/xain_proto.fl.Coordinator/FindUpload',
+                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
+                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -123,6 +128,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindUpload(self, request, context):
+        """How much of an upload that broke off is kept: PutWeights may go on from there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.PutWeights,
                     request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.FromString,
                     response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.SerializeToString,
+            ),
+            'FindUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindUpload,
+                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.FromString,
+                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +368,33 @@ class Coordinator:
             '/xain_proto.fl.Coordinator/PutWeights',
             xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsRequest.SerializeToString,
             xain__proto_dot_fl_dot_coordinator__pb2.PutWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Coordinator/FindUpload',
+            xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
+            xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class CoordinatorStub:
     """Read a global model in chunks, from any offset."""
     PutWeights: _grpc.StreamUnaryMultiCallable[_coordinator_pb2.PutWeightsRequest, _coordinator_pb2.PutWeightsResponse]
     """Write the caller's local update in chunks; the answer comes when it is on disk."""
+    FindUpload: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FindUploadRequest, _coordinator_pb2.FindUploadResponse]
+    """How much of an upload that broke off is kept: PutWeights may go on from there."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -71,6 +73,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Read a global model in chunks, from any offset."""
     PutWeights: _aio.StreamUnaryMultiCallable[_coordinator_pb2.PutWeightsRequest, _coordinator_pb2.PutWeightsResponse]  # type: ignore[assignment]
     """Write the caller's local update in chunks; the answer comes when it is on disk."""
+    FindUpload: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FindUploadRequest, _coordinator_pb2.FindUploadResponse]  # type: ignore[assignment]
+    """How much of an upload that broke off is kept: PutWeights may go on from there."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -128,5 +132,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.PutWeightsResponse, _abc.Awaitable[_coordinator_pb2.PutWeightsResponse]]:
         """Write the caller's local update in chunks; the answer comes when it is on disk."""
+
+    @_abc_1.abstractmethod
+    def FindUpload(
+        self,
+        request: _coordinator_pb2.FindUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.FindUploadResponse, _abc.Awaitable[_coordinator_pb2.FindUploadResponse]]:
+        """How much of an upload that broke off is kept: PutWeights may go on from there."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

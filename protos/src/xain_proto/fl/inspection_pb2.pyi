@@ -175,6 +175,26 @@ Global___ListParticipantsResponse: _TypeAlias = ListParticipantsResponse  # noqa
 class ParticipantStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PARTICIPANT_ID_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
@@ -183,6 +203,9 @@ class ParticipantStatus(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_UNTIL_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     selected: _builtins.bool
     update_accepted: _builtins.bool
@@ -193,8 +216,16 @@ class ParticipantStatus(_message.Message):
     rounds_contributed: _builtins.int
     round: _builtins.int
     """the one that it trains, or would train"""
+    num_refused: _builtins.int
+    """updates of it that were not taken"""
+    left_out_until: _builtins.int
+    """Left out of selection before this round, after refusals in a row."""
     @_builtins.property
     def profile(self) -> _coordinator_pb2.DataProfile: ...
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """as it sent them with its rendezvous"""
+
     def __init__(
         self,
         *,
@@ -206,12 +237,17 @@ class ParticipantStatus(_message.Message):
         profile: _coordinator_pb2.DataProfile | None = ...,
         rounds_contributed: _builtins.int = ...,
         round: _builtins.int = ...,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        num_refused: _builtins.int = ...,
+        left_out_until: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "left_out_until", b"left_out_until", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__left_out_until: _TypeAlias = _typing.Literal["left_out_until"]  # noqa: Y015
+    _WhichOneofArgType__left_out_until: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_out_until) -> _WhichOneofReturnType__left_out_until | None: ...
 
 Global___ParticipantStatus: _TypeAlias = ParticipantStatus  # noqa: Y015
 
