@@ -72,6 +72,9 @@ round.
 
 Settings come from --config, over it from the environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is
 rounds.epochs), over that from flags.
+
+Exit status: 0 when it was stopped; 1 if the journal, the weights store or the port cannot be used;
+2 if a setting is wrong; 3 if another coordinator has taken over the session: do not start it again.
 """
 
 _EXAMPLES = """**Examples**

@@ -44,6 +44,7 @@ _MIB = 1024 * 1024
 # Weights travel in messages of 1 MiB and a little; below this a larger header would not fit.
 _MIN_MESSAGE_BYTES = 2 * _MIB
 _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
+_MAX_SILENCE_S = 24 * 3600.0  # of somebody who is to answer
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
 
 
@@ -166,11 +167,11 @@ class ServerSettings(Section):
 
     host: Host = "127.0.0.1"
     port: int = Field(default=50051, ge=0, le=65535)
-    heartbeat_time_s: float = Field(default=10.0, gt=0)
-    heartbeat_timeout_s: float = Field(default=5.0, gt=0)
+    heartbeat_time_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
+    heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=_MAX_SILENCE_S)
     max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
-    drain_s: float = Field(default=10.0, ge=0)
+    drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
     grpc_options: dict[str, int | str] = Field(default_factory=dict)
 
     @property
@@ -394,7 +395,7 @@ class StorageSettings(Section):
     secret_access_key_file: FilePath | None = None
     session_token: SecretStr = SecretStr("")
     session_token_file: FilePath | None = None
-    timeout_s: float = Field(default=15.0, gt=0)
+    timeout_s: float = Field(default=15.0, gt=0, le=_MAX_SILENCE_S)
     presigned: bool = True
     url_lifetime_s: int = Field(default=3600, ge=60, le=7 * 24 * 3600)
     format: Literal["npy", "xain-pickle"] = "npy"
@@ -452,7 +453,7 @@ class MetricsSettings(Section):
     bucket: str = ""
     token: SecretStr = SecretStr("")
     token_file: FilePath | None = None
-    timeout_s: float = Field(default=10.0, gt=0)
+    timeout_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -33,9 +33,10 @@ from xain_coordinator.core.errors import (
     Refusal,
     Unavailable,
 )
+from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
 from xain_coordinator.core.session import Session, begin, evolve, fold, open_session
-from xain_coordinator.core.values import Phase, Point, Rules
+from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.history import History
 from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
 
@@ -237,19 +238,18 @@ class Driver:
     def _note_late(self, command: BeginUpload | EndTrainingRound) -> Sequence[Effect]:
         """Count a late update, unless it was counted before."""
         session = self._decided
-        participant_id = command.participant_id
-        # XAIN's clients do not say which round they mean.
-        round_ = session.trained_by(participant_id) if command.round is None else command.round
-        late = (participant_id, round_)
-        # After the end anybody hears that it is late; a stranger was not awaited.
-        if late in self._late or participant_id not in session.members:
+        participant_id, round_ = late = command.participant_id, command.round
+        # After the end anybody hears that it is late; a stranger was not awaited. A round that is
+        # still to come is wrong, not late.
+        is_awaited = participant_id in session.members
+        if not is_awaited or round_ > session.trained_by(participant_id) or late in self._late:
             return ()
         self.num_late += 1
         self._late[late] = None
         if len(self._late) > MAX_LATE:
             del self._late[next(iter(self._late))]
         log.info("update_late", round=round_, participant=participant_id)
-        return (RecordMetrics((Point("late_update", {"round": round_}, {"id": participant_id}),)),)
+        return (RecordMetrics((late_point(participant_id, round_),)),)
 
     def fail(self, error: BaseException) -> None:
         """Something the coordinator cannot go on after; the process should end."""
@@ -354,22 +354,21 @@ class Driver:
         """As `submit`. What comes while a model is made that it is too late for waits for the round
         that takes it, for NEXT_ROUND_S: its sender would wait for longer, and one that does not
         know how to come again would give up."""
-        refused: Refusal | None = None
-        try:
-            async with asyncio.timeout(NEXT_ROUND_S):
-                while True:
-                    try:
-                        return await self.submit(command)
-                    except NotInRound as refusal:
-                        refused = refusal
-                    if self._decided.goes_on(command.participant_id):
+        gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
+        while True:
+            try:
+                # However slow the journal is: what was decided counts, and its sender hears so.
+                return await self.submit(command)
+            except NotInRound as refusal:
+                refused = refusal
+            if self._decided.goes_on(command.participant_id):
+                try:
+                    async with asyncio.timeout_at(gives_up_at):
                         await self.changed()
-                    elif self._decided.phase is not Phase.COLLECTING:
-                        raise refused
-        except TimeoutError:
-            if refused is None:
-                raise
-            raise refused from None
+                except TimeoutError:
+                    raise refused from None
+            elif self._decided.phase is not Phase.COLLECTING:
+                raise refused
 
     def _wake_watchers(self) -> None:
         self._changed.set()

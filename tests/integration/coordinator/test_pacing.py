@@ -290,7 +290,8 @@ async def test_xains_clients_take_part_in_asp(start, join):
 
 
 async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
-    """It does not say which round it means, but what it brings lies where the round is over."""
+    """It does not say which round it means, but what it brings lies where the round is over. It is
+    counted as late, as anybody else."""
     coordinator = await start(rounds={**TIMED, "rounds": 2, "start_participants": 2})
     hold(coordinator)
     fast, slow = join(coordinator, None), join(coordinator, None)
@@ -303,7 +304,8 @@ async def test_a_late_xain_client_is_not_taken_for_the_next_round(start, join):
     await until_heard(slow, pb.ROUND, 1)
     await put(coordinator, "0/uuid-slow", 9.0)
     late = await refused(slow.end(name="uuid-slow", round_=None))
-    assert late == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert late == (Code.FAILED_PRECONDITION, "STALE_ROUND")
+    assert coordinator.driver.num_late == 1
     await put(coordinator, "1/uuid-slow", 3.0)
     await slow.end(name="uuid-slow", round_=None)
     await put(coordinator, "1/uuid-fast", 5.0)

@@ -120,7 +120,7 @@ def test_rules_follow_from_the_settings() -> None:
         ),
         (
             {"server__heartbeat_time_s": 0},
-            "server.heartbeat_time_s is 0; it must be a number, above 0",
+            "server.heartbeat_time_s is 0; it must be a number, above 0 and at most 86400.0",
         ),
         (
             {"server__max_message_bytes": 1048576},
@@ -693,3 +693,20 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         del told[key]
     assert len(told) > 20
     assert load(CoordinatorConfig, overrides=told) == CoordinatorConfig()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "server__heartbeat_time_s",
+        "server__heartbeat_timeout_s",
+        "server__drain_s",
+        "storage__timeout_s",
+        "metrics__timeout_s",
+    ],
+)
+def test_nobody_is_waited_for_longer_than_a_day(key: str) -> None:
+    """Nothing waits for ever; and a lease must fit the milliseconds of the wire."""
+    told = error_of(**{key: 1e12})
+    assert told.startswith(key.replace("__", "."))
+    assert "86400" in told

@@ -415,7 +415,7 @@ def model(round_: int) -> GlobalModel:
     return GlobalModel(round_, WeightsRef(f"{round_}/global", 140, "0" * 32), "float32", (3,))
 
 
-def update(participant_id: str, round_: int | None, number: int = 0) -> c.EndTrainingRound:
+def update(participant_id: str, round_: int, number: int = 0) -> c.EndTrainingRound:
     ref = WeightsRef(f"{round_}/{participant_id}", 140, f"digest {number}")
     weights = StoredWeights(ref, "float32", (3,))
     return c.EndTrainingRound(participant_id, participant_id, round_, 5, weights)
@@ -621,8 +621,8 @@ async def test_late_updates_are_counted(bench):
     await late(bench, c.BeginUpload("b", 0, "digest 2"))
     for participant_id in ("a", "b"):
         await bench.driver.submit(update(participant_id, 1))
-    # XAIN's clients mean the round that is open, or was.
-    assert isinstance(await late(bench, update("b", None, 3)), RoundAlreadyClosed)
+    assert isinstance(await late(bench, update("b", 1, 3)), RoundAlreadyClosed)
+    assert isinstance(await late(bench, update("b", 2)), StaleRound)  # too early
     assert bench.driver.num_late == 3
     assert late_points(bench) == [
         Point("late_update", {"round": round_}, {"id": participant_id})
@@ -731,6 +731,20 @@ async def test_a_stop_ends_the_wait():
     bench.driver.end_watches()
     await fails(late)
     await fails(bench.driver.changed())
+    await bench.driver.close()
+
+
+async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
+    """What was decided counts, and its sender hears so, however long the writing takes."""
+    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.0)
+    bench = Bench()
+    await begin(bench.driver)
+    bench.journal.hold()
+    handed_in = asyncio.create_task(bench.driver.submit_update(update_of("a", 0)))
+    await bench.journal.writing()
+    await settled()
+    bench.journal.let_go()
+    assert await handed_in == r.Done()
     await bench.driver.close()
 
 

@@ -235,11 +235,12 @@ class Bench:
         first_bad: int | None = None,
         metrics: tuple[Point, ...] = (),
     ) -> Decision:
-        """Hand in; a good update unless told otherwise. round_ None as XAIN's clients send it."""
+        """Hand in; a good update unless told otherwise, of the round that it trains."""
         under = name if upload_name is None else upload_name
-        key = update_key(self.session.trained_by(name) if round_ is None else round_, under)
+        number = self.session.trained_by(name) if round_ is None else round_
+        key = update_key(number, under)
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
-        return self.send(c.EndTrainingRound(name, under, round_, num_samples, weights, metrics))
+        return self.send(c.EndTrainingRound(name, under, number, num_samples, weights, metrics))
 
     def end_all(self) -> None:
         """Everybody selected hands in."""

@@ -56,13 +56,6 @@ def test_an_update_for_another_round_is_refused(sent: int) -> None:
     bench.end("a", "new", round_=1)
 
 
-def test_whoever_does_not_say_the_round_means_the_open_one() -> None:
-    bench = opened_round("a", "b")
-    bench.end_all()
-    bench.end("a", "new", round_=None)
-    assert bench.happened(e.UpdateAccepted)[-1].round == 1
-
-
 # --- what ---
 
 BAD_UPDATES = [
@@ -105,7 +98,7 @@ def test_an_upload_that_is_not_there_is_refused() -> None:
     """The store holds nothing, or other bytes; after the upload it is taken."""
     bench = opened_round("a", "b")
     bench.refuses(c.EndTrainingRound("a", "a", 0, 1, None), errors.UploadMissing)
-    bench.refuses(c.EndTrainingRound("a", "uuid-1", None, 1, None), errors.UploadMissing)
+    bench.refuses(c.EndTrainingRound("a", "uuid-1", 0, 1, None), errors.UploadMissing)
     assert bench.session.upload_names == {}
     bench.end("a")
 

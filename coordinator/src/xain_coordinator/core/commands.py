@@ -53,14 +53,13 @@ class BeginUpload:
 class EndTrainingRound:
     """A participant hands in an update that lies in the store.
 
-    round: None from XAIN clients, which do not say it; the one that it trains is meant.
     weights: what the store holds, read and measured by us, not claimed by the sender; None if it
         holds nothing, or other bytes than the sender means.
     """
 
     participant_id: str
     upload_name: str
-    round: int | None
+    round: int
     num_samples: int
     weights: StoredWeights | None
     metrics: tuple[Point, ...] = ()

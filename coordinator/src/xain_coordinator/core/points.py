@@ -1,4 +1,5 @@
-"""The metric points of a session: XAIN's two series, with its numbers for states."""
+"""The metric points of a session: XAIN's two series, with its numbers for states, and one of late
+updates."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,3 +55,8 @@ def departure_point(participant_id: str) -> Point:
     """The last one of a participant that has fallen silent."""
     fields = {"state": STATE_NUMBERS[ParticipantState.FINISHED]}
     return Point("participant", fields, {"id": participant_id})
+
+
+def late_point(participant_id: str, round_: int) -> Point:
+    """An update has come after its round."""
+    return Point("late_update", {"round": round_}, {"id": participant_id})

@@ -111,11 +111,16 @@ class Session:
         carried = self.training if self.open_round is None else self.open_round.carried
         return frozenset(carried.values())
 
-    def accepted(self, participant_id: str, round_: int | None) -> Update | None:
-        """The update of this round (None: the one it trains) that was accepted from the
-        participant, if that was in the open round or the one before, or was its latest."""
-        if round_ is None:
-            round_ = self.trained_by(participant_id)
+    def missed(self, participant_id: str) -> int | None:
+        """The round that was the last one if it closed without this participant's update."""
+        last = self.last_round
+        if last is None or participant_id not in last.outstanding:
+            return None
+        return last.trained_by(participant_id)
+
+    def accepted(self, participant_id: str, round_: int) -> Update | None:
+        """The update of this round that was accepted from the participant, if that was in the open
+        round or the one before, or was its latest."""
         for known in (self.open_round, self.last_round):
             if known is not None and known.trained_by(participant_id) == round_:
                 update = known.updates.get(participant_id)

@@ -130,6 +130,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             session = self._driver.session
             number = session.trained_by(participant_id) if round_ is None else round_
             weights = await self._uploaded(participant_id, number, request)
+            missed = session.missed(participant_id)
+            if round_ is None and weights is None and missed is not None:
+                number = missed  # it uploaded to a round that has closed without it
             await self._driver.submit_update(
                 c.EndTrainingRound(
                     participant_id=participant_id,

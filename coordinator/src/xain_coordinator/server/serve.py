@@ -64,7 +64,8 @@ class GrpcServer:
             "grpc.so_reuseport": 0,
             "grpc.max_receive_message_length": max_message_bytes,
             "grpc.max_send_message_length": max_message_bytes,
-            # Participants ping through NATs; without this gRPC would hang up on them.
+            # Ours ping every five minutes, others may do so more often: without this gRPC would
+            # hang up on them.
             "grpc.http2.min_ping_interval_without_data_ms": 10_000,
             "grpc.keepalive_permit_without_calls": 1,
             # Ours: a peer that vanished without a word is noticed although it streams nothing.

@@ -80,8 +80,7 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """the same in 8 bits, with a scale for each tile"""
 
 class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper):
-    """A stored vector of weights. Small ones travel inside their reference, which saves a stream.
-    How an update travels to the coordinator. It is decoded as it comes in: sizes, digests and what is
+    """How an update travels to the coordinator. It is decoded as it comes in: sizes, digests and what is
     stored are those of the decoded object.
     """
 
@@ -350,6 +349,8 @@ Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class WeightsRef(_message.Message):
+    """A stored vector of weights. Small ones travel inside their reference, which saves a stream."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
