@@ -143,6 +143,34 @@ def test_ranges(store: WeightsStore) -> None:
                 reader.read(offset, length)
 
 
+def test_ranges_into_a_buffer(store: WeightsStore) -> None:
+    """A read into a buffer fills it, brings less only at the end of the object, and touches nothing
+    beyond what it says that it has brought."""
+    data = os.urandom(600_000)
+    put(store, "k", data)
+    with store.open("k", 3, 10) as reader:
+        for offset, length in (
+            (0, 0),
+            (3, 10),
+            (0, 20),
+            (100_000, 400_000),
+            (0, 600_000),
+            (599_990, 50),
+            (600_000, 5),
+            (10**6, 5),
+        ):
+            buffer = bytearray(b"." * (length + 8))
+            count = reader.read_into(offset, memoryview(buffer)[4 : 4 + length])
+            expected = data[offset : offset + length]
+            assert count == len(expected)
+            assert bytes(buffer[4 : 4 + count]) == expected
+            assert set(buffer[:4] + buffer[4 + count :]) == set(b".")
+        with pytest.raises(ValueError, match="negative"):
+            reader.read_into(-1, memoryview(bytearray(3)))
+    with pytest.raises(ValueError, match="closed"):
+        reader.read_into(0, memoryview(bytearray(3)))
+
+
 @pytest.mark.parametrize(
     ("start", "length"), [(0, 0), (0, 10), (7, 5), (95, 50), (100, 1), (10**6, 10), (3, None)]
 )
@@ -397,3 +425,36 @@ def test_what_cannot_be_a_key_is_refused(store: WeightsStore, key: str) -> None:
 def test_a_key_that_is_too_long_is_refused(store: WeightsStore) -> None:
     with pytest.raises(ValueError, match="1024"):
         store.upload("x" * 1025)
+
+
+def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
+    """What a process has left of an upload is found by its label, by one at a time, cut to what is
+    wanted and gone on with; or there is none, and nothing stays."""
+    upload = store.upload("3/a.1", "0123abcd")
+    upload.write(b"abcdef")
+    assert store.find_unfinished("3/a.2", "0123abcd") is None, "it is still being written"
+    upload.suspend()
+    upload.abort()
+    assert list(store.keys()) == []
+    assert store.find_unfinished("3/a.2", "0123") is None
+    found = store.find_unfinished("3/a.2", "0123abcd")
+    if found is None:
+        return
+    assert store.find_unfinished("3/a.3", "0123abcd") is None
+    assert (found.size, found.read(1, 3), found.read(4, 10)) == (6, b"bcd", b"ef")
+    upload = found.go_on(2)
+    upload.write(b"XYZ")
+    upload.commit(overwrite=True)
+    assert get(store, "3/a.2") == b"abXYZ"
+    assert store.find_unfinished("3/a.2", "0123abcd") is None
+
+
+def test_sweeping_leaves_what_is_being_written(store: WeightsStore) -> None:
+    live, dead = store.upload("3/a", "live"), store.upload("3/b", "dead")
+    for upload in (live, dead):
+        upload.write(b"x")
+    dead.suspend()
+    store.sweep()
+    assert store.find_unfinished("3/b", "dead") is None
+    live.commit(overwrite=True)
+    assert list(store.keys()) == ["3/a"]

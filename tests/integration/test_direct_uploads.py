@@ -144,7 +144,8 @@ async def test_what_cannot_be_signed_is_not_offered(store, start, join):
     [
         (npy(np.full(SIZE, np.nan, np.float32)), "not finite"),
         (npy(np.zeros(SIZE - 1, np.float32)), "shape"),
-        (b"no array", "cannot be read"),
+        (b"no array" * 8210, "cannot be read"),
+        (b"no array", "cannot be float32 weights"),
     ],
 )
 async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join, data, message):
@@ -177,7 +178,7 @@ async def test_it_must_be_what_its_sender_says(store, start, join, claim):
 
 async def test_nothing_there_is_said_so(store, start, join):
     _, member = await first_round(start, join)
-    ref = pb.WeightsRef(key=incoming_key(1, "a"), size_bytes=300, digest=digest(b"x"))
+    ref = pb.WeightsRef(key=incoming_key(1, "a"), size_bytes=SIZE * 4 + 128, digest=digest(b"x"))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await member.end(ref, round_=1)
     assert reason(caught.value) == "UPLOAD_MISSING"

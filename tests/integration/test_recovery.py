@@ -137,6 +137,35 @@ async def test_without_its_weights_a_session_does_not_start(start, join, tmp_pat
     assert second.driver.session == session
 
 
+@pytest.mark.e2e
+async def test_without_its_optimisers_state_a_session_does_not_start(start, join, tmp_path):
+    """It is as much of the model as the weights are: without it the next step would be another."""
+    settings = {"rounds": {"rounds": 4}, "aggregation": {"optimizer": "fedavgm"}}
+    first = await start(**settings)
+    a = join(first, "a")
+    await a.rendezvous()
+    for round_ in range(2):
+        await a.until(pb.ROUND, round_)
+        await a.hand_in([1.0], round_=round_)
+    await a.until(pb.ROUND, 2)
+    await first.stop()
+    session = first.driver.session
+    assert session.model.state.keys() == {"momentum"}
+    key = session.model.state["momentum"].key
+    with first.store.open(key) as reader:
+        data = reader.read(0, reader.size)
+    first.store.delete(key)
+    refused = CoordinatorProcess(tmp_path, {})
+    assert await refused.fails() == 1
+    assert f"{session.session_id}/{key}, which is not in" in told_at_start(refused.log())
+    upload = first.store.upload(key)
+    upload.write(data)
+    upload.commit(overwrite=False)
+    second = await start()  # whatever the configuration says now
+    assert second.driver.session == session
+    assert second.driver.session.rules.optimizer == "fedavgm"
+
+
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
     coordinator = CoordinatorProcess(
@@ -196,11 +225,20 @@ class Walker(Participant):
 
 
 @pytest.mark.e2e
-async def test_kill_9_at_every_sync_changes_nothing(tmp_path):
+@pytest.mark.timeout(300)  # it starts some dozens of coordinators, one after the other
+@pytest.mark.parametrize("optimizer", ["", "fedavgm"])
+async def test_kill_9_at_every_sync_changes_nothing(tmp_path, optimizer):
     """The coordinator dies at its first sync, its second, its third, ... in uploads, commits,
     initialisation and aggregation alike, until the session is through. The participants are real
-    ones. The final model is that of the undisturbed run, and nobody trained a round twice."""
-    settings = {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.controller": "ordered"}
+    ones. The final model is that of the undisturbed run, and nobody trained a round twice. An
+    optimiser goes on from what it remembered; it is stored before the model, and with a life
+    between."""
+    settings = {
+        "rounds.rounds": 3,
+        "rounds.min_participants": 3,
+        "rounds.controller": "ordered",
+        "aggregation.optimizer": optimizer,
+    }
     models = []
     for disturbed in (False, True):
         coordinator = CoordinatorProcess(tmp_path / f"disturbed-{disturbed}", settings)

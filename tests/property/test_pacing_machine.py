@@ -83,6 +83,44 @@ RULE_SETS = {
         buffer_size=2,
         fraction="0.8",
     ),
+    "strict": make_rules(
+        rounds=6,
+        min_participants=2,
+        fraction="0.6",
+        start_participants=4,
+        refused_limit=1,
+        refused_rounds=2,
+        **WAITS,
+    ),
+    "strict over-selection": make_rules(
+        rounds=6,
+        min_participants=2,
+        fraction="0.5",
+        start_participants=5,
+        controller="round_robin",
+        over_selection=Fraction(1, 2),
+        refused_limit=2,
+        refused_rounds=1,
+        **WAITS,
+    ),
+    "strict asp": make_rules(
+        **BUFFERED,
+        consistency="asp",
+        staleness=None,
+        min_participants=2,
+        buffer_size=2,
+        fraction="0.6",
+        refused_limit=1,
+        refused_rounds=2,
+    ),
+    "strict ssp": make_rules(
+        **BUFFERED,
+        consistency="ssp",
+        staleness=1,
+        buffer_size=1,
+        refused_limit=1,
+        refused_rounds=1,
+    ),
 }
 NAMES = tuple(f"p{i}" for i in range(6))
 SPARE = tuple(f"q{i}" for i in range(6))
@@ -175,20 +213,40 @@ class PacingMachine(RuleBasedStateMachine):
             self.overdue_since = self.now
         if isinstance(event, e.ParticipantsGathered) or self.session.phase is not was.phase:
             self.waits_since = self.now
+        if isinstance(event, e.ParticipantLeftOut) and event.participant_id in self.work:
+            # Somebody else does what it owed.
+            held = self.work[event.participant_id]
+            self.work[event.participant_id] = Work(held.round, held.digest, told=False)
         if isinstance(event, e.RoundOpened):
             assert self.session.open_round is not None
             assert self.session.open_round.carried == was.training
-            wanted = ceil(self.rules.fraction_participants * len(was.members))
+            out = {name for name in was.members if self._is_out(name, event.round)}
+            # As if they had gone, but no more than may.
+            n = max(len(was.members) - len(out), self.rules.num_required)
+            wanted = ceil(self.rules.fraction_participants * n)
             k = ceil(wanted * (1 + self.rules.over_selection))
             drawn = event.selected[len(was.training) :]
-            assert len(drawn) == min(
-                max(0, k - self._num_busy(was)), len(was.members) - len(was.training)
-            )
+            # One that was needed in the round before, and is out, may train that still.
+            pool = set(was.members) - out - set(was.training)
+            num_good = min(max(0, k - self._num_busy(was)), len(pool))
+            num_needed = self.rules.min_participants - len(was.training) - num_good
+            assert len(drawn) == num_good + max(0, num_needed)
+            assert len(out & set(drawn)) == max(0, num_needed)
             assert event.num_wanted == (
                 wanted if self.rules.over_selection else len(event.selected)
             )
             assert set(event.selected) <= set(was.members)
             assert len(event.selected) == len(set(event.selected))
+
+    def _is_out(self, name: str, round_: int) -> bool:
+        """Left out in this round, as the journal tells."""
+        until = 0
+        for _, event in self.journal:
+            if isinstance(event, e.ParticipantLeftOut) and event.participant_id == name:
+                until = event.until
+            if isinstance(event, e.UpdateAccepted) and event.update.participant_id == name:
+                until = 0
+        return until > round_
 
     def _waits_since(self, session: Session) -> float:
         """When the wait began that the idle timeout ends: it is one of an overdue round."""
@@ -336,6 +394,14 @@ class PacingMachine(RuleBasedStateMachine):
         name = sorted(self.work)[i % len(self.work)]
         for _ in range(1 + again):
             self._bring(name)
+
+    @precondition(lambda self: self.work and self.rules.refused_limit)
+    @rule(i=INDEX)
+    def bring_rubbish(self, i: int) -> None:
+        """It was refused, and the server notes it. The work is begun anew, if it is still asked
+        for."""
+        name = sorted(self.work)[i % len(self.work)]
+        self.send(c.NoteRefusedUpdate(name, "rubbish"))
 
     @rule(i=INDEX)
     def bring_all_but_one(self, i: int) -> None:

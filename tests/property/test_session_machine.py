@@ -58,10 +58,45 @@ RULE_SETS = {
     ),
     "all": make_rules(rounds=2, min_participants=2, fraction="0.6", controller="all", seed=3),
     "loose": make_rules(rounds=2, min_participants=1, fraction="0.9", start_participants=4),
+    "strict": make_rules(
+        rounds=4,
+        min_participants=2,
+        start_participants=4,
+        controller="round_robin",
+        refused_limit=2,
+        refused_rounds=1,
+    ),
+    "strict half": make_rules(
+        rounds=4,
+        min_participants=2,
+        fraction="0.5",
+        start_participants=5,
+        controller="weighted",
+        refused_limit=1,
+        refused_rounds=2,
+    ),
+    "one site": make_rules(
+        rounds=2,
+        min_participants=2,
+        max_participants=4,
+        start_participants=3,
+        controller="weighted",
+        refused_limit=2,
+        refused_rounds=1,
+        tags={"site": ("north", "west")},
+    ),
 }
 NAMES = tuple(f"p{i}" for i in range(8))
 SPARE = tuple(f"q{i}" for i in range(8))
 INDEX = st.integers(0, 7)
+# Where somebody is, if not in the north: at sites of which "one site" asks for one, and nowhere.
+NORTH = {"site": "north"}
+TAGS: dict[str, dict[str, str]] = {
+    "p1": {"site": "south"},
+    "p2": {"site": "west"},
+    "p3": {},
+    "p5": {"site": "south"},
+}
 DIGESTS = st.sampled_from(["x", "y", "z"])
 PROFILES = st.sampled_from(
     [None, DataProfile(10, 4), DataProfile(3, 4), DataProfile(0, 99), DataProfile(5, 7)]
@@ -116,6 +151,9 @@ class SessionMachine(RuleBasedStateMachine):
         self.aggregated: list[int] = []
         # Shape and dtype of the first accepted update of the open round.
         self.fixed: tuple[tuple[int, ...], str] | None = None
+        # Refused updates in a row, and the round before which somebody is left out for them.
+        self.rows: dict[str, int] = {}
+        self.out_until: dict[str, int] = {}
         # participant -> when it was last heard, or the coordinator came back.
         self.heard_at: dict[str, float] = {}
 
@@ -164,11 +202,18 @@ class SessionMachine(RuleBasedStateMachine):
             assert now.round == was.round + 1
             assert isinstance(event, e.ModelPublished)
         if isinstance(event, e.RoundOpened):
-            connected = len(was.members)
-            k = ceil(self.rules.fraction_participants * connected)
-            assert len(event.selected) == (connected if self.rules.controller == "all" else k)
-            assert set(event.selected) <= set(was.members)
-            assert connected >= self.rules.num_required
+            here = {name for name in was.members if self._is_eligible(name)}
+            assert set(event.selected) <= here
+            assert len(here) >= self.rules.num_required
+            good = {name for name in here if self.out_until.get(name, 0) <= was.round}
+            # As if the others had gone; but if they are needed they are asked all the same.
+            n = max(len(good), self.rules.num_required)
+            k = ceil(self.rules.fraction_participants * n)
+            num_good = len(good) if self.rules.controller == "all" else min(k, len(good))
+            assert len(good & set(event.selected)) == num_good
+            assert len(event.selected) == max(num_good, self.rules.min_participants)
+        if isinstance(event, e.ParticipantLeftOut):
+            assert self.out_until.get(event.participant_id, 0) == event.until > was.round
 
     def _check_aggregate(self, effect: Aggregate) -> None:
         """Exactly what was acknowledged for this round, each once, in the order of the names."""
@@ -201,6 +246,19 @@ class SessionMachine(RuleBasedStateMachine):
         except errors.Refusal as refusal:
             return refusal
 
+    def _is_eligible(self, name: str) -> bool:
+        """Written down anew."""
+        return not self.rules.tags or TAGS.get(name, NORTH).get("site") in (
+            "north",
+            "west",
+        )
+
+    def _eligible(self) -> list[str]:
+        return [name for name in self.session.members if self._is_eligible(name)]
+
+    def _rendezvous(self, name: str, profile: DataProfile | None) -> c.Rendezvous:
+        return c.Rendezvous(name, profile, TAGS.get(name, NORTH))
+
     def maybe(self, command: c.Command) -> Decision | None:
         """Send something that may be refused, whatever for."""
         outcome = self.attempt(command)
@@ -218,8 +276,8 @@ class SessionMachine(RuleBasedStateMachine):
 
     def _fitting_profile(self) -> DataProfile | None:
         """What somebody says whose data have the width of those that are here."""
-        members = self.session.members.values()
-        known = [*(self.session.requested or ()), *(m.profile for m in members)]
+        members = self.session.members
+        known = [*(self.session.requested or ()), *(members[p].profile for p in self._eligible())]
         widths = [one.num_features for one in known if one is not None and one.num_samples]
         return self._profile(DataProfile(10, widths[0])) if widths else self._profile()
 
@@ -228,9 +286,9 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(i=INDEX, profile=PROFILES)
     def rendezvous(self, i: int, profile: DataProfile | None) -> None:
         name = NAMES[i]
-        here, full = name in self.session.members, self._is_full()
+        here, full = name in self.session.members, self._is_full(name)
         before = self.session
-        decision = self.maybe(c.Rendezvous(name, self._profile(profile)))
+        decision = self.maybe(self._rendezvous(name, self._profile(profile)))
         if here or self.session.phase is Phase.FINISHED:
             assert decision is not None
             assert isinstance(decision.reply, r.Accepted)
@@ -244,8 +302,10 @@ class SessionMachine(RuleBasedStateMachine):
         elif decision is not None:
             assert name in self.session.members
 
-    def _is_full(self) -> bool:
-        return len(self.session.members) >= self.rules.max_participants
+    def _is_full(self, name: str) -> bool:
+        """There is no place for one like this."""
+        alike = [p for p in self.session.members if self._is_eligible(p) == self._is_eligible(name)]
+        return len(alike) >= self.rules.max_participants
 
     @rule(i=INDEX, state=st.sampled_from([ParticipantState.READY, ParticipantState.TRAINING]))
     def heartbeat(self, i: int, state: ParticipantState) -> None:
@@ -287,7 +347,7 @@ class SessionMachine(RuleBasedStateMachine):
     def lose(self, i: int, num_new: int) -> None:
         """One who owes an update leaves, with or without others waiting for its place."""
         for name in [n for n in SPARE if n not in self.session.members][:num_new]:
-            self.maybe(c.Rendezvous(name, self._profile()))
+            self.maybe(self._rendezvous(name, self._profile()))
         if outstanding := self._outstanding():
             self.maybe(c.Heartbeat(outstanding[i % len(outstanding)], ParticipantState.FINISHED))
 
@@ -406,18 +466,48 @@ class SessionMachine(RuleBasedStateMachine):
         if expected is None:
             self.book[number, name] = Acknowledged(digest, num_samples, key)
             self.fixed = self.fixed or (shape, dtype)
+            self.rows.pop(name, None)
+            self.out_until.pop(name, None)
         before = self.session
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
-        outcome = self.attempt(c.EndTrainingRound(name, under, sent, num_samples, weights))
+        outcome = self.attempt(c.EndTrainingRound(name, under, number, num_samples, weights))
         if isinstance(outcome, errors.Refusal):
             assert not again, f"a resend was refused: {outcome!r}"
             assert type(outcome) is expected, f"{outcome!r}, expected {expected}"
+            if isinstance(outcome, errors.UnusableUpdate):
+                self._note(name, str(outcome))
             return
         assert again or expected is None, f"accepted, expected {expected}"
         assert outcome.reply == r.Done()
         if again:
             assert outcome.events == ()
             assert self.session == before
+
+    def _note(self, name: str, reason: str) -> None:
+        """As the server does it, before it answers."""
+        rules, number = self.rules, self.session.round
+        counts = (
+            name in self._outstanding()
+            and self.session.phase is not Phase.FINISHED
+            and rules.refused_limit > 0
+            and self.out_until.get(name, 0) <= number
+        )
+        if counts:
+            self.rows[name] = self.rows.get(name, 0) + 1
+        if counts and self.rows[name] == rules.refused_limit:
+            del self.rows[name]
+            self.out_until[name] = number + rules.refused_rounds + 1
+        before = self.session
+        self.send(c.NoteRefusedUpdate(name, reason))
+        assert counts or self.session == before
+
+    @rule(i=INDEX, times=st.integers(1, 3))
+    def note(self, i: int, times: int) -> None:
+        """What was refused before it had come whole; of anybody, at any time."""
+        outstanding = self._outstanding()
+        names = (*NAMES, *outstanding, *outstanding)
+        for _ in range(times):
+            self._note(names[i % len(names)], "it is too large")
 
     def _outstanding(self) -> tuple[str, ...]:
         round_ = self.session.open_round
@@ -460,7 +550,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self.end(thief, "stolen", 1, under=SPARE[i])
         self.maybe(c.Heartbeat(other, ParticipantState.FINISHED))
-        self.maybe(c.Rendezvous(SPARE[i], self._profile()))
+        self.maybe(self._rendezvous(SPARE[i], self._profile()))
 
     @precondition(lambda self: self._outstanding())
     @rule(i=INDEX, wrong=st.sampled_from(WRONG), num_samples=st.sampled_from([1, 1, 1, -1]))
@@ -623,6 +713,30 @@ class SessionMachine(RuleBasedStateMachine):
         )
 
     @invariant()
+    def others_are_selected_before_those_who_are_left_out(self) -> None:
+        """These are asked only if the others are too few, and no more of them than it takes."""
+        session, round_ = self.session, self.session.open_round
+        if round_ is None or session.phase is Phase.AGGREGATING:
+            return
+        out = {name for name, until in self.out_until.items() if until > session.round}
+        asked = out & set(round_.outstanding)
+        num_good = len(round_.selected) - len(asked)
+        assert len(asked) <= max(0, self.rules.min_participants - num_good)
+        idle = set(self._eligible()) - set(round_.selected)
+        if idle - out:
+            assert num_good >= round_.target, "one who is not left out has no place"
+        if idle:
+            assert len(round_.selected) >= self.rules.min_participants
+
+    @invariant()
+    def only_the_eligible_are_selected(self) -> None:
+        session, round_ = self.session, self.session.open_round
+        assert session.num_eligible == len(self._eligible())
+        assert set(session.turns) == set(session.members)
+        if round_ is not None:
+            assert all(self._is_eligible(name) for name in round_.selected)
+
+    @invariant()
     def uploads_go_where_nothing_accepted_lies(self) -> None:
         if self.session.phase is Phase.COLLECTING:
             number = self.session.round
@@ -654,10 +768,11 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def data_has_one_width(self) -> None:
-        profiles = [member.profile for member in self.session.members.values()]
+        profiles = [self.session.members[name].profile for name in self._eligible()]
         known = [*(self.session.requested or ()), *(p for p in profiles if p is not None)]
         assert len({profile.num_features for profile in known if profile.num_samples}) <= 1
-        assert len(self.session.members) <= self.rules.max_participants
+        assert len(self._eligible()) <= self.rules.max_participants
+        assert len(self.session.members) <= self.rules.max_connected
 
     @invariant()
     def the_next_deadline_is_the_first_thing_that_time_brings(self) -> None:
@@ -667,8 +782,8 @@ class SessionMachine(RuleBasedStateMachine):
             assert due is None
             return
         expected = min(self.heard_at[name] for name in session.members) + LEASE_S
-        if not session.gathered and len(session.members) >= self.rules.num_required:
-            first = min(member.joined_at for member in session.members.values())
+        if not session.gathered and len(self._eligible()) >= self.rules.num_required:
+            first = min(session.members[name].joined_at for name in self._eligible())
             expected = min(expected, first + START_TIMEOUT_S)
         assert due == expected
 
@@ -686,7 +801,7 @@ class SessionMachine(RuleBasedStateMachine):
           it is not complete.
         """
         session, rules = self.session, self.rules
-        enough = len(session.members) >= rules.num_required
+        enough = len(self._eligible()) >= rules.num_required
         round_ = session.open_round
         if session.phase is Phase.FINISHED:
             assert self.owed is None
@@ -701,7 +816,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert round_.outstanding
             assert len(round_.selected) == round_.target or not session.pool
         elif not session.gathered:
-            assert len(session.members) < rules.start_participants
+            assert len(self._eligible()) < rules.start_participants
         else:
             assert not enough
             if round_ is not None:
@@ -741,11 +856,15 @@ class SessionMachine(RuleBasedStateMachine):
             self.answer()
         elif session.phase is Phase.COLLECTING:
             self._bring_one(trouble)
-        elif len(session.members) < self.rules.num_required or (
-            not session.gathered and not self._is_full()
+        elif len(self._eligible()) < self.rules.num_required or (
+            not session.gathered and not self._is_full(SPARE[0])
         ):
-            absent = (name for name in (*NAMES, *SPARE) if name not in session.members)
-            self.send(c.Rendezvous(next(absent), self._fitting_profile()))
+            absent = (
+                name
+                for name in (*NAMES, *SPARE)
+                if name not in session.members and self._is_eligible(name)
+            )
+            self.send(self._rendezvous(next(absent), self._fitting_profile()))
         else:
             self.jump(START_TIMEOUT_S, heard=True)
 

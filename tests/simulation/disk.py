@@ -173,9 +173,15 @@ class SimulatedStore:
             raise KeyNotFound(key)
         return MemoryReader(self.disk.visible[key])
 
-    def upload(self, key: str) -> Upload:
+    def upload(self, key: str, label: str = "") -> Upload:
         self._ask("upload", key)
         return _Upload(self, key)
+
+    def find_unfinished(self, key: str, label: str) -> None:
+        self._ask("look for an upload of", key)
+
+    def sweep(self) -> None:
+        self._process.touch()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         self._process.touch()
@@ -244,7 +250,7 @@ class _Upload:
         self._key = key
         self._data: bytearray | None = bytearray()
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         self._store.touch()
         assert self._data is not None, f"the upload of {self._key!r} is over"
         self._data += chunk
@@ -256,6 +262,9 @@ class _Upload:
 
     def abort(self) -> None:
         self._data = None
+
+    def suspend(self) -> None:
+        self.abort()
 
 
 @dataclass(slots=True)

@@ -158,6 +158,11 @@ def from_seed(seed: int) -> Scenario:
     """The scenario that this seed stands for."""
     chance = Random(f"scenario {seed}")
     scenario = _session(chance, seed)
+    # By a chance of its own, so that it decides nothing else of what a seed stands for.
+    of_controller = Random(f"controller {seed}")
+    if scenario.controller != "all" and of_controller.random() < 0.4:
+        controller = of_controller.choice(("round_robin", "weighted"))
+        scenario = replace(scenario, controller=controller)
     scenario = _fleet(chance, scenario)
     return _faults(chance, scenario)
 

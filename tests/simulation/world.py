@@ -298,11 +298,13 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     if not scenario.is_inline:
         constants |= {
             "xain_participant.client.INLINE_BYTES": 0,
-            "xain_participant.client.CHUNK_BYTES": 8,
+            "xain_participant.upload.CHUNK_BYTES": 8,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.SMALL_MODEL_BYTES": 0,
             "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,
-            "xain_coordinator.server.uploads.CHUNK_BYTES": CHUNK_BYTES,
+            "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
+            "xain_coordinator.server.reception.CHUNK_BYTES": CHUNK_BYTES,
+            "xain_coordinator.server.reception.FULL_BYTES": 2 * CHUNK_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:

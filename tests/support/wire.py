@@ -1,6 +1,6 @@
 """A participant as the wire sees it: every call by hand, over a real channel."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -35,9 +35,11 @@ class Member:
         self.inspection = inspection_pb2_grpc.InspectionStub(self.channel)
         self.metadata = (("xain-participant-id", participant_id),) if participant_id else ()
 
-    async def rendezvous(self, profile: pb.DataProfile | None = None) -> pb.RendezvousResponse:
+    async def rendezvous(
+        self, profile: pb.DataProfile | None = None, tags: Mapping[str, str] | None = None
+    ) -> pb.RendezvousResponse:
         return await self.stub.Rendezvous(
-            pb.RendezvousRequest(profile=profile), metadata=self.metadata
+            pb.RendezvousRequest(profile=profile, tags=tags or {}), metadata=self.metadata
         )
 
     async def heartbeat(

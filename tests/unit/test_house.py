@@ -38,6 +38,7 @@ CORE_MAY_KNOW = {
     "typing",
     "xain_messaging.conditional_events",
     "xain_messaging.names",
+    "xain_messaging.tags",
     "xain_workloads.model",
     "xain_workloads.profile",
 }

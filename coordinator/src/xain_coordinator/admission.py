@@ -1,50 +1,174 @@
 """Reading what was uploaded, before it counts.
 
-An upload is measured as it streams by: digest, header, length, and whether every element is finite.
-What to make of it is the core's business; here only what cannot be a vector at all is refused.
+An upload is measured as it streams by: digest, header, length, whether every element is finite, and
+how far it is from the model that it was trained from. What to make of it is the core's business;
+here only what cannot be a vector at all, or is too far away, is refused.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import StoredWeights, WeightsRef
-from xain_coordinator.ports import Reader, WeightsStore
+from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
+from xain_proto.np.codec import MAX_HEADER_BYTES
 
 CHUNK_BYTES = 1 << 20  # of weights in a message
 READ_BYTES = 8 << 20  # of weights in a read: a store far away takes as long for less
 
+MIN_HEADER_BYTES = 64  # what an .npy header is padded to
+
+_BASE_READ_BYTES = 1 << 20
+_BLOCK_ELEMENTS = 65_536  # 512 KiB in float64: they stay in a processor's own memory
+
+
+class BaseModel:
+    """The model that an update was trained from, read by ranges in step with the update.
+
+    One thread at a time. It holds an open object and one buffer of _BASE_READ_BYTES from the first
+    use on, until close().
+    """
+
+    def __init__(self, store: WeightsStore, model: GlobalModel) -> None:
+        self.model = model
+        self.dtype = np.dtype(model.dtype).newbyteorder("<")
+        self.size = math.prod(model.shape)
+        self._store = store
+        self._reader: Reader | None = None
+        self._data_offset = 0
+        self._buffer = np.empty(0, dtype=self.dtype)
+        self._first = 0  # which elements the buffer holds
+        self._count = 0
+
+    def fits(self, header: NpyHeader) -> bool:
+        """Whether an array with this header is an update of this model."""
+        return header.dtype == self.dtype and header.shape == self.model.shape
+
+    def elements(self, first: int, count: int) -> NDArray[Any]:
+        """`count` elements from `first`, at most _BLOCK_ELEMENTS; good until the next call.
+
+        Raises the store's errors.
+        """
+        if not self._first <= first <= first + count <= self._first + self._count:
+            self._read(first)
+        at = first - self._first
+        return self._buffer[at : at + count]
+
+    def _read(self, first: int) -> None:
+        reader = self._open()
+        count = min(len(self._buffer), self.size - first)
+        itemsize = self.dtype.itemsize
+        view = self._buffer[:count].view(np.uint8).data
+        if reader.read_into(self._data_offset + first * itemsize, view) < len(view):
+            raise StoreUnavailable(f"{self.model.ref.key!r} is shorter in the store than it was")
+        self._first, self._count = first, count
+
+    def _open(self) -> Reader:
+        if self._reader is None:
+            reader = self._reader = self._store.open(self.model.ref.key)
+            header = parse_npy_header(reader.read(0, MAX_HEADER_BYTES))
+            assert header is not None, "what we have published has a header"
+            self._data_offset = header.data_offset
+            num_elements = max(_BASE_READ_BYTES // self.dtype.itemsize, _BLOCK_ELEMENTS)
+            self._buffer = np.empty(min(num_elements, self.size), dtype=self.dtype)
+        return self._reader
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+class Distance:
+    """The L2 norm of what an update changes, in float64.
+
+    max_norm: what is allowed.
+    """
+
+    def __init__(self, base: BaseModel, max_norm: float) -> None:
+        self._base = base
+        self._max_norm = max_norm
+        self._squared = 0.0
+        self._work = np.empty(min(_BLOCK_ELEMENTS, base.size), dtype=np.float64)
+
+    def fits(self, header: NpyHeader) -> bool:
+        return self._base.fits(header)
+
+    def add(self, first: int, elements: NDArray[Any]) -> None:
+        """The update's elements from index `first` on. What is beyond the model is left out."""
+        end = min(first + len(elements), self._base.size)
+        for at in range(first, end, _BLOCK_ELEMENTS):
+            count = min(_BLOCK_ELEMENTS, end - at)
+            work = self._work[:count]
+            # What is not finite is found by another look, and has no distance.
+            with np.errstate(over="ignore", invalid="ignore"):
+                mine = elements[at - first : at - first + count]
+                np.subtract(mine, self._base.elements(at, count), out=work, dtype=np.float64)
+                np.square(work, out=work)
+                # Not a dot product: BLAS would spread it over threads that others need.
+                self._squared += float(np.add.reduce(work))
+
+    def check(self) -> None:
+        """Raises InvalidUpdate."""
+        norm = math.sqrt(self._squared)
+        if norm > self._max_norm:
+            raise InvalidUpdate(
+                f"the update is {norm:.6g} away from the model it was trained from (L2 norm), and "
+                f"at most {self._max_norm:g} is taken; train with a smaller learning rate"
+            )
+
+    def close(self) -> None:
+        self._base.close()
+
 
 class Inspector:
-    """Measures one object from its bytes, in order and in pieces of any size."""
+    """Measures one object from its bytes, in order and in pieces of any size.
 
-    def __init__(self) -> None:
+    distance: of which model and how far it may be; None: anywhere. It is closed by close().
+    """
+
+    def __init__(self, distance: Distance | None = None) -> None:
+        self._distance = distance
         self._digest = xxhash.xxh3_128()
-        self._size = 0
-        self._header: NpyHeader | None = None
+        self.size = 0  # bytes so far
+        self.header: NpyHeader | None = None  # once it is there
         self._rest = b""  # bytes that do not make up a whole header or element yet
         self._num_elements = 0
         self._first_bad: int | None = None
 
-    def feed(self, chunk: bytes) -> None:
-        """The next bytes. Raises InvalidUpdate as soon as they cannot be an array of floats."""
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """The next bytes. Raises InvalidUpdate as soon as they cannot be an array of floats, and
+        the store's errors if there is a distance to measure."""
         self._digest.update(chunk)
-        self._size += len(chunk)
-        data = self._rest + chunk if self._rest else chunk
-        if self._header is None:
-            self._header = self._parse(data)
-            if self._header is None:
+        self.size += len(chunk)
+        if self.header is None:
+            data = self._rest + chunk
+            self.header = self._parse(data)
+            if self.header is None:
                 self._rest = data
                 return
-            data = data[self._header.data_offset :]
-        itemsize = self._header.dtype.itemsize
-        whole = len(data) - len(data) % itemsize
-        self._scan(np.frombuffer(data, self._header.dtype, whole // itemsize))
-        self._rest = data[whole:]
+            self._rest = b""
+            if self._distance is not None and not self._distance.fits(self.header):
+                self._distance.close()
+                self._distance = None  # the core refuses it for what it is
+            chunk = memoryview(data)[self.header.data_offset :]
+        itemsize = self.header.dtype.itemsize
+        if self._rest:
+            # The element that the pieces have cut in two; the others are not copied.
+            missing = itemsize - len(self._rest)
+            self._rest += chunk[:missing]
+            chunk = chunk[missing:]
+            if len(self._rest) < itemsize:
+                return
+            self._scan(np.frombuffer(self._rest, self.header.dtype))
+        whole = len(chunk) - len(chunk) % itemsize
+        self._scan(np.frombuffer(chunk, self.header.dtype, whole // itemsize))
+        self._rest = bytes(chunk[whole:])
 
     @staticmethod
     def _parse(data: bytes) -> NpyHeader | None:
@@ -63,11 +187,13 @@ class Inspector:
             )
         return header
 
-    def _scan(self, elements: np.ndarray[Any, np.dtype[Any]]) -> None:
+    def _scan(self, elements: NDArray[Any]) -> None:
         if self._first_bad is None:
             finite = np.isfinite(elements)
             if not finite.all():
                 self._first_bad = self._num_elements + int(np.argmin(finite))
+            elif self._distance is not None:
+                self._distance.add(self._num_elements, elements)
         self._num_elements += len(elements)
 
     @property
@@ -76,16 +202,35 @@ class Inspector:
         return self._digest.hexdigest()
 
     def result(self, key: str) -> StoredWeights:
-        """What the object under this key is. Raises InvalidUpdate if it ends too early or late."""
-        header = self._header
+        """What the object under this key is. Raises InvalidUpdate if it ends too early or late, or
+        is too far from the model."""
+        header = self.header
         if header is None:
-            raise InvalidUpdate(f"the upload of {self._size} bytes is not a whole .npy file")
-        if self._size != header.size_bytes:
+            raise InvalidUpdate(f"the upload of {self.size} bytes is not a whole .npy file")
+        if self.size != header.size_bytes:
             raise InvalidUpdate(
-                f"the upload has {self._size} bytes, its header promises {header.size_bytes}"
+                f"the upload has {self.size} bytes, its header promises {header.size_bytes}"
             )
-        ref = WeightsRef(key, self._size, self.digest)
+        # Of what is not finite the core says where.
+        if self._distance is not None and self._first_bad is None:
+            self._distance.check()
+        ref = WeightsRef(key, self.size, self.digest)
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
+
+    def close(self) -> None:
+        """It holds nothing open any more. Harmless when repeated."""
+        if self._distance is not None:
+            self._distance.close()
+
+
+def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
+    """Refuse what cannot be an update of this model before its bytes come. Raises InvalidUpdate."""
+    data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
+    if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
+        raise InvalidUpdate(
+            f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "
+            f"{model.shape}, which have {data_bytes} and a header"
+        )
 
 
 def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:
@@ -96,16 +241,31 @@ def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:
         yield chunk
 
 
-def measure(store: WeightsStore, key: str, size_bytes: int | None = None) -> StoredWeights:
+def measure(
+    store: WeightsStore,
+    key: str,
+    size_bytes: int | None = None,
+    distance: Distance | None = None,
+) -> StoredWeights:
     """Read a stored object through an Inspector.
 
-    size_bytes: what it ought to have; nothing is read if it has not.
+    size_bytes: what it ought to have; nothing is read if it has not. distance: as an Inspector's,
+    closed on return.
     Raises InvalidUpdate, and the store's KeyNotFound and StoreUnavailable.
     """
-    inspector = Inspector()
-    with store.open(key) as reader:
-        if size_bytes is not None and reader.size != size_bytes:
-            raise InvalidUpdate(f"the upload has {reader.size} bytes, {size_bytes} were announced")
-        for chunk in chunks(reader):
-            inspector.feed(chunk)
-    return inspector.result(key)
+    inspector = Inspector(distance)
+    try:
+        with store.open(key) as reader:
+            if size_bytes is not None and reader.size != size_bytes:
+                raise InvalidUpdate(
+                    f"the upload has {reader.size} bytes, {size_bytes} were announced"
+                )
+            # One buffer for all of it.
+            buffer = memoryview(bytearray(min(READ_BYTES, max(reader.size, 1))))
+            offset = 0
+            while offset < reader.size and (count := reader.read_into(offset, buffer)):
+                inspector.feed(buffer[:count])
+                offset += count
+        return inspector.result(key)
+    finally:
+        inspector.close()

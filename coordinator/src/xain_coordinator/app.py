@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from xain_coordinator.aggregation.engine import Fenced
+from xain_coordinator.allocator import share_arenas
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.controllers import controller_of_session
 from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver import Driver
@@ -32,6 +34,7 @@ from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
+    Fenced,
     Journal,
     JournalError,
     KeyNotFound,
@@ -79,7 +82,7 @@ class SessionIsOver(Exception):
 class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
-    Raises JournalError, StoreError, PortTaken, SessionIsOver, OSError.
+    Raises JournalError, StoreError, ControllerFailed, PortTaken, SessionIsOver, OSError.
     """
 
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
@@ -93,6 +96,7 @@ class Coordinator:
                 config.rules(),
                 lambda: uuid.uuid4().hex[:12],
                 new_session=new_session,
+                make_controller=controller_of_session,
             )
             _require_work(self.driver.session, config)
             opened = self._opened = _open_store(config)
@@ -151,6 +155,8 @@ class Coordinator:
             address=server.address,
             max_message_bytes=server.max_message_bytes,
             max_update_bytes=server.max_update_bytes,
+            max_update_norm=server.max_update_norm,
+            update_encoding=server.update_encoding,
             options=server.grpc_options,
             counters=self.counters,
             access=self._access,
@@ -225,13 +231,13 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
 
     Going on without them would end the session: what was acknowledged would count as lost.
     """
-    refs = [session.model.ref] if session.model is not None else []
+    refs = [] if session.model is None else [session.model.ref, *session.model.state.values()]
     refs += [base.model.ref for base in session.bases.values()]
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.
-    rounds = {ref.key.partition("/")[0] for ref in refs}
-    present = {key for round_ in rounds for key in store.keys(f"{round_}/")}
+    folders = {ref.key.rpartition("/")[0] for ref in refs}
+    present = {key for folder in folders for key in store.keys(f"{folder}/")}
     for ref in refs:
         if ref.key not in present:
             raise StoreError(
@@ -341,6 +347,7 @@ def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     _raise_file_limit()
+    share_arenas()
     with contextlib.ExitStack() as at_end:
         return asyncio.run(_run(config, new_session, at_end))
 
@@ -390,7 +397,14 @@ async def _start(
             creating = asyncio.to_thread(Coordinator, config, new_session=new_session)
             coordinator = await _heeding(stop, creating, at_end)
             await _heeding(stop, coordinator.start(), at_end)
-        except (JournalError, StoreError, PortTaken, SessionIsOver, OSError) as error:
+        except (
+            JournalError,
+            StoreError,
+            ControllerFailed,
+            PortTaken,
+            SessionIsOver,
+            OSError,
+        ) as error:
             if coordinator is not None:
                 leaving = _exit_after(LAST_STEPS_S, _status_after(error))
                 at_end.callback(leaving.cancel)
@@ -426,7 +440,7 @@ async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.E
 
 
 def _status_after(error: BaseException) -> int:
-    return EXIT_FENCED if isinstance(error, Fenced | TakenOver) else EXIT_ERROR
+    return EXIT_FENCED if isinstance(error, Fenced) else EXIT_ERROR
 
 
 async def _stopped(coordinator: Coordinator) -> bool:

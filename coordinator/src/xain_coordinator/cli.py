@@ -187,8 +187,24 @@ def _derived(config: "CoordinatorConfig") -> str:
         f" most {rounds.effective_max_participants} may be connected.\n"
         f"A model is made of {_enough(rounds)}; {rounds.deadline_s:g} s after the round has opened,"
         f" {rounds.min_participants} will do. After {rounds.idle_timeout_s:g} s of waiting in vain"
-        " the session ends."
+        f" the session ends.\n{_combined(config)}"
     )
+
+
+def _combined(config: "CoordinatorConfig") -> str:
+    """What is made of the updates of a round."""
+    from xain_coordinator.aggregation.rules import known_rules
+
+    rules = config.rules()
+    told = f"The rule {_with(rules.aggregation, rules.aggregation_options)} combines them"
+    if rules.optimizer:
+        told += f", and {_with(rules.optimizer, rules.optimizer_options)} makes the step"
+    return f"{told}. There are the rules {', '.join(known_rules())}."
+
+
+def _with(name: str, options: Mapping[str, object]) -> str:
+    given = ", ".join(f"{option} = {value}" for option, value in options.items())
+    return f"{name} ({given})" if given else name
 
 
 def _enough(rounds: "RoundsSettings") -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,10 +22,13 @@ from pydantic import (
     model_validator,
 )
 
+from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.controllers import known_controllers, make_controller
 from xain_coordinator.core import pacing
-from xain_coordinator.core.selection import CONTROLLERS
-from xain_coordinator.core.values import Consistency, Expression, Rules
+from xain_coordinator.core.values import Consistency, Expression, Option, Rules
+from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
+from xain_messaging import tags as tag_rules
 from xain_messaging.conditional_events import ConditionalEventError, parse
 from xain_messaging.names import why_not
 from xain_messaging.process.fields import (
@@ -37,6 +40,10 @@ from xain_messaging.process.fields import (
     join_host_port,
 )
 from xain_messaging.process.logs import LoggingSettings
+
+if TYPE_CHECKING:
+    from xain_coordinator.aggregation.aggregator import Aggregator
+    from xain_coordinator.aggregation.optimizers import Optimizer
 
 ENV_PREFIX = "XAIN_COORDINATOR_"
 
@@ -116,14 +123,21 @@ Quorum = Annotated[
 ]
 
 
-def _controller(name: str) -> str:
-    if name not in CONTROLLERS:
-        raise ValueError(f"no controller is called {name!r}")
-    return name
+def _tag_values(value: object) -> tuple[str, ...]:
+    """One value, or a list of them: those that a tag may have."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError("neither text nor a list")
+    for one in values:
+        if not isinstance(one, str) or tag_rules.why_not_value(one) is not None:
+            raise ValueError("no value of a tag")
+    return tuple(values)
 
 
-ControllerName = Annotated[
-    str, AfterValidator(_controller), Allowed(f"one of: {', '.join(sorted(CONTROLLERS))}")
+TagValues = Annotated[
+    tuple[str, ...],
+    PlainValidator(_tag_values),
+    Allowed(f'{tag_rules.VALUE_RULE}, such as "north", or a list of such texts'),
 ]
 
 
@@ -171,6 +185,8 @@ class ServerSettings(Section):
     heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=_MAX_SILENCE_S)
     max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)
+    max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    update_encoding: Literal["plain", "float16", "int8"] = "plain"
     drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
     grpc_options: dict[str, int | str] = Field(default_factory=dict)
 
@@ -194,7 +210,11 @@ class RoundsSettings(Section):
     max_participants: int | None = Field(default=None, ge=1)
     start_participants: int | None = Field(default=None, ge=1)
     start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
-    controller: ControllerName = "random"
+    controller: str = "random"
+    controller_options: dict[str, Any] = Field(default_factory=dict)
+    tags: dict[str, TagValues] = Field(default_factory=dict)
+    refused_limit: int = Field(default=3, ge=0)
+    refused_rounds: int = Field(default=3, ge=0)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""
@@ -239,6 +259,12 @@ class RoundsSettings(Section):
         return pacing.num_selected(num_connected, self.fraction_participants, self.over_selection)
 
     @property
+    def whole_controller_options(self) -> Mapping[str, Option]:
+        """Those that are given, and the defaults of the others."""
+        made = make_controller(self.controller, self.controller_options)
+        return options_of(made, self.controller_options)
+
+    @property
     def effective_start_participants(self) -> int:
         """How many the first round waits for."""
         return self.start_participants or self.num_required
@@ -266,6 +292,24 @@ class RoundsSettings(Section):
                     "start_participants",
                     f"it must not be more than max_participants, {self.max_participants}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _can_select(self) -> Self:
+        try:
+            make_controller(self.controller, self.controller_options)
+        except KeyError:
+            raise WrongSetting(
+                "controller", f"it must be one of: {', '.join(known_controllers())}"
+            ) from None
+        except WrongOption as error:
+            option = f"controller_options.{error.option}".removesuffix(".")
+            raise WrongSetting(option, error.text) from None
+        except PluginFailed as error:
+            raise WrongSetting("controller", str(error)) from None
+        for key in self.tags:
+            if (why := tag_rules.why_not_key(key)) is not None:
+                raise WrongSetting(f"tags.{key}", f"no participant can have such a tag: {why}")
         return self
 
     @model_validator(mode="after")
@@ -367,15 +411,52 @@ class AggregationSettings(Section):
     """[aggregation]"""
 
     rule: str = "weighted_average"
+    options: dict[str, Option] = Field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_options: dict[str, Option] = Field(default_factory=dict)
+
+    # The rules are imported where they are needed: numpy comes with them, which --help need not.
+
+    def made_rule(self) -> "Aggregator":
+        """Raises WrongSetting."""
+        from xain_coordinator.aggregation.rules import known_rules, make_rule
+
+        try:
+            return make_rule(self.rule, self.options)
+        except KeyError:
+            raise WrongSetting("rule", f"it must be one of: {', '.join(known_rules())}") from None
+        except PluginFailed as error:
+            raise WrongSetting("rule", str(error)) from None
+        except WrongOption as error:
+            raise WrongSetting(*_at("options", error)) from None
+
+    def made_optimizer(self) -> "Optimizer | None":
+        """None if there is to be none. Raises WrongSetting."""
+        from xain_coordinator.aggregation.optimizers import OPTIMIZERS
+        from xain_coordinator.aggregation.rules import make_optimizer
+
+        if not self.optimizer:
+            return None
+        try:
+            return make_optimizer(self.optimizer, self.optimizer_options)
+        except KeyError:
+            known = ", ".join(sorted(OPTIMIZERS))
+            raise WrongSetting("optimizer", f'it must be one of: {known}, or "" for none') from None
+        except WrongOption as error:
+            raise WrongSetting(*_at("optimizer_options", error)) from None
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
-        # Imported here, because the rules bring numpy with them and --help does not need it.
-        from xain_coordinator.aggregation.rules import RULES
-
-        if self.rule not in RULES:
-            raise WrongSetting("rule", f"it must be one of: {', '.join(sorted(RULES))}")
+    def _possible(self) -> Self:
+        self.made_rule()
+        if self.made_optimizer() is None and self.optimizer_options:
+            raise WrongSetting(
+                "optimizer_options", "without aggregation.optimizer nothing would read them"
+            )
         return self
+
+
+def _at(section: str, error: WrongOption) -> tuple[str, str]:
+    return f"{section}.{error.option}" if error.option else section, error.text
 
 
 class StorageSettings(Section):
@@ -502,9 +583,9 @@ class CoordinatorConfig(Section):
 
     @model_validator(mode="after")
     def _rule_fits(self) -> Self:
-        from xain_coordinator.aggregation.rules import RULES, RuleFailed
+        from xain_coordinator.aggregation.aggregator import RuleFailed
 
-        rule = RULES[self.aggregation.rule]()
+        rule = self.aggregation.made_rule()
         if self.rounds.consistency != "bsp" and not rule.takes_stale:
             raise WrongSetting(
                 "aggregation.rule",
@@ -534,7 +615,14 @@ class CoordinatorConfig(Section):
             start_participants=rounds.effective_start_participants,
             start_timeout_s=rounds.start_timeout_s,
             controller=rounds.controller,
+            controller_options=rounds.whole_controller_options,
+            tags=rounds.tags,
+            refused_limit=rounds.refused_limit,
+            refused_rounds=rounds.refused_rounds,
             aggregation=self.aggregation.rule,
+            aggregation_options=options_of(self.aggregation.made_rule(), self.aggregation.options),
+            optimizer=self.aggregation.optimizer,
+            optimizer_options=options_of(self.aggregation.made_optimizer(), {}),
             seed=rounds.seed,
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,

@@ -14,7 +14,7 @@ Nobody waits for that, and nothing rests on it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ import structlog
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import advertise
 from xain_coordinator.core.commands import BeginUpload, Command, EndTrainingRound, Tick
-from xain_coordinator.core.decider import decide, next_deadline, resume
+from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
 from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
@@ -35,9 +35,10 @@ from xain_coordinator.core.errors import (
 )
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
+from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session, begin, evolve, fold, open_session
-from xain_coordinator.core.values import Phase, Rules
-from xain_coordinator.history import History
+from xain_coordinator.core.values import Option, Phase, Rules
+from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
 
 log = structlog.get_logger(__name__)
@@ -55,6 +56,8 @@ MAX_LATE = 10_000
 
 # How long an update waits for a model to be made.
 NEXT_ROUND_S = 30.0
+
+MakeController = Callable[[str, Mapping[str, Option]], Controller]
 
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
@@ -84,13 +87,21 @@ class Driver:
         the start of the process.
     """
 
-    def __init__(self, session: Session, history: History, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self,
+        session: Session,
+        history: History,
+        journal: Journal,
+        clock: Clock,
+        controller: Controller | None = None,
+    ) -> None:
         self.session = session
         self.history = history
         self.clock = clock
         self.failed: asyncio.Event = asyncio.Event()
         self.failure: BaseException | None = None
         self._decided = session
+        self._controller = controller
         self._journal = journal
         self._opening: Record | None = None
         self._worker: Worker | None = None
@@ -98,6 +109,7 @@ class Driver:
         self._committing = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry: float | None = None  # no lease ends before it; None: not known
         self._closing = False
         self._watchable = True
         self.num_late = 0
@@ -120,6 +132,7 @@ class Driver:
         new_session_id: Callable[[], str],
         *,
         new_session: bool = False,
+        make_controller: MakeController = builtin_controller,
     ) -> "Driver":
         """Take up the journal's latest session, or prepare a new one with these rules.
 
@@ -127,19 +140,23 @@ class Driver:
         prevents the start, such as a busy port, leaves the one before in its place.
 
         make_clock: a clock that begins at the given session time.
-        Raises JournalError.
+        make_controller: of a name and options, which are those of the session, not of `rules`.
+        Raises JournalError, and ControllerFailed if the session's controller cannot be had.
         """
         restored = None if new_session else _restore(journal)
         if restored is None:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now())
-            driver = cls(session, History(), journal, clock)
+            controller = make_controller(rules.controller, rules.controller_options)
+            driver = cls(session, History(), journal, clock, controller)
             driver._opening = Record(opened.at, opened)
             return driver
         last, num_saved = restored
         clock = make_clock(last.at)
         session = evolve(last.session, e.Restarted(clock.now()))
-        driver = cls(session, last.history, journal, clock)
+        kept = session.rules
+        controller = make_controller(kept.controller, kept.controller_options)
+        driver = cls(session, last.history, journal, clock, controller)
         driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved
         return driver
 
@@ -161,7 +178,8 @@ class Driver:
     async def submit(self, command: Command) -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
 
-        Raises the core's Refusals, and Unavailable while closing or after a failure.
+        Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
+        controller.
         """
         if self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
@@ -170,7 +188,11 @@ class Driver:
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
         try:
-            decision = decide(self._decided, command, now)
+            decision = decide(self._decided, command, now, self._controller)
+        except ControllerFailed as failed:
+            # Nothing has happened. Once the controller is mended, the session goes on from here.
+            self.fail(failed)
+            raise Unavailable("the coordinator's controller has failed; its log says why") from None
         except Refusal as refusal:
             outcome = refusal
             if isinstance(refusal, LateUpdate) and isinstance(
@@ -290,19 +312,26 @@ class Driver:
 
     def _arm(self) -> None:
         """Wake up when something is due. Heartbeats only ever move that later, so they need not
-        come here: at worst a tick finds nothing to do and sleeps again."""
+        come here: at worst a tick finds nothing to do and sleeps again.
+
+        The leases, of which there may be thousands, are looked through at ticks only. Whoever comes
+        in between, or is heard again, has a longer one than the first that was found then.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = next_deadline(self._decided)
-        if deadline is not None and not self._closing:
-            delay = max(0.0, deadline - self.clock.now())
+        if self._expiry is None:
+            self._expiry = next_expiry(self._decided)
+        due = [at for at in (self._expiry, next_wait(self._decided)) if at is not None]
+        if due and not self._closing:
+            delay = max(0.0, min(due) - self.clock.now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
         self._spawn(self._tick())
 
     async def _tick(self) -> None:
+        self._expiry = None  # to be found anew, after those who have gone
         try:
             await self.submit(Tick())
         except Unavailable:
@@ -450,13 +479,23 @@ def _resolve(answer: asyncio.Future[Reply], outcome: Reply | Refusal) -> None:
 def _awaited(session: Session) -> dict[str, object]:
     """Who has not handed in."""
     round_ = session.open_round
-    return {"participant": list(round_.outstanding)} if round_ is not None else {}
+    return _named(round_.outstanding) if round_ is not None else {}
+
+
+def _named(participants: Sequence[str]) -> dict[str, object]:
+    """For a line that a person can read: of thousands the first, and how many they are."""
+    fields: dict[str, object] = {"participant": list(participants[:MAX_NAMES_OF_A_ROUND])}
+    if len(participants) > MAX_NAMES_OF_A_ROUND:
+        fields["num_participants"] = len(participants)
+    return fields
 
 
 def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
     fields: dict[str, object] = {"round": session.round}
     match event:
-        case e.ParticipantJoined(participant_id):
+        case e.ParticipantJoined(participant_id, tags=tags):
+            if tags:
+                fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
             log.info(
                 "participant_joined",
                 participant=participant_id,
@@ -467,9 +506,9 @@ def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
         case e.RoundOpened(number, selected):
-            log.info("round_opened", round=number, participant=list(selected))
+            log.info("round_opened", round=number, **_named(selected))
         case e.ParticipantsSelected(number, selected):
-            log.info("participants_selected", round=number, participant=list(selected))
+            log.info("participants_selected", round=number, **_named(selected))
         case e.RoundPaused(number):
             log.warning("round_paused", round=number, connected=len(session.members))
         case e.RoundResumed(number):
@@ -482,6 +521,16 @@ def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None
                 num_samples=update.num_samples,
                 staleness=staleness,
             )
+        case e.UpdateRefused(participant_id, number, reason):
+            log.warning(
+                "update_refused",
+                round=number,
+                participant=participant_id,
+                reason=reason,
+                in_a_row=before.in_a_row(participant_id) + 1,
+            )
+        case e.ParticipantLeftOut(participant_id, until):
+            log.warning("participant_left_out", participant=participant_id, until=until, **fields)
         case e.RoundOverdue(number):
             log.warning("round_overdue", round=number, **_awaited(before))
         case e.RoundClosed(number, _, "deadline"):

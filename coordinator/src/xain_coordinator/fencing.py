@@ -27,7 +27,7 @@ from typing import Protocol
 import structlog
 
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import Reader, StoreError, Upload, WeightsStore
+from xain_coordinator.ports import Fenced, Reader, StoreError, Unfinished, Upload, WeightsStore
 from xain_coordinator.threads import run_to_end
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[0-9]{8}\.[0-9a-f]{32}")
 _NOTE_BYTES = 256  # of what is shown of an owner's own words
 
 
-class TakenOver(StoreError):
+class TakenOver(Fenced):
     """The session is another coordinator's, or goes on from another copy of the journal."""
 
 
@@ -182,8 +182,15 @@ class FencedStore:
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         return self._store.open(key, start, length)
 
-    def upload(self, key: str) -> Upload:
-        return _FencedUpload(self._store.upload(key), self._check)
+    def upload(self, key: str, label: str = "") -> Upload:
+        return _FencedUpload(self._store.upload(key, label), self._check)
+
+    def find_unfinished(self, key: str, label: str) -> Unfinished | None:
+        found = self._store.find_unfinished(key, label)
+        return None if found is None else _FencedUnfinished(found, self._check)
+
+    def sweep(self) -> None:
+        self._store.sweep()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         self._store.put(objects)
@@ -203,7 +210,7 @@ class _FencedUpload:
         self._upload = upload
         self._check = check
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         self._upload.write(chunk)
 
     def commit(self, *, overwrite: bool) -> None:
@@ -213,3 +220,22 @@ class _FencedUpload:
 
     def abort(self) -> None:
         self._upload.abort()
+
+    def suspend(self) -> None:
+        self._upload.suspend()
+
+
+class _FencedUnfinished:
+    def __init__(self, unfinished: Unfinished, check: Callable[[], None]) -> None:
+        self._unfinished = unfinished
+        self._check = check
+        self.size = unfinished.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._unfinished.read(offset, length)
+
+    def go_on(self, size: int) -> Upload:
+        return _FencedUpload(self._unfinished.go_on(size), self._check)
+
+    def abort(self) -> None:
+        self._unfinished.abort()

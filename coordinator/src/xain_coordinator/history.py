@@ -23,7 +23,7 @@ MAX_NAMES_OF_A_ROUND = 200
 class RoundRecord:
     """A round as it was.
 
-    selected: without those who left while they still owed an update.
+    selected: without those who left, or were left out, while they still owed an update.
     selected, contributors: empty when the round is over and they were many; `counts` has their
         numbers then.
     seconds: from opening to publication, None while it runs.
@@ -83,6 +83,8 @@ class History:
                 self.departed.pop(participant_id, None)
             case e.ParticipantLeft(participant_id):
                 self._leave(participant_id)
+            case e.ParticipantLeftOut(participant_id):
+                self._release(participant_id)
             case e.ModelInitialised(model):
                 self._keep(model)
             case e.ModelPublished(_, model, at):
@@ -101,8 +103,16 @@ class History:
         )
 
     def _leave(self, participant_id: str) -> None:
+        self._release(participant_id)
+        if participant_id in self.contributions:
+            self.departed[participant_id] = None
+        if len(self.departed) > MAX_DEPARTED:
+            forgotten = next(iter(self.departed))
+            del self.departed[forgotten], self.contributions[forgotten]
+
+    def _release(self, participant_id: str) -> None:
+        """As in the session: what was accepted stays, what is owed somebody else will do."""
         latest = self.rounds[-1] if self.rounds else None
-        # As in the session: what was accepted stays, what is owed somebody else will do.
         if (
             latest is not None
             and latest.seconds is None
@@ -111,11 +121,6 @@ class History:
         ):
             selected = tuple(p for p in latest.selected if p != participant_id)
             self.rounds[-1] = replace(latest, selected=selected)
-        if participant_id in self.contributions:
-            self.departed[participant_id] = None
-        if len(self.departed) > MAX_DEPARTED:
-            forgotten = next(iter(self.departed))
-            del self.departed[forgotten], self.contributions[forgotten]
 
     def _keep(self, model: GlobalModel) -> None:
         # Each event that is read back from a journal brings its own copy of what never changes.

@@ -63,6 +63,10 @@ class ObjectChanged(StoreUnavailable):
         self.key = key
 
 
+class Fenced(StoreError):
+    """Another coordinator works on this session."""
+
+
 class WrongSize(StoreError):
     """The object is not as large as it was said to be.
 
@@ -90,6 +94,13 @@ class Reader(Protocol):
         raises ObjectChanged where the store does not keep it. Raises StoreUnavailable.
         """
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill a writable buffer of bytes, as `read` does without its copy of them.
+
+        Returns how many there are; fewer than the buffer takes only at the end of the object. What
+        the buffer holds after an error is undefined.
+        """
+
     def close(self) -> None: ...
 
     def __enter__(self) -> Self: ...
@@ -105,8 +116,8 @@ class Reader(Protocol):
 class Upload(Protocol):
     """An object that is being written. Nobody sees it before commit."""
 
-    def write(self, chunk: bytes) -> None:
-        """Append. Raises StoreUnavailable."""
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Append. The buffer is the caller's again on return. Raises StoreUnavailable."""
 
     def commit(self, *, overwrite: bool) -> None:
         """Make the object visible, whole and durable, at once.
@@ -118,6 +129,28 @@ class Upload(Protocol):
 
     def abort(self) -> None:
         """Leave nothing behind. Harmless after commit and when repeated."""
+
+    def suspend(self) -> None:
+        """Leave what is written for `WeightsStore.find_unfinished`, where there is such a thing;
+        else the same as abort."""
+
+
+class Unfinished(Protocol):
+    """What a process that has ended has written of an upload. Whoever holds it is the only one."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that are there. After a power cut they need not be those that were written."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """As Reader.read does."""
+
+    def go_on(self, size: int) -> Upload:
+        """Cut it to `size` bytes, at most what is there, and append to them. Raises
+        StoreUnavailable."""
+
+    def abort(self) -> None:
+        """Leave nothing behind. Not after go_on."""
 
 
 class WeightsStore(Protocol):
@@ -140,8 +173,19 @@ class WeightsStore(Protocol):
         changes what can be read.
         """
 
-    def upload(self, key: str) -> Upload:
-        """Begin to write an object. Raises StoreUnavailable."""
+    def upload(self, key: str, label: str = "") -> Upload:
+        """Begin to write an object. Raises StoreUnavailable.
+
+        label: of letters and digits; `find_unfinished` finds the upload by it, should this process
+        end before the upload does, where the store can do such a thing.
+        """
+
+    def find_unfinished(self, key: str, label: str) -> Unfinished | None:
+        """What is there of an upload with this label that nobody writes any more, to be gone on
+        with under `key`; None if there is nothing. Raises StoreUnavailable."""
+
+    def sweep(self) -> None:
+        """Remove what nobody will go on with: unfinished uploads that nobody writes any more."""
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         """Write small objects together, each in the place of what its key holds.

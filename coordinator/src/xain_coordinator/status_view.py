@@ -190,6 +190,10 @@ def _table(title: str, *columns: tuple[str, bool]) -> Table:
 
 
 def _participants(snapshot: Snapshot) -> Table:
+    everybody = snapshot.participants.participants
+    # Most fleets have neither tags nor refusals to tell of.
+    has_refusals = any(one.num_refused for one in everybody)
+    has_tags = any(one.tags for one in everybody)
     table = _table(
         "\nParticipants",
         ("id", False),
@@ -198,20 +202,33 @@ def _participants(snapshot: Snapshot) -> Table:
         ("lease left", True),
         ("samples", True),
         ("rounds", True),
+        *([("refused", True)] if has_refusals else []),
+        *([("tags", False)] if has_tags else []),
     )
-    everybody = snapshot.participants.participants
     for one in everybody[:_MAX_PARTICIPANTS]:
         update = "in" if one.update_accepted else "awaited" if one.selected else ""
-        table.add_row(
+        row: list[str | Text] = [
             _text(one.participant_id),
-            "yes" if one.selected else "",
+            _selected(one),
             update,
             _duration(max(one.lease_seconds, 0.0)),
             f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
             str(one.rounds_contributed),
-        )
+        ]
+        if has_refusals:
+            row.append(f"{one.num_refused:,}" if one.num_refused else "")
+        if has_tags:
+            row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
+        table.add_row(*row)
     _more(table, len(everybody) - _MAX_PARTICIPANTS)
     return table
+
+
+def _selected(one: inspection_pb2.ParticipantStatus) -> str:
+    if not one.HasField("left_out_until"):
+        return "yes" if one.selected else ""
+    left_out = f"out until {one.left_out_until}"
+    return f"yes ({left_out})" if one.selected else left_out
 
 
 def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import structlog
 
-from xain_coordinator.aggregation.engine import Stopped, aggregate, publish
-from xain_coordinator.aggregation.rules import RuleFailed
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core.commands import (
     AggregationDone,
     Command,
@@ -28,6 +30,7 @@ from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
+from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
 from xain_workloads.model import Model
@@ -103,7 +106,7 @@ class StoreWorker:
             log.info("work_stopped", work=name, round=round_)
         except (Unavailable, StaleModel) as refusal:
             log.info("work_not_needed", work=name, round=round_, reason=str(refusal))
-        except (StoreError, WorkloadMissing) as error:
+        except (StoreError, WorkloadMissing, PluginFailed) as error:
             self._driver.fail(error)
         except Exception as error:
             # A defect of ours must end the process loudly, not leave the round hanging.

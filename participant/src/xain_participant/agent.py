@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty
 from random import Random
 from types import FrameType
@@ -23,6 +23,7 @@ from typing import Literal
 import grpc
 import structlog
 
+from xain_messaging import tags as tag_rules
 from xain_messaging.names import why_not
 from xain_messaging.process import logs
 from xain_participant import protocol as p
@@ -81,6 +82,7 @@ def run(
     target: str,
     participant_id: str | None = None,
     *,
+    tags: Mapping[str, str] | None = None,
     direct: bool = True,
     observer: Observer | None = None,
     alive: Alive | None = None,
@@ -93,13 +95,15 @@ def run(
     before the end by SIGTERM, 130: by SIGINT. A second signal ends the process at once.
     target: HOST:PORT. participant_id: by default the state's, or the host's name and a random
     suffix.
+    tags: what a selection may ask for, such as {"site": "north"}.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
     observer: called in this thread. alive: what a health check looks at.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go where structlog is configured to; if it is not, to standard error.
-    Raises ValueError if participant_id cannot be a name, or is another than the state's.
+    Raises ValueError if participant_id cannot be a name, or is another than the state's, or the
+    tags cannot be sent.
     """
     if not structlog.is_configured():
         # Its defaults would print to standard output, which is the caller's.
@@ -108,6 +112,7 @@ def run(
         participant,
         target,
         participant_id,
+        tags=tags,
         direct=direct,
         observer=observer,
         alive=alive,
@@ -134,7 +139,8 @@ class Agent:
 
     runtime, channel, chance: where it runs, how it connects to `target`, and what its pauses are
     drawn from; the defaults are the real ones.
-    Raises ValueError if participant_id cannot be a name, or is another than the state's.
+    Raises ValueError if participant_id cannot be a name, or is another than the state's, or the
+    tags cannot be sent.
     """
 
     def __init__(
@@ -143,6 +149,7 @@ class Agent:
         target: str,
         participant_id: str | None = None,
         *,
+        tags: Mapping[str, str] | None = None,
         direct: bool = True,
         observer: Observer | None = None,
         alive: Alive | None = None,
@@ -160,7 +167,10 @@ class Agent:
                 f"participant_id is {participant_id!r}, but the state is that of "
                 f"{state.participant_id!r}"
             )
+        if (why := tag_rules.why_not(tags or {})) is not None:
+            raise ValueError(why)
         self.participant_id = participant_id
+        self._tags = dict(tags or {})
         self._participant = participant
         self._target = target
         self._observer = observer
@@ -199,6 +209,10 @@ class Agent:
         self._stopping = False
         self._closing = False
         self._hung_up: Queue[None] = runtime.queue()  # wakes the watch thread from its pause
+        # Nothing was answered since the stream broke off; and one when that is over, for which the
+        # watch thread waits.
+        self._is_away = False
+        self._is_back: Queue[None] = runtime.queue()
 
     def stop(self, code: int = 0) -> bool:
         """Leave the session and let run() return `code`. From any thread or signal handler.
@@ -268,13 +282,13 @@ class Agent:
                 self._answers.append(
                     self._answer(
                         p.Call.HEARTBEAT,
-                        lambda: _advertised(self._client.heartbeat(state, round_)),
+                        lambda: self._heartbeat(state, round_),
                     )
                 )
             case p.StartWatch():
                 self._spawn("watch", self._watch)
-            case p.BeginRound(round_):
-                if announced is not None and announced.round == round_:
+            case p.BeginRound(round_, ask):
+                if announced is not None and announced.round == round_ and not ask:
                     self._answers.append(self._work.assign(announced))
                 else:
                     self._jobs.put((p.Call.BEGIN_ROUND, round_))
@@ -294,15 +308,29 @@ class Agent:
 
     def _answer(self, call: p.Call, ask: Callable[[], p.Event]) -> p.Event:
         try:
-            return ask()
+            event = ask()
         except Refused as refused:
             return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+        if self._is_away:
+            self._is_away = False
+            self._is_back.put(None)
+        return event
+
+    def _heartbeat(self, state: "pb.State.ValueType", round_: int) -> p.Event:
+        response = self._client.heartbeat(state, round_)
+        return replace(
+            _advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000
+        )
 
     def _rendezvous(self) -> p.Event:
-        response = self._client.rendezvous(self._profile)
+        response = self._client.rendezvous(self._profile, self._tags)
         if response.reply == pb.LATER:
             return p.AskedToWait(response.retry_after_ms / 1000)
-        return p.Joined(response.session_id, response.heartbeat_interval_ms / 1000)
+        return p.Joined(
+            response.session_id,
+            response.heartbeat_interval_ms / 1000,
+            response.reconnect_spread_ms / 1000,
+        )
 
     def _drop(self, drop: p.Drop) -> None:
         self._work.drop()
@@ -356,7 +384,10 @@ class Agent:
                     return
                 self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
             if lost:
+                # Thousands may have lost theirs. The protocol says when it is our turn to connect;
+                # a stream that went ahead would do so at once.
                 self._mailbox.put(_Posted(p.ConnectionLost()))
+                self._is_back.get()
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
             with suppress(Empty):
@@ -365,6 +396,7 @@ class Agent:
     def _close(self) -> None:
         self._closing = True
         self._hung_up.put(None)
+        self._is_back.put(None)
         self._client.close()
         self._watch_credit.put(None)
         self._jobs.put(None)
@@ -397,6 +429,7 @@ class Agent:
             case p.RefusedBy():
                 self._note_refusal(event)
             case p.ConnectionLost():
+                self._is_away = True
                 self._info("connection_lost")
 
     def _note_saving(self, round_: int) -> None:

@@ -82,6 +82,15 @@ def _run(
             "[participant.state_dir]",
         ),
     ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tag",
+            metavar="KEY=VALUE",
+            help="What the coordinator may select by, such as site=north. Repeatable. "
+            "[participant.tags]",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +139,9 @@ def _run(
         "partition.index": index,
     }
     values |= parse_assignments(PROGRAM, assignments, "training.seed=3")
+    if tags:
+        # As a table: text of an item on its own would be read as TOML, where 7 is a number.
+        values["participant.tags"] = parse_assignments(PROGRAM, tags, "site=north", flag="--tag")
     settings = _load_settings(config, values)
 
     from xain_messaging.process.logs import configure
@@ -146,6 +158,7 @@ def _run(
             participant,
             settings.coordinator.address,
             settings.participant.id or None,
+            tags=settings.participant.tags,
             direct=settings.coordinator.direct,
             alive=alive,
             state=state,

@@ -3,17 +3,15 @@
 Small weights travel inside the calls. Others go straight from and to the store if the coordinator
 offers it and that works, else in chunks through the coordinator.
 
-Every failure is a Refused. Retrying is not done here, with two exceptions: a download that breaks
+Every failure is a Refused. Retrying is not done here, with two exceptions: a transfer that breaks
 off goes on where it stopped, and a sign of life is repeated over a fresh connection.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import grpc
-import numpy as np
-import xxhash
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
@@ -24,12 +22,11 @@ from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
 from xain_participant.runtime import Runtime, Threads
+from xain_participant.upload import Upload
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_proto.np import npy_header
 from xain_workloads.profile import DataProfile
 
-CHUNK_BYTES = 1 << 20
 # Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
 # that would carry them.
 INLINE_BYTES = 64 << 10
@@ -152,6 +149,8 @@ class CoordinatorClient:
         self._call_timeout_s = call_timeout_s
         self._direct = direct
         self._on_offer_failed = on_offer_failed
+        # Of the upload that did not come to its end: the coordinator may have a part of it.
+        self._broken_digest = b""
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
@@ -165,9 +164,11 @@ class CoordinatorClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def rendezvous(self, profile: DataProfile | None = None) -> pb.RendezvousResponse:
+    def rendezvous(
+        self, profile: DataProfile | None = None, tags: Mapping[str, str] | None = None
+    ) -> pb.RendezvousResponse:
         """Ask to take part."""
-        request = pb.RendezvousRequest()
+        request = pb.RendezvousRequest(tags=tags or {})
         if profile is not None:
             request.profile.CopyFrom(
                 pb.DataProfile(
@@ -226,51 +227,93 @@ class CoordinatorClient:
             raise _damaged(ref, str(damaged)) from None
 
     def put_weights(
-        self, round_: int, weights: NDArray[Any], offer: pb.WeightsRef | None = None
+        self,
+        round_: int,
+        weights: NDArray[Any],
+        offer: pb.WeightsRef | None = None,
+        base: NDArray[Any] | None = None,
+        encoding: "pb.Encoding.ValueType" = pb.PLAIN,
     ) -> pb.WeightsRef:
         """Upload a local update, (d,). Returns what end_round() must be given.
 
-        A small one is not uploaded: it travels inside the reference that is returned. offer: where
-        the store takes it; used if the reference that is returned has its key.
+        A small one is not uploaded: it travels inside the reference that is returned. One that
+        broke off goes on where the coordinator has it, in this call or in the next one for the same
+        update. offer: where the store takes it; used if the reference that is returned has its key.
+        base, encoding: the model that it was trained from, (d,), and how the coordinator would like
+        the difference; None: it travels as it is.
         """
-        if weights.ndim != 1 or not weights.flags.c_contiguous:
-            raise ValueError(f"expected a contiguous vector, got shape {weights.shape}")
-        start = npy_header(weights.dtype, weights.shape)
-        data = weights.view(np.uint8).data
-        digest = xxhash.xxh3_128(start)
-        digest.update(data)
-        size_bytes = len(start) + len(data)
-        if size_bytes <= INLINE_BYTES:
-            return pb.WeightsRef(
-                key=f"{round_}/{self._participant_id}",
-                size_bytes=size_bytes,
-                digest=digest.digest(),
-                data=start + data,
-            )
-        if offer is not None and offer.url and self._put_directly(offer, start, data):
-            return pb.WeightsRef(key=offer.key, size_bytes=size_bytes, digest=digest.digest())
-        first = pb.PutWeightsRequest(
-            header=pb.PutWeightsRequest.Header(
-                round=round_, size_bytes=size_bytes, digest=digest.digest()
-            ),
-            data=start + data[:CHUNK_BYTES],
-        )
+        if weights.nbytes <= INLINE_BYTES:
+            base = None  # it saves nothing
+        upload = Upload(weights, base, encoding)
+        ref = pb.WeightsRef(size_bytes=upload.size_bytes, digest=upload.digest)
+        if upload.size_bytes <= INLINE_BYTES:
+            ref.key = f"{round_}/{self._participant_id}"
+            ref.data = upload.start + upload.data
+            return ref
+        if offer is not None and offer.url and self._put_directly(offer, upload):
+            ref.key = offer.key
+            return ref
+        return self._put_in_chunks(round_, upload)
 
+    def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
+        offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
+        while True:
+            self._broken_digest = upload.digest
+            try:
+                ref = self._put_stream(round_, upload, offset)
+            except Refused as refused:
+                if refused.reason == "UPLOAD_MISSING" and offset:
+                    offset = 0  # it was dropped since we asked
+                    continue
+                if refused.status not in _BROKEN_OFF or refused.reason:
+                    raise
+                resumed_at = offset
+                offset = self._find_upload(round_, upload)
+                # Each attempt must bring something, so there is an end to them.
+                if offset <= resumed_at:
+                    raise
+                continue
+            self._broken_digest = b""
+            return ref
+
+    def _find_upload(self, round_: int, upload: Upload) -> int:
+        """Where an upload that broke off can go on; 0 if it must begin again."""
+        request = pb.FindUploadRequest(
+            round=round_, size_bytes=upload.size_bytes, digest=upload.digest
+        )
+        try:
+            found = self._unary(lambda stub: stub.FindUpload, request)
+        except Refused:
+            # An earlier version does not know the question, and whatever else may be wrong shows
+            # when the upload is sent.
+            return 0
+        return found.offset if upload.can_begin_at(found.offset) else 0
+
+    def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:
+        header = pb.PutWeightsRequest.Header(
+            round=round_,
+            size_bytes=upload.size_bytes,
+            digest=upload.digest,
+            encoding=upload.encoding,
+            offset=offset,
+        )
         with self._connections.transfer(connection.STALL_S) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
-                yield first
-                for offset in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
+                chunks = upload.chunks(offset)
+                yield pb.PutWeightsRequest(header=header, data=next(chunks))
+                for chunk in chunks:
                     transfer.allow(connection.STALL_S)
-                    # A message owns its bytes, so one chunk is copied, never the whole.
-                    yield pb.PutWeightsRequest(data=bytes(data[offset : offset + CHUNK_BYTES]))
+                    yield pb.PutWeightsRequest(data=chunk)
                 # From here on nobody hears how it gets on.
-                buffered_bytes = min(size_bytes, MAX_BUFFERED_BYTES)
+                buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
                 transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
 
             with _guarded(transfer.connection):
                 response = transfer.connection.stub.PutWeights(
-                    messages(), metadata=self._metadata, timeout=_stream_timeout_s(size_bytes)
+                    messages(),
+                    metadata=self._metadata,
+                    timeout=_stream_timeout_s(upload.size_bytes),
                 )
             return response.ref
 
@@ -285,8 +328,10 @@ class CoordinatorClient:
         url = download.ref.url
         return bool(url) and self._use_offer(lambda direct: direct.fetch(url, download))
 
-    def _put_directly(self, offer: pb.WeightsRef, start: bytes, data: memoryview) -> bool:
-        pieces = (memoryview(start), data)
+    def _put_directly(self, offer: pb.WeightsRef, upload: Upload) -> bool:
+        if upload.encoding != pb.PLAIN:
+            return False  # a store does not decode
+        pieces = (memoryview(upload.start), upload.data)
         return self._use_offer(lambda direct: direct.put(offer.url, pieces))
 
     def _use_offer(self, transfer: Callable[[DirectTransfer], bool]) -> bool:

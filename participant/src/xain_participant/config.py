@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from xain_messaging import tags as tag_rules
 from xain_messaging.names import RULE, why_not
 from xain_messaging.process.fields import (
     Allowed,
@@ -34,6 +35,15 @@ def _check_name(name: str) -> str:
 
 
 ParticipantName = Annotated[str, AfterValidator(_check_name), Allowed(RULE)]
+
+
+def _check_value(value: str) -> str:
+    if (why := tag_rules.why_not_value(value)) is not None:
+        raise ValueError(why)
+    return value
+
+
+TagValue = Annotated[str, AfterValidator(_check_value), Allowed(tag_rules.VALUE_RULE)]
 
 
 def _check_scale(scale: float) -> float:
@@ -64,6 +74,16 @@ class ParticipantSettings(Section):
     id: ParticipantName = ""
     alive_file: FilePath | None = None
     state_dir: FilePath | None = None
+    tags: dict[str, TagValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for key in self.tags:
+            if (why := tag_rules.why_not_key(key)) is not None:
+                raise WrongSetting(f"tags.{key}", f"its name cannot be that of a tag: {why}")
+        if len(self.tags) > tag_rules.MAX_TAGS:
+            raise WrongSetting("tags", f"there must be at most {tag_rules.MAX_TAGS} of them")
+        return self
 
 
 class DataSettings(Section):

@@ -29,14 +29,22 @@ MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
 DEFAULT_HEARTBEAT_INTERVAL_S = 10.0
 
+# By which part of the interval a heartbeat comes earlier, at most.
+HEARTBEAT_JITTER = 0.25
+
+# The longest pause between two attempts of a member to reach its coordinator, unless that asks for
+# more: one that has restarted is found within this.
+MAX_RECONNECT_S = 2.0
+
 # Rounds that are remembered as done. It takes only a few: an advertisement can be late, but not by
 # more rounds than can happen while it is on its way.
 NUM_DONE_KEPT = 256
 
-# Attempts at one round whose updates are refused as invalid. Bytes that were spoilt on the way are
-# worth a second one; what is wrong twice will be wrong again. Then we leave: whoever stays without
-# handing in keeps the round open for everybody, whoever leaves is replaced.
-MAX_INVALID = 2
+# Attempts at one round whose updates are refused as invalid. After three in a row a coordinator
+# selects others for some rounds, unless it is told otherwise, and then a better update is welcome:
+# so we stay for that. Whoever is asked for the same round once more is needed there, and cannot
+# help. Then we leave: without us the coordinator knows that it has to wait for somebody else.
+MAX_INVALID = 4
 
 # The cause of a session that has come to its regular end.
 COMPLETED = "completed"
@@ -87,10 +95,12 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator leaves it to us."""
+    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator leaves it to us.
+    reconnect_spread_s: as in Advertised."""
 
     session_id: str
     heartbeat_interval_s: float = 0.0
+    reconnect_spread_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +113,16 @@ class AskedToWait:
 @dataclass(frozen=True, slots=True)
 class Advertised:
     """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none.
-    cause: why the session is finished; empty if the coordinator does not say."""
+    cause: why the session is finished; empty if the coordinator does not say.
+    reconnect_spread_s: within how long after a lost connection all participants are to come back,
+    each at a moment of its own; None if nothing is said of it."""
 
     state: State
     round: int
     update_accepted: bool = False
     session_id: str = ""
     cause: str = ""
+    reconnect_spread_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +178,9 @@ class RefusedBy:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The Watch stream broke off, so the coordinator may be another process by now."""
+    """The Watch stream broke off, so the coordinator may be another process by now. Whoever posts
+    this does not connect again by itself: that begins with the next sign of life, and the stream
+    after its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +240,10 @@ class StartWatch:
 
 @dataclass(frozen=True, slots=True)
 class BeginRound:
-    """Answer with Assigned or RefusedBy."""
+    """Answer with Assigned or RefusedBy. ask: for the work; what was announced may be old."""
 
     round: int
+    ask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +320,7 @@ _BY_REASON = {
     "INVALID_UPDATE": _Verdict.INVALID,
     "TOO_LARGE": _Verdict.UNFIT,
     "INVALID_NAME": _Verdict.FATAL,
+    "INVALID_TAGS": _Verdict.FATAL,
     "UPLOAD_NAME_TAKEN": _Verdict.FATAL,
     "PROFILE_MISMATCH": _Verdict.FATAL,
 }
@@ -373,6 +390,7 @@ class Protocol:
         self._contact = _Contact.JOINING
         self._contact_failures = 0
         self._heartbeat_interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
+        self._reconnect_spread_s = 0.0
         self._watching = False
         self._session_id = held.session_id if held is not None else ""
         self._previous_session_id = ""
@@ -431,7 +449,8 @@ class Protocol:
             case RefusedBy():
                 self._on_refused(event)
             case ConnectionLost():
-                # All notice at the same instant, so each waits a little, by chance.
+                # All notice at the same instant, so each waits a little, by chance: among
+                # thousands for longer, or the coordinator would only be busy with connections.
                 if self._contact is _Contact.JOINED:
                     self._set_contact(self._backoff(0))
             case StopRequested() if self._finishing:
@@ -459,7 +478,9 @@ class Protocol:
             self._out.append(Rendezvous())
             return
         # Counted from when it is sent: the lease runs on while the answer is on its way.
-        self._set_contact(self._heartbeat_interval_s)
+        # Earlier by chance: those who have come together would beat together for ever.
+        whole = self._heartbeat_interval_s
+        self._set_contact(self._chance.uniform((1.0 - HEARTBEAT_JITTER) * whole, whole))
         self._out.append(SendHeartbeat(self._busy is not None, self._last_round))
 
     def _joined(self, event: Joined) -> None:
@@ -467,6 +488,7 @@ class Protocol:
             self._forget_session(event.session_id)
         self._contact = _Contact.JOINED
         self._heartbeat_interval_s = event.heartbeat_interval_s or DEFAULT_HEARTBEAT_INTERVAL_S
+        self._spread_reconnects(event.reconnect_spread_s)
         if not self._watching:
             self._watching = True
             self._out.append(StartWatch())
@@ -486,6 +508,8 @@ class Protocol:
             return
         # The timer stays as it is: what a Watch stream tells does not renew the lease.
         self._contact_failures = 0
+        if event.reconnect_spread_s is not None:
+            self._spread_reconnects(event.reconnect_spread_s)
         self._advertised = event
         if event.update_accepted:
             self._over(event.round, "it is accepted")
@@ -542,10 +566,14 @@ class Protocol:
     def _begin(self, call: Call, round_: int) -> None:
         assert self._busy is None, f"{call} while {self._busy} goes on"
         self._busy = _Busy(call, round_)
-        self._last_round = round_
+        # A session goes forward. News of an earlier round were long on their way, and the work that
+        # came with them is done; what is true now, only an answer can tell.
+        is_old = call is Call.BEGIN_ROUND and round_ < self._last_round
+        if not is_old:
+            self._last_round = round_
         match call:
             case Call.BEGIN_ROUND:
-                self._out.append(BeginRound(round_))
+                self._out.append(BeginRound(round_, ask=is_old))
             case Call.TRAIN:
                 assert self._held is None, f"round {self._held} would be lost"
                 self._out.append(Train(round_))
@@ -625,8 +653,7 @@ class Protocol:
         elif verdict is _Verdict.REJOIN:
             self._rejoin()
         else:
-            # Never longer than between two heartbeats: the lease is not much longer.
-            self._set_contact(min(self._backoff_after_contact(), self._heartbeat_interval_s))
+            self._set_contact(self._backoff_after_contact())
 
     def _on_work_refused(self, event: RefusedBy, verdict: _Verdict) -> None:
         busy, self._busy = self._busy, None
@@ -692,14 +719,22 @@ class Protocol:
     def _set_contact(self, after_s: float) -> None:
         self._out.append(SetTimer(Timer.CONTACT, after_s))
 
+    def _spread_reconnects(self, spread_s: float) -> None:
+        # Never longer than between two heartbeats: the lease is not much longer.
+        self._reconnect_spread_s = min(spread_s, self._heartbeat_interval_s)
+
     def _backoff_after_contact(self) -> float:
         self._contact_failures += 1
-        return self._backoff(self._contact_failures - 1)
+        is_member = self._contact is _Contact.JOINED
+        longest = min(MAX_RECONNECT_S, self._heartbeat_interval_s) if is_member else MAX_BACKOFF_S
+        return self._backoff(self._contact_failures - 1, longest)
 
-    def _backoff(self, failures: int) -> float:
-        """Seconds; exponential with full jitter, so that the retries of a fleet spread evenly.
+    def _backoff(self, failures: int, longest_s: float = MAX_BACKOFF_S) -> float:
+        """Seconds; exponential with full jitter, so that the retries of a fleet spread evenly. What
+        goes wrong for one of thousands goes wrong for all of them, so that from the first time on
+        they spread as the coordinator asks for.
 
         Source: Brooker 2015, "Exponential Backoff And Jitter", AWS Architecture Blog.
         """
-        ceiling = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(failures, 16))
-        return self._chance.uniform(0.0, ceiling)
+        ceiling = min(longest_s, MIN_BACKOFF_S * 2 ** min(failures, 16))
+        return self._chance.uniform(0.0, max(ceiling, self._reconnect_spread_s))

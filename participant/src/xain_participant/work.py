@@ -6,11 +6,13 @@ Which piece comes when, the protocol decides; here each is one call that ends in
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
+from numpy.typing import NDArray
 
 from xain_participant import protocol as p
-from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Participant,
@@ -49,6 +51,8 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
+        # What the result was trained from, if the difference is to be sent.
+        self._base: NDArray[Any] | None = None
         self._keeper = keeper
         self._on_saving = on_saving
         self._is_abandoned = False
@@ -84,7 +88,7 @@ class Work:
 
     def drop(self) -> None:
         """Forget the result. Not while a round is trained."""
-        self.result = None
+        self.result = self._base = None
         if self._keeper is not None:
             self._keeper.forget()
 
@@ -99,6 +103,9 @@ class Work:
     def _train(self, round_: int) -> p.Event:
         assignment = self._assignment
         weights = self._client.get_weights(assignment.model)
+        self._put = self._base = None
+        if assignment.encoding != pb.PLAIN and weights.nbytes > INLINE_BYTES:
+            self._base = weights.copy()  # what training gets is its own to change
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
             if weights.size == 0:
@@ -115,7 +122,6 @@ class Work:
             self._log.warning(
                 "metrics_dropped", round=round_, num_points=num_dropped, limit_bytes=MAX_JSON_BYTES
             )
-        self._put = None
         self.result = Result(
             self.session_id,
             round_,
@@ -147,10 +153,13 @@ class Work:
             return p.HandedIn(round_)
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
         offer = self._offer(round_)
-        # Through the coordinator each attempt uploads anew, since one that came back may have lost
-        # what was not acknowledged. One that has accepted this very update answers at once, without
-        # the bytes. What was put into the store stays there, whatever becomes of the coordinator.
-        update = self._put or self._client.put_weights(round_, result.vector, offer)
+        # Through the coordinator each attempt uploads anew what is not there, since one that came
+        # back may have lost what was not acknowledged. One that has this very update answers at
+        # once, without the bytes. What was put into the store stays there, whatever becomes of the
+        # coordinator.
+        update = self._put or self._client.put_weights(
+            round_, result.vector, offer, self._base, self._assignment.encoding
+        )
         is_put = offer is not None and update.key == offer.key
         self._put = update if is_put else None
         try:

@@ -130,6 +130,35 @@ def test_status_for_people(address: str) -> None:
         assert expected in told
 
 
+class Divided(Inspection):
+    """With tags, and two whose updates were refused."""
+
+    def ListParticipants(self, request: Any, context: Any) -> Any:
+        status = inspection_pb2.ParticipantStatus
+        return inspection_pb2.ListParticipantsResponse(
+            participants=[
+                status(participant_id="a", selected=True, tags={"ward": "7", "site": "north"}),
+                status(participant_id="b", num_refused=3, left_out_until=5, lease_seconds=1),
+                status(participant_id="c", selected=True, num_refused=4, left_out_until=6),
+                status(participant_id="d", tags={"site": "\x1b[2Jsouth"}),
+            ]
+        )
+
+
+def test_tags_and_refusals_are_shown_where_there_are_any(address: str) -> None:
+    """Who is left out, until when, and that one of them is needed all the same."""
+    for divided in serve(Divided()):
+        lines = run("status", "--address", divided).stdout.splitlines()
+    told = [" ".join(line.split()) for line in lines]
+    assert "id selected update lease left samples rounds refused tags" in told
+    assert "a yes awaited 0.0 s 0 site=north, ward=7" in told
+    assert "b out until 5 1.0 s 0 3" in told
+    assert "c yes (out until 6) awaited 0.0 s 0 4" in told
+    assert "d 0.0 s 0 site=\ufffd[2Jsouth" in told
+    assert "refused" not in run("status", "--address", address).stdout
+    assert "tags" not in run("status", "--address", address).stdout
+
+
 def test_names_cannot_write_to_the_terminal(address: str) -> None:
     """They come from the network: no escape sequences, and rich's markup is shown as it is."""
     told = run("status", "--address", address).stdout
@@ -154,7 +183,12 @@ def test_status_as_json(address: str) -> None:
     }
     assert told["participants"][1]["profile"] is None
     assert [one["num_samples"] for one in told["rounds"]] == [2**40] * 3
-    assert told["models"][0]["ref"] == {"key": "3/global", "size_bytes": 168, "digest": "01ff"}
+    assert told["models"][0]["ref"] == {
+        "key": "3/global",
+        "size_bytes": 168,
+        "digest": "01ff",
+        "encoding": "PLAIN",
+    }
     assert told["models"][0]["shape"] == [10]
 
 
@@ -248,8 +282,9 @@ def test_check_config(tmp_path: Path) -> None:
     assert 'rounds.fraction_participants "1/2" ' + str(file) in told
     assert 'journal.path "d/journal.sqlite" flag' in told
     assert "rounds.max_participants (not set) default" in told
-    assert told[-2].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
-    assert told[-1].startswith("A model is made of the updates of all who are selected; 86400 s")
+    assert told[-3].startswith("A round needs N = 3 connected participants, of whom k = 2 are")
+    assert told[-2].startswith("A model is made of the updates of all who are selected; 86400 s")
+    assert told[-1].startswith("The rule weighted_average combines them.")
 
 
 @pytest.mark.parametrize(

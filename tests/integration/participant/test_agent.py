@@ -464,24 +464,25 @@ def test_stop_ends_a_transfer_that_hangs(
     assert "offer_failed" not in {entry["event"] for entry in logs}, "it is we who ended it"
 
 
-def test_an_invalid_update_is_logged_as_an_error_and_twice_is_the_end(
+def test_an_invalid_update_is_logged_as_an_error_and_the_fourth_is_the_end(
     serve: Serve, adder: Adder
 ) -> None:
-    """It leaves, so that the round does not wait for it."""
+    """It leaves a coordinator that asks it again after three, so that the round does not wait for
+    it."""
     server = serve()
 
     def invalid(context: Any) -> None:
         refuse(context, "INVALID_UPDATE", grpc.StatusCode.INVALID_ARGUMENT, "not finite at 3")
 
-    server.before["EndTrainingRound"].extend([invalid, invalid])
+    server.before["EndTrainingRound"].extend([invalid] * 4)
     with capture_logs() as logs:
         assert run(adder, server.target, "ward-7") == 1
     assert server.heartbeats[-1] == (pb.FINISHED, 0)
     errors = [entry for entry in logs if entry["event"] == "update_invalid"]
     assert [(e["log_level"], e["round"], e["reason"]) for e in errors] == [
         ("error", 0, "not finite at 3")
-    ] * 2
-    assert len(adder.trained) == 2
+    ] * 4
+    assert len(adder.trained) == 4
 
 
 @pytest.mark.parametrize(

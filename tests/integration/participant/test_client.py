@@ -18,8 +18,9 @@ from integration.participant.scripted import (
     refuse,
 )
 from integration.participant.store import ScriptedStore, break_off, object_of, status
-from xain_participant.client import CHUNK_BYTES, CoordinatorClient, Refused
+from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.upload import CHUNK_BYTES
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 

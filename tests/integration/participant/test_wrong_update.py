@@ -5,32 +5,74 @@ from typing import Any
 
 import numpy as np
 
+from xain_coordinator.core.membership import Refusals
 from xain_coordinator.core.values import Phase
 from xain_participant import Participant
 
 
 class Halves(Participant):
-    """Goes half of the way to its number. extra: weights too many, from the second round on."""
+    """Goes half of the way to its number. extra: weights too many, the first `num_wrong` times."""
 
-    def __init__(self, number: float, extra: int = 0) -> None:
+    def __init__(self, number: float, extra: int = 0, num_wrong: int = 1000) -> None:
         self.number = number
         self.extra = extra
+        self.num_wrong = num_wrong
+        self.num_trained = 0
 
     def init_weights(self) -> Any:
         return np.zeros(4, dtype=np.float32)
 
     def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
         trained = (weights + np.float32(self.number)) / 2
-        return np.concatenate([trained, np.zeros(self.extra, dtype=trained.dtype)]), 1
+        self.num_trained += 1
+        extra = self.extra if self.num_trained <= self.num_wrong else 0
+        return np.concatenate([trained, np.zeros(extra, dtype=trained.dtype)]), 1
 
 
 async def test_a_participant_whose_updates_are_wrong_does_not_hold_up_the_round(
     start: Any, take_part: Any
 ) -> None:
-    """It is selected, is refused twice, and leaves; the other two finish the training."""
-    coordinator = await start(rounds={"rounds": 3, "min_participants": 2, "start_participants": 3})
+    """It is selected, is refused three times, and stands by: the other two finish the training."""
+    rounds = {"rounds": 3, "min_participants": 2, "start_participants": 3}
+    coordinator = await start(rounds=rounds)
     participants = {"a": Halves(1), "b": Halves(3), "wrong": Halves(9, extra=1)}
     ends = await asyncio.wait_for(take_part(coordinator, participants), 30)
-    assert ends == {"a": 0, "b": 0, "wrong": 1}
+    assert ends == {"a": 0, "b": 0, "wrong": 0}
     session = coordinator.driver.session
     assert (session.phase, session.cause) == (Phase.FINISHED, "completed")
+    assert session.refusals["wrong"] == Refusals(num=3, left_out_until=5)
+    assert coordinator.driver.history.contributions == {"a": 3, "b": 3, "wrong": 1}
+
+
+async def test_one_that_is_better_after_a_while_takes_part_again(
+    start: Any, take_part: Any
+) -> None:
+    """It was refused three times, and left out of two rounds."""
+    rounds = {
+        "rounds": 6,
+        "min_participants": 2,
+        "start_participants": 3,
+        "refused_rounds": 2,
+    }
+    coordinator = await start(rounds=rounds)
+    participants = {"a": Halves(1), "b": Halves(3), "wrong": Halves(9, extra=1, num_wrong=3)}
+    ends = await asyncio.wait_for(take_part(coordinator, participants), 30)
+    assert ends == {"a": 0, "b": 0, "wrong": 0}
+    history = coordinator.driver.history
+    contributors = [set(record.contributors) for record in history.rounds]
+    assert ["wrong" in who for who in contributors] == [True, False, False, False, True, True]
+
+
+async def test_one_that_cannot_be_done_without_leaves_in_the_end(
+    start: Any, take_part: Any
+) -> None:
+    """With nobody to take its place it is asked again, and goes after one more: so the session
+    knows that it waits for somebody else, and ends when nobody comes."""
+    rounds = {"rounds": 3, "min_participants": 2, "deadline_s": 60.0, "idle_timeout_s": 2.0}
+    coordinator = await start(rounds=rounds)
+    participants = {"a": Halves(1), "wrong": Halves(9, extra=1)}
+    ends = await asyncio.wait_for(take_part(coordinator, participants), 30)
+    assert ends == {"a": 1, "wrong": 1}
+    assert participants["wrong"].num_trained == 4
+    session = coordinator.driver.session
+    assert "waited for participants" in session.cause

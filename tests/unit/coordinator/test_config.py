@@ -112,7 +112,8 @@ def test_rules_follow_from_the_settings() -> None:
         ({"rounds__epochs": -1}, "rounds.epochs is -1; it must be a whole number, at least 0"),
         (
             {"rounds__controller": "best"},
-            'rounds.controller is "best"; it must be one of: all, ordered, random',
+            'rounds.controller is "best"; it must be one of: all, ordered, random, round_robin, '
+            "weighted",
         ),
         (
             {"server__port": 65536},
@@ -655,6 +656,39 @@ def keys_in(text: str) -> set[str]:
         elif " = " in line and line.split(" = ")[0].isidentifier():
             keys.add(f"{section}.{line.split(' = ')[0]}")
     return keys
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [("north", ("north",)), (["north", "west"], ("north", "west")), ('["n", "w"]', ("n", "w"))],
+)
+def test_tags_that_are_asked_for(written: object, values: tuple[str, ...]) -> None:
+    """One value or several; as a list also in the environment and in flags."""
+    rules = config(rounds__tags__site=written).rules()
+    assert rules.tags == {"site": values}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "why"),
+    [
+        ("site", 7, "rounds.tags.site is 7; it must be printable text"),
+        ("site", [], "rounds.tags.site is a list; it must be printable text"),
+        ("site", ["north", 7], "rounds.tags.site is a list; it must be printable text"),
+        ("site", "x" * 257, "it must be printable text of at most 256 bytes"),
+        ("a b", "x", 'rounds.tags."a b" is "x"; no participant can have such a tag'),
+    ],
+)
+def test_tags_that_nobody_could_have(key: str, written: object, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, overrides={"rounds.tags": {key: written}})
+    assert why in str(caught.value)
+
+
+def test_who_is_refused_is_left_out_unless_that_is_switched_off() -> None:
+    rules = CoordinatorConfig().rules()
+    assert (rules.refused_limit, rules.refused_rounds) == (3, 3)
+    assert config(rounds__refused_limit=0).rules().refused_limit == 0
+    assert "at least 0" in error_of(rounds__refused_limit=-1)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("coordinator-*.toml")), ids=lambda f: f.stem)

@@ -22,6 +22,7 @@ from xain_coordinator.core.errors import (
     Unavailable,
     UploadMissing,
 )
+from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.values import GlobalModel, Phase, Point, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal
@@ -782,3 +783,21 @@ async def test_who_is_late_stands_in_the_log():
     closed = [line for line in told if line["event"] == "round_closed_at_deadline"]
     assert [line["participant"] for line in closed] == [["a"]]
     await bench.driver.close()
+
+
+async def test_a_controller_that_fails_ends_the_process_and_not_the_session(bench):
+    """Nothing of it is written down, and its caller hears that it should come again: to a process
+    whose controller has been mended."""
+
+    class Broken:
+        def select(self, candidates, k, chance):
+            raise ZeroDivisionError
+
+    bench.driver._controller = Broken()
+    for name in "ab":
+        await bench.driver.submit(c.Rendezvous(name))
+    groups, session = list(bench.journal.groups), bench.driver.session
+    await fails(bench.driver.submit(c.InitialisationDone(MODEL)))
+    assert isinstance(bench.driver.failure, ControllerFailed)
+    assert bench.driver.failed.is_set()
+    assert (bench.journal.groups, bench.driver.session) == (groups, session)

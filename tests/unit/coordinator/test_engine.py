@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import engine
-from xain_coordinator.aggregation.engine import Fenced, Stopped, UpdateChanged, aggregate, publish
-from xain_coordinator.aggregation.rules import RULES, RuleFailed
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.aggregation.rules import RULES
+from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel, Update, WeightsRef
-from xain_coordinator.ports import KeyNotFound, Reader, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import Fenced, KeyNotFound, Reader, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 
@@ -99,13 +103,13 @@ class CountingStore(MemoryStore):
             self.num_open += 1
             self.num_opened += 1
             self.most_open = max(self.most_open, self.num_open)
-        read, close = reader.read, reader.close
+        read_into, close = reader.read_into, reader.close
         end = start + (length or 0)
 
-        def count_and_read(offset: int, num_bytes: int) -> bytes:
+        def count_and_read(offset: int, buffer: memoryview) -> int:
             with self._counting:
-                self.num_beyond += offset < start or offset + num_bytes > end
-            return read(offset, num_bytes)
+                self.num_beyond += offset < start or offset + len(buffer) > end
+            return read_into(offset, buffer)
 
         def count_and_close() -> None:
             reader.close = close  # type: ignore[method-assign]  # a probe
@@ -113,7 +117,7 @@ class CountingStore(MemoryStore):
                 self.num_open -= 1
             close()
 
-        reader.read = count_and_read  # type: ignore[method-assign]  # a probe
+        reader.read_into = count_and_read  # type: ignore[method-assign]  # a probe
         reader.close = count_and_close  # type: ignore[method-assign]  # a probe
         return reader
 
@@ -128,13 +132,13 @@ class FarStore(CountingStore):
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
         reader = super().open(key, start, length)
-        read = reader.read
+        read_into = reader.read_into
 
-        def meet_and_read(offset: int, num_bytes: int) -> bytes:
+        def meet_and_read(offset: int, buffer: memoryview) -> int:
             self.meet(key)
-            return read(offset, num_bytes)
+            return read_into(offset, buffer)
 
-        reader.read = meet_and_read
+        reader.read_into = meet_and_read
         return reader
 
     def begin(self) -> None:
@@ -215,7 +219,9 @@ def test_what_is_opened_is_what_is_read(max_readers: int) -> None:
     store = CountingStore()
     updates = hand_in(store, random_vectors())
     store.num_beyond = store.num_opened = 0
-    aggregate(store, work_on(updates), tile_bytes=4 * 6 * NUM_UPDATES, max_readers=max_readers)
+    aggregate(
+        store, work_on(updates), tile_bytes=4 * 6 * (NUM_UPDATES + 1), max_readers=max_readers
+    )
     if max_readers < NUM_UPDATES:
         assert (store.num_beyond, store.num_opened) == (0, 4 * NUM_UPDATES)
     else:
@@ -272,7 +278,7 @@ def test_stop_ends_between_two_rows() -> None:
     updates = hand_in(store, random_vectors())
     store.begin()
     with pytest.raises(Stopped):
-        aggregate(store, work_on(updates), stop)
+        aggregate(store, work_on(updates), stop, num_threads=1)
     assert set(seen) == {"3/p0"}
     assert store.num_open == 0
 

@@ -40,6 +40,20 @@ def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.Update
     return e.UpdateAccepted(round_, update)
 
 
+def test_whoever_is_left_out_was_not_selected() -> None:
+    """As one that has gone; but one that has handed in has been one of them, and stays counted."""
+    history = fold(
+        e.RoundOpened(0, ("a", "b"), 1, 0.0),
+        accepted(0, "b"),
+        e.ParticipantLeftOut("a", 4),
+        e.ParticipantLeftOut("b", 4),
+        e.ParticipantsSelected(0, ("c",)),
+    )
+    assert history.rounds[-1].selected == ("b", "c")
+    assert history.contributions == {"b": 1}
+    assert not history.departed
+
+
 def test_a_round_as_it_was() -> None:
     """Who was selected and contributed, and how long it took."""
     history = fold(

@@ -2,7 +2,9 @@
 name."""
 
 import sys
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,13 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from xain_coordinator import cli
-from xain_coordinator.aggregation.rules import RULES, RuleFailed
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.options import options_of
+from xain_coordinator.aggregation.rules import RULES, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.events import SessionOpened
+from xain_coordinator.journal.codec import decode, encode
 from xain_messaging.process.settings import ConfigError, load
 
 Array = NDArray[Any]
@@ -23,9 +29,9 @@ DTYPES = ("float16", "float32", "float64")
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> tuple[Array, Array]:
+def rounds(draw: st.DrawFn, min_rows: int = 1) -> tuple[Array, Array]:
     """A tile (k, t) and the sample counts (k,)."""
-    k, t = draw(st.integers(1, 6)), draw(st.integers(1, 5))
+    k, t = draw(st.integers(min_rows, 6)), draw(st.integers(1, 5))
     tile = draw(arrays(np.float32, (k, t), elements=st.floats(-1e6, 1e6, width=32)))
     counts = st.one_of(st.just(0), st.integers(0, 10), st.integers(0, 2**31 - 1))
     num_samples = draw(st.lists(counts, min_size=k, max_size=k))
@@ -47,6 +53,7 @@ def assert_close(combined: Array, expected: list[float], tile: Array) -> None:
     np.testing.assert_allclose(combined, expected, rtol=0, atol=1e-13 * scale)
 
 
+@settings(deadline=None)
 @given(rounds())
 def test_weighted_average(round_: tuple[Array, Array]) -> None:
     """Σ n_k w_k / Σ n_k; without any samples each update weighs the same."""
@@ -59,6 +66,7 @@ def test_weighted_average(round_: tuple[Array, Array]) -> None:
     assert_close(combined, slow_sum(tile, weights), tile)
 
 
+@settings(deadline=None)
 @given(rounds())
 def test_mean(round_: tuple[Array, Array]) -> None:
     """Σ w_k / k, whatever the sample counts."""
@@ -67,6 +75,7 @@ def test_mean(round_: tuple[Array, Array]) -> None:
     assert_close(RULES["mean"]().combine(tile, num_samples), slow_sum(tile, weights), tile)
 
 
+@settings(deadline=None)
 @given(rounds())
 def test_sum(round_: tuple[Array, Array]) -> None:
     """Σ w_k."""
@@ -75,6 +84,7 @@ def test_sum(round_: tuple[Array, Array]) -> None:
     assert_close(RULES["sum"]().combine(tile, num_samples), expected, tile)
 
 
+@settings(deadline=None)
 @given(rounds())
 def test_identity(round_: tuple[Array, Array]) -> None:
     """The update itself, to the bit."""
@@ -84,7 +94,8 @@ def test_identity(round_: tuple[Array, Array]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(RULES) - {"identity"}))
-@given(round_=rounds(), cut=st.integers(0, 5))
+@settings(deadline=None)
+@given(round_=rounds(min_rows=3), cut=st.integers(0, 5))
 def test_a_rule_treats_each_column_by_itself(
     name: str, round_: tuple[Array, Array], cut: int
 ) -> None:
@@ -122,6 +133,7 @@ def test_sample_counts_that_add_up_to_more_than_an_int64() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["mean", "weighted_average"])
+@settings(deadline=None)
 @given(num_samples=st.lists(st.integers(1, 10**6), min_size=1, max_size=20))
 def test_an_average_of_the_largest_is_the_largest(
     name: str, dtype: str, num_samples: list[int]
@@ -195,6 +207,109 @@ def test_which_rules_take_stale_updates() -> None:
 
 
 # --- which rule a configuration may name ----------------------------------------------------------
+
+
+def error_of(**options: object) -> str:
+    overrides = {key.replace("__", "."): value for key, value in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, overrides=overrides)
+    return str(caught.value).removeprefix("command line: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            {"rule": "krum", "options.num_byzantine": "-1"},
+            "aggregation.options.num_byzantine is -1; it must be greater than or equal to 0",
+        ),
+        (
+            {"rule": "krum", "options.num_byzantine": "one"},
+            'aggregation.options.num_byzantine is "one"; it must be a valid integer',
+        ),
+        (
+            {"rule": "krum", "options.f": "1"},
+            "aggregation.options.f is 1; rule 'krum' has no such option; it has: num_byzantine",
+        ),
+        (
+            {"options.trim": "1"},
+            "aggregation.options.trim is 1; rule 'weighted_average' has no such option; it has "
+            "none",
+        ),
+        ({"optimizer": "adam"}, 'aggregation.optimizer is "adam"; it must be one of: fedadagrad, '),
+        (
+            {"optimizer": "fedadam", "optimizer_options.beta1": "1"},
+            "aggregation.optimizer_options.beta1 is 1; it must be less than 1",
+        ),
+        (
+            {"optimizer_options.beta1": "0.5"},
+            "aggregation.optimizer_options: without aggregation.optimizer nothing would read them",
+        ),
+    ],
+)
+def test_wrong_options_are_named(overrides: dict[str, object], told: str) -> None:
+    """In one line, with the key in full."""
+    assert error_of(**{f"aggregation.{key}": value for key, value in overrides.items()}).startswith(
+        told
+    )
+
+
+def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
+    """And all of them, with their defaults, are what the session is opened with."""
+    file = tmp_path / "coordinator.toml"
+    file.write_text(
+        '[aggregation]\nrule = "norm_clipping"\noptions = { threshold = 2 }\n'
+        'optimizer = "fedadam"\n[aggregation.optimizer_options]\nlearning_rate = 0.5\n'
+    )
+    rules = load(CoordinatorConfig, file).rules()
+    assert rules.aggregation_options == {"threshold": 2.0, "quantile": 0.5}
+    assert rules.optimizer == "fedadam"
+    assert rules.optimizer_options == {
+        "learning_rate": 0.5,
+        "beta1": 0.9,
+        "tau": 1e-3,
+        "beta2": 0.99,
+    }
+    file.write_text('[aggregation]\nrule = "krum"\noptions = { num_byzantine = true }\n')
+    with pytest.raises(ConfigError, match="num_byzantine is true; it must be a valid integer"):
+        load(CoordinatorConfig, file)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_options_survive_the_journal(rule: str) -> None:
+    """With their types: 1 is not 1.0, nor True."""
+    options = options_of(make_rule(rule, {}), {})
+    base = CoordinatorConfig().rules()
+    rules = replace(
+        base, aggregation=rule, aggregation_options={**options, "a": 1.0, "b": True, "c": "x"}
+    )
+    opened = SessionOpened("s", rules, 0.0)
+    again = decode(*encode(opened))
+    assert again == opened
+    assert isinstance(again, SessionOpened)
+    kinds = {name: type(value) for name, value in again.rules.aggregation_options.items()}
+    assert kinds == {name: type(value) for name, value in rules.aggregation_options.items()}
+    assert make_rule(rule, options) == make_rule(rule, {})
+
+
+@pytest.mark.parametrize(
+    ("settings_", "told"),
+    [
+        (
+            {"aggregation__rule": "krum", "rounds__min_participants": 4},
+            "a round may have 4 updates with these [rounds], and rule 'krum' with num_byzantine = 1"
+            " needs n >= 2f + 3 = 5 updates, not 4",
+        ),
+        (
+            {"aggregation__rule": "trimmed_mean", "rounds__min_participants": 2},
+            "a round may have 2 updates with these [rounds], and rule 'trimmed_mean' with trim = 1 "
+            "needs more than 2 updates, not 2",
+        ),
+    ],
+)
+def test_too_few_updates_for_a_rule(settings_: dict[str, object], told: str) -> None:
+    """A round that closes at its deadline may have no more than these."""
+    assert told in error_of(**settings_)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from xain_coordinator.admission import measure
-from xain_coordinator.aggregation.engine import Fenced, UpdateChanged
+from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import resume
@@ -25,7 +25,7 @@ from xain_coordinator.core.values import DataProfile, Phase, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.ports import JournalError, KeyNotFound, Record, StoreUnavailable
+from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.work import StoreWorker, WorkloadMissing
 from xain_workloads.model import Model, TensorSpec

@@ -5,7 +5,7 @@ would, evolves, and plays the outside when it is told to answer an effect. With 
 also checks what must hold for all of them: decide is pure, and a refusal changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -15,9 +15,10 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
-from xain_coordinator.core.errors import Refusal
+from xain_coordinator.core.errors import Refusal, UnusableUpdate
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.pacing import exact_fraction, num_required
+from xain_coordinator.core.selection import Controller
 from xain_coordinator.core.session import Session, begin, fold, open_session
 from xain_coordinator.core.values import (
     DataProfile,
@@ -121,6 +122,7 @@ class Bench:
     def __init__(self, rules: Rules | None = None, *, answers: bool = True) -> None:
         self.now = 0.0
         self.answers = answers
+        self.controller: Controller | None = None  # the one that the rules name
         self.session, opened = open_session("s1", rules or make_rules(), self.now)
         self.journal: list[e.DurableEvent] = [opened]
         self.owed: list[Owed] = []
@@ -164,12 +166,13 @@ class Bench:
             self.now = at
         before = repr(self.session)
         try:
-            decision = decide(self.session, command, self.now)
+            decision = decide(self.session, command, self.now, self.controller)
         except Refusal:
             assert repr(self.session) == before, "a refusal changed the session"
             raise
         assert repr(self.session) == before, "decide changed the session by itself"
-        assert decide(self.session, command, self.now) == decision, "decide is not deterministic"
+        again = decide(self.session, command, self.now, self.controller)
+        assert again == decision, "decide is not deterministic"
         self.session = fold(self.session, decision.events)
         self.journal += durable(decision.events)
         self.effects = decision.effects
@@ -191,12 +194,16 @@ class Bench:
             self.send(answer_to(self.owed.pop(0)))
 
     def join(
-        self, *names: str, profile: DataProfile | None = PROFILE, at: float | None = None
+        self,
+        *names: str,
+        profile: DataProfile | None = PROFILE,
+        tags: Mapping[str, str] | None = None,
+        at: float | None = None,
     ) -> r.Reply:
         """Rendezvous of each, in this order; the reply to the last."""
         assert names
         for name in names:
-            reply = self.send(c.Rendezvous(name, profile), at=at).reply
+            reply = self.send(c.Rendezvous(name, profile, tags or {}), at=at).reply
         return reply
 
     def heartbeat(self, *names: str, at: float | None = None) -> r.Advertisement:
@@ -246,6 +253,13 @@ class Bench:
         """Everybody selected hands in."""
         for name in self.outstanding:
             self.end(name, f"{name}@{self.session.round}")
+
+    def bring_refused(self, name: str, times: int = 1) -> None:
+        """Updates that cannot be used are refused, and that is noted, as the server does it."""
+        for _ in range(times):
+            with pytest.raises(UnusableUpdate) as caught:
+                self.end(name, "bad", first_bad=0)
+            self.send(c.NoteRefusedUpdate(name, str(caught.value)))
 
     def tick(self, *, at: float | None = None) -> Decision:
         return self.send(c.Tick(), at=at)

@@ -1,18 +1,52 @@
 """Controllers, and who is selected when."""
 
 import random
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.core.bench import Bench, make_rules, opened_round
+from tests.unit.core.bench import Bench, answer_to, make_rules, opened_round
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.selection import CONTROLLERS, select
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core import selection
+from xain_coordinator.core.selection import (
+    CONTROLLERS,
+    Candidate,
+    ControllerFailed,
+    Weighted,
+    builtin_controller,
+)
+from xain_coordinator.core.values import DataProfile, Phase
 
 NAMES = [f"p{i}" for i in range(30)]
+
+
+def select(
+    controller: str,
+    names: Sequence[str],
+    k: int,
+    *,
+    seed: int = 0,
+    round_: int = 0,
+    draw: int = 0,
+) -> tuple[str, ...]:
+    """By a controller of the core, among participants that tell nothing of themselves."""
+    candidates = [Candidate(name) for name in names]
+    return choose(builtin_controller(controller, {}), candidates, k, seed, round_, draw)
+
+
+def choose(
+    controller: Any,
+    candidates: Sequence[Candidate],
+    k: int,
+    seed: int = 0,
+    round_: int = 0,
+    draw: int = 0,
+) -> tuple[str, ...]:
+    return selection.select(controller, candidates, k, seed=seed, round_=round_, draw=draw)
 
 
 @settings(derandomize=True, deadline=None)
@@ -34,7 +68,7 @@ def test_a_selection_is_distinct_candidates(
 
 
 @settings(derandomize=True, deadline=None)
-@given(order=st.permutations(NAMES[:8]), controller=st.sampled_from(["ordered", "random"]))
+@given(order=st.permutations(NAMES[:8]), controller=st.sampled_from(sorted(CONTROLLERS)))
 def test_the_draw_depends_on_who_is_here_not_on_who_came_first(
     order: list[str], controller: str
 ) -> None:
@@ -49,7 +83,7 @@ def test_ordered_takes_the_first_by_name() -> None:
 
 
 def test_all_takes_everybody() -> None:
-    assert select("all", ["c", "a", "b"], 1, seed=0, round_=0, draw=0) == ("c", "a", "b")
+    assert select("all", ["c", "a", "b"], 1) == ("a", "b", "c")
 
 
 def test_random_depends_on_seed_round_and_draw_and_on_nothing_else() -> None:
@@ -80,8 +114,209 @@ def test_random_gives_everybody_a_chance() -> None:
 
 
 def test_an_unknown_controller_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        select("fortune", NAMES, 1, seed=0, round_=0, draw=0)
+    with pytest.raises(ControllerFailed, match="fortune"):
+        select("fortune", NAMES, 1)
+
+
+# --- round robin ---
+
+
+def test_round_robin_takes_who_has_waited_longest() -> None:
+    """Nobody trains twice before everybody has trained once, and the turns go round for ever."""
+    bench = Bench(
+        make_rules(
+            rounds=5,
+            min_participants=2,
+            fraction="2/5",
+            start_participants=5,
+            controller="round_robin",
+        )
+    )
+    bench.join("c", "a", "e", "b", "d")
+    turns = []
+    while bench.phase is not Phase.FINISHED:
+        turns.append(bench.selected)
+        bench.end_all()
+    assert turns == [("a", "b"), ("c", "d"), ("e", "a"), ("b", "c"), ("d", "e")]
+
+
+def test_round_robin_goes_on_after_a_restart() -> None:
+    """Whose turn it is follows from the journal."""
+    rules = make_rules(rounds=4, fraction="0.3", start_participants=3, controller="round_robin")
+    bench = Bench(rules)
+    bench.join("a", "b", "c")
+    turns = []
+    while bench.phase is not Phase.FINISHED:
+        turns += bench.selected
+        bench.end_all()
+        bench.restart()
+    assert turns == ["a", "b", "c", "a"]
+
+
+def test_nobody_is_next_for_having_been_away() -> None:
+    """Who comes, or comes back, waits behind those who are here."""
+    rules = make_rules(rounds=9, fraction="0.25", start_participants=3, controller="round_robin")
+    bench = Bench(rules)
+    bench.join("a", "b", "c")
+    assert bench.selected == ("a",)
+    bench.end_all()
+    bench.leave("a")
+    bench.join("a", "0")
+    turns = []
+    for _ in range(4):
+        turns += bench.selected
+        bench.end_all()
+    assert turns == ["b", "c", "0", "a"]
+
+
+def test_a_replacement_is_whose_turn_it_is() -> None:
+    bench = Bench(
+        make_rules(rounds=3, fraction="0.3", start_participants=3, controller="round_robin")
+    )
+    bench.join("a", "b", "c")
+    bench.leave("a")
+    assert bench.selected == ("b",)
+    bench.end_all()
+    assert bench.selected == ("c",)
+
+
+# --- by samples ---
+
+
+def having(samples: dict[str, int | None]) -> list[Candidate]:
+    return [
+        Candidate(name, None if n is None else DataProfile(n, 4)) for name, n in samples.items()
+    ]
+
+
+def test_weighted_draws_in_proportion_to_the_samples() -> None:
+    """1 of 10, 3 of 10, 6 of 10: over 3,000 draws of one, within five standard deviations."""
+    candidates = having({"a": 10, "b": 30, "c": 60})
+    counts = dict.fromkeys("abc", 0)
+    for round_ in range(3000):
+        (name,) = choose(Weighted(), candidates, 1, round_=round_)
+        counts[name] += 1
+    for name, share in {"a": 0.1, "b": 0.3, "c": 0.6}.items():
+        deviation = (3000 * share * (1 - share)) ** 0.5
+        assert abs(counts[name] - 3000 * share) < 5 * deviation, counts
+
+
+def test_weighted_draws_the_second_in_proportion_to_what_is_left() -> None:
+    """Without replacement: the pair {a, b} of weights 1, 1, 2 has the probability 2 · 1/4 · 1/3."""
+    candidates = having({"a": 1, "b": 1, "c": 2})
+    pairs = [set(choose(Weighted(), candidates, 2, round_=r)) for r in range(3000)]
+    num_expected = 3000 / 6
+    deviation = (3000 * 1 / 6 * 5 / 6) ** 0.5
+    assert abs(pairs.count({"a", "b"}) - num_expected) < 5 * deviation
+
+
+def test_who_has_no_samples_is_drawn_only_if_there_are_no_others() -> None:
+    candidates = having({"a": 0, "b": 5, "c": 0, "d": 5})
+    for round_ in range(50):
+        chosen = choose(Weighted(), candidates, 3, round_=round_)
+        assert {"b", "d"} < set(chosen)
+    last = {choose(Weighted(), candidates, 3, round_=r)[2] for r in range(50)}
+    assert last == {"a", "c"}, "which of them is chance too"
+
+
+def test_who_has_sent_no_profile_has_default_samples() -> None:
+    candidates = having({"a": None, "b": 1})
+
+    def times(controller: Weighted) -> int:
+        return sum(choose(controller, candidates, 1, round_=r) == ("a",) for r in range(400))
+
+    assert times(Weighted(default_samples=0)) == 0
+    assert 140 < times(Weighted()) < 260
+    assert times(Weighted(default_samples=1000)) > 390
+
+
+def test_millions_of_samples_are_told_apart() -> None:
+    """u^(1/w) itself would be 1 for all of them."""
+    candidates = having({"a": 2**62, "b": 2**60})
+    counts = [choose(Weighted(), candidates, 1, round_=r)[0] for r in range(500)]
+    assert 340 < counts.count("a") < 460  # 4 of 5
+
+
+def test_negative_default_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="-1"):
+        Weighted(default_samples=-1)
+
+
+# --- controllers of others ---
+
+
+class Says:
+    """Whatever it is told to."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (["a", "a"], "twice"),
+        (["a", "z"], "no candidate: 'a', 'z'"),
+        (["a", 7], "no candidate"),
+        (["a"], "1 participants .* 2 of 3"),
+        ([], "0 participants"),
+        (None, "TypeError"),
+        (ZeroDivisionError("by none"), "ZeroDivisionError: by none"),
+    ],
+)
+def test_a_controller_that_answers_nonsense_is_named(answer: Any, why: str) -> None:
+    """Nobody would be asked, or somebody who is not here: the session could not go on."""
+    with pytest.raises(ControllerFailed, match=f"Says.*{why}"):
+        choose(Says(answer), having({"a": 1, "b": 1, "c": 1}), 2)
+
+
+def test_a_controller_may_choose_more_than_are_wanted() -> None:
+    assert choose(Says(["c", "b", "a"]), having({"a": 1, "b": 1, "c": 1}), 2) == ("c", "b", "a")
+
+
+def test_a_controller_sees_what_is_known_of_each_candidate() -> None:
+    """Profile, tags, the round it was selected for last, and how long it has waited."""
+    seen: list[list[Candidate]] = []
+
+    class Looks:
+        def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Any:
+            if list(candidates) not in seen:  # the bench asks twice
+                seen.append(list(candidates))
+            return [candidate.participant_id for candidate in candidates[:k]]
+
+    bench = Bench(make_rules(rounds=3, fraction="0.5", start_participants=2))
+    bench.controller = Looks()
+    profile = DataProfile(12, 4)
+    bench.join("b", profile=profile, tags={"site": "north"})
+    bench.join("a", profile=profile)
+    bench.end_all()
+    assert seen == [
+        [Candidate("a", profile), Candidate("b", profile, {"site": "north"})],
+        [Candidate("a", profile, {}, 0, 1), Candidate("b", profile, {"site": "north"})],
+    ]
+
+
+def test_a_controller_that_fails_changes_nothing() -> None:
+    """When it has been mended, what was asked can be asked again."""
+    bench = Bench(make_rules(min_participants=2), answers=False)
+    bench.join("a", "b")
+    (work,) = bench.owed
+    before = bench.session
+    bench.controller = Says([])
+    with pytest.raises(ControllerFailed):
+        bench.send(answer_to(work))
+    assert bench.session == before
+    bench.controller = None
+    bench.send(answer_to(work))
+    assert bench.selected == ("a", "b")
+
+
+# --- who is selected when ---
 
 
 def test_k_of_all_connected_are_selected() -> None:

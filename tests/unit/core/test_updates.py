@@ -7,7 +7,17 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.core.updates import check_update
+from xain_coordinator.core.values import (
+    GlobalModel,
+    Phase,
+    Point,
+    Round,
+    StoredWeights,
+    Update,
+    WeightsRef,
+)
+from xain_workloads.model import TensorSpec
 
 
 def test_an_update_is_taken_with_all_that_belongs_to_it() -> None:
@@ -84,6 +94,31 @@ def test_what_cannot_be_aggregated_is_refused_and_may_be_mended(wrong: dict[str,
     bench.end("a")
     bench.end("b")
     assert [update.participant_id for update in bench.aggregates[0].updates] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("index", "where"),
+    [
+        (0, "index 0, which is kernel[0, 0]"),
+        (5, "index 5, which is kernel[1, 2]"),
+        (6, "index 6, which is scale[]"),
+        (8, "index 8, which is bias[1]"),
+        (9, "index 9;"),
+    ],
+)
+def test_what_is_not_finite_is_named_by_its_array(index: int, where: str) -> None:
+    """People know their arrays, not the places in a flat vector."""
+    layout = tuple(
+        TensorSpec(name, shape, "float32")
+        for name, shape in (("kernel", (2, 3)), ("scale", ()), ("bias", (2,)))
+    )
+    ref = WeightsRef("0/global", 164, "0" * 32)
+    model = GlobalModel(0, ref, "float32", (10,), layout)
+    round_ = Round(0, ("a",), 1, 1, 0.0, 1)
+    update = Update("a", StoredWeights(ref, "float32", (10,), index), 1)
+    with pytest.raises(errors.InvalidUpdate) as caught:
+        check_update(model, round_, update)
+    assert where in str(caught.value)
 
 
 def test_no_samples_are_a_number_of_samples() -> None:

@@ -21,7 +21,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.decider import next_deadline, resume
 from xain_coordinator.core.pacing import exact_fraction, num_required, num_wanted
-from xain_coordinator.core.selection import select
+from xain_coordinator.core.selection import Candidate, Uniform, select
 from xain_coordinator.core.values import Phase
 
 
@@ -158,7 +158,8 @@ def test_x09_as_many_are_selected_as_were_asked_for() -> None:
             fraction = exact_fraction(f"{k}/{pool}")
             assert num_wanted(pool, fraction) == k
             assert num_required(k, fraction) <= pool
-        chosen = select("random", names, (pool + 1) // 2, seed=0, round_=0, draw=1)
+        candidates = [Candidate(name) for name in names]
+        chosen = select(Uniform(), candidates, (pool + 1) // 2, seed=0, round_=0, draw=1)
         assert len(chosen) == (pool + 1) // 2
     assert num_required(10, exact_fraction(0.1)) == 91
 

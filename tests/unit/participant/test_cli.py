@@ -36,6 +36,9 @@ def test_help_teaches_with_examples() -> None:
         (["--data", "iris", "--coordinator", "host:0"], 2, "coordinator.port is 0"),
         (["--data", "iris", "--id", "a/b"], 2, "participant.id"),
         (["--data", "iris", "--set", "nonsense"], 2, "--set takes KEY=VALUE"),
+        (["--data", "iris", "--tag", "north"], 2, "--tag takes KEY=VALUE, such as site=north"),
+        (["--data", "iris", "--tag", "a b=x"], 2, 'participant.tags."a b" is "x"; its name'),
+        (["--data", "iris", "--tag", "a=\t"], 2, "it must be printable text of at most 256 bytes"),
         (["--data", "iris", "--set", "data.sorce=x"], 2, "did you mean data.source"),
         (
             ["--data", "iris", "--set", "participant.alive_file=/nowhere/a"],

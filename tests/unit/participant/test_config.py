@@ -122,6 +122,7 @@ def test_every_key_occurs_in_an_example() -> None:
         for line in file.read_text().splitlines():
             if line.startswith("["):
                 section = line.strip("[]")
+                told.add(section)
             elif found := re.match(r"(?:# )?(\w+) =", line):
                 told.add(f"{section}.{found[1]}")
     assert keys_of(ParticipantConfig) <= told

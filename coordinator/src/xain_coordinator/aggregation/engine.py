@@ -1,111 +1,70 @@
-"""The tile engine: one pass over the same slice of every update, in the order of names; of the
-global model too, where stale updates are mixed with it.
+"""The tile engine: reads the updates of a round side by side, by tiles, and writes the next model.
 
-Memory is a few tiles, however many participants there are and however large the model is. The
-result depends on the updates and their order alone, so making it again after a crash gives the same
-bytes.
+One pass, two where the rule surveys the updates first. All updates are read in the order of their
+names; with them the global model, where the rule or the optimiser needs it, and the optimiser's
+state.
+
+Memory is two tiles of TILE_BYTES, however many participants there are and however large the model
+is: all that is read and made of some columns, and the same of those that are read meanwhile. Beside
+them each thread has its scratch of a few pieces that fit into a processor's cache, and the rules
+that compare any two updates have a table of 8 k² bytes, and one more for each thread.
+
+The result depends on the updates, the state and their order alone, so making it again after a crash
+gives the same bytes: columns are worked on each by itself, and what is summed over columns is
+summed over blocks that depend on the number of updates only, added in order.
+
 Weights are little-endian, whatever the machine.
 """
 
+import os
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.admission import chunks
-from xain_coordinator.aggregation.rules import RULES, Aggregator, RuleFailed, Weights
+from xain_coordinator.aggregation.aggregator import (
+    Aggregator,
+    Float64,
+    RuleFailed,
+    Surveyor,
+    Weights,
+    is_surveyor,
+)
+from xain_coordinator.aggregation.averages import WeightedAverage
+from xain_coordinator.aggregation.crew import Crew, Job
+from xain_coordinator.aggregation.optimizers import Optimizer
+from xain_coordinator.aggregation.options import WrongOption
+from xain_coordinator.aggregation.publishing import Publication, publication
+from xain_coordinator.aggregation.rules import RULES, make_optimizer, make_rule
 from xain_coordinator.aggregation.staleness import mixing_weights
+from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
 from xain_coordinator.core.effects import Aggregate
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
-from xain_coordinator.ports import KeyClaimed, KeyExists, Reader, StoreError, WeightsStore
+from xain_coordinator.core.keys import model_key, state_key
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.plugins import PluginFailed
+from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
 
-TILE_BYTES = 32 << 20  # the same slice of all updates together
+# Large enough that a file is read in pieces of some 100 KB with 64 updates, and small beside what a
+# coordinator holds anyway.
+TILE_BYTES = 8 << 20
 
 # A process may have 1024 files open by default, and the others are for connections. With more
 # updates than this, each is opened again for every tile.
 MAX_READERS = 64
 
+MAX_THREADS = 8  # more would wait for memory
 
-class UpdateChanged(StoreError):
-    """An accepted update, or the global model it is mixed with, is no longer what it was."""
+# Less than this is combined before a second thread has begun.
+_SMALL_BYTES = 1 << 20
 
-
-class Fenced(StoreError):
-    """The model to be published is there already, and it is another one: a newer coordinator works
-    on this store."""
-
-
-class Stopped(Exception):
-    """The process is to end; nothing was written."""
-
-
-class _Source:
-    """One accepted update, or the global model, read front to back and checked against what was
-    accepted or published.
-
-    keep_open: one reader serves for all; otherwise each read opens the object anew. The digest goes
-    on over all that is read, whichever reader it came from.
-    """
-
-    def __init__(
-        self, store: WeightsStore, weights: StoredWeights | GlobalModel, *, keep_open: bool
-    ) -> None:
-        self._store = store
-        self._ref = weights.ref
-        kind = "global model" if isinstance(weights, GlobalModel) else "accepted update"
-        self._name = f"the {kind} {self._ref.key!r}"
-        self._keep_open = keep_open
-        self._reader: Reader | None = None
-        self._digest = xxhash.xxh3_128()
-        self._dtype = _dtype_of(weights)
-        self._header_bytes = self._ref.size_bytes - weights.shape[0] * self._dtype.itemsize
-        self._offset = 0
-
-    def read_into(self, row: NDArray[Any]) -> None:
-        """The next len(row) elements. Raises UpdateChanged and the store's errors."""
-        header_bytes = self._header_bytes if self._offset == 0 else 0
-        if self._reader is None:
-            self._reader = self._open(header_bytes + row.nbytes)
-        if header_bytes:
-            self._next(self._reader, header_bytes)
-        row[:] = np.frombuffer(self._next(self._reader, row.nbytes), self._dtype)
-        if not self._keep_open:
-            self.close()
-
-    def _open(self, length: int) -> Reader:
-        """length: of what will be read next."""
-        reader = self._store.open(self._ref.key, self._offset, length)
-        if reader.size != self._ref.size_bytes:
-            reader.close()
-            raise UpdateChanged(
-                f"{self._name} has {reader.size} bytes in the store, it had {self._ref.size_bytes}"
-            )
-        return reader
-
-    def _next(self, reader: Reader, length: int) -> bytes:
-        data = reader.read(self._offset, length)
-        if len(data) != length:
-            raise UpdateChanged(f"{self._name} has become shorter")
-        self._offset += length
-        self._digest.update(data)
-        return data
-
-    def check(self) -> None:
-        """After the last element. Raises UpdateChanged."""
-        if self._digest.hexdigest() != self._ref.digest:
-            raise UpdateChanged(f"{self._name} has changed in the store")
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+_BLOCK_BYTES = 1 << 20  # of the differences that are surveyed at a time
+_WRITE_BYTES = 1 << 20
 
 
 def aggregate(
@@ -115,150 +74,290 @@ def aggregate(
     *,
     tile_bytes: int = TILE_BYTES,
     max_readers: int = MAX_READERS,
+    num_threads: int | None = None,
 ) -> GlobalModel:
-    """Make and store the model of the round after `work.round`.
+    """Make and store the model of the round after `work.round`, and before it what the optimiser is
+    to go on from.
 
     Blocks; runs in a thread. Doing it again gives the same model.
-    stop: once set, the work ends after the reads and the tile at hand.
-    Raises UpdateChanged, Fenced, RuleFailed, Stopped, and the store's errors.
+    stop: once set, the work ends after the reads and the pieces at hand.
+    num_threads: None for one for each processor.
+    Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
-    first = work.updates[0].weights
-    stop = stop or threading.Event()
-    # Closed at once when the store fails, so that no reader stays open as long as the error does.
-    with closing(_combined(store, work, stop, tile_bytes, max_readers)) as pieces:
-        ref = publish(store, model_key(work.round + 1), pieces)
-    return GlobalModel(
-        round=work.round + 1,
-        ref=ref,
-        dtype=first.dtype,
-        shape=first.shape,
-        layout=work.base.layout,
-        metadata=work.base.metadata,
-    )
+    rule = _rule(work)
+    optimizer = None
+    # An initialisation comes from nowhere, so there is no direction to step in.
+    if work.optimizer and not work.base.is_empty:
+        optimizer = make_optimizer(work.optimizer, work.optimizer_options)
+    weights = work.updates[0].weights
+    dtype, length = _little_endian(weights.dtype), weights.shape[0]
+    num_rows = len(work.updates) + 1
+    if num_threads is None:
+        is_small = length * dtype.itemsize * num_rows < _SMALL_BYTES
+        num_threads = 1 if is_small else min(_num_processors(), MAX_THREADS)
+    num_readers = max(1, min(max(store.num_parallel, num_threads), max_readers, num_rows))
+    with Crew(num_threads, num_readers, stop or threading.Event()) as crew:
+        tiles = Tiles(store, crew, length, rows=(), tile_bytes=tile_bytes, max_readers=max_readers)
+        making = _Making(work, rule, optimizer, dtype, tiles, num_threads)
+        try:
+            return making.make()
+        except RuleFailed:
+            # If what lies in the store is not what was accepted, that is why, and a person can put
+            # it right. Otherwise it would fail for ever.
+            making.verify()
+            raise
 
 
-def _combined(
-    store: WeightsStore, work: Aggregate, stop: threading.Event, tile_bytes: int, max_readers: int
-) -> Generator[bytes, None, None]:
-    """The new model's bytes: the header, then tile by tile."""
-    rule = RULES[work.rule]()
+def _rule(work: Aggregate) -> Aggregator:
+    """Raises RuleFailed, and PluginFailed where a plug-in is not what it was when the session was
+    opened: that can be put right, so it does not end the session."""
+    try:
+        rule = make_rule(work.rule, work.options)
+    except KeyError:
+        raise PluginFailed(
+            f"the session was opened with the rule {work.rule!r}, and no plug-in gives it any "
+            "more; install it again"
+        ) from None
+    except WrongOption as error:
+        raise PluginFailed(
+            f"the session was opened with other options than the rule {work.rule!r} has now: "
+            f"{error}; install the version that it had"
+        ) from None
     rule.check(len(work.updates))
-    rows, weights = _rows(work, rule)
-    dtype, shape = _dtype_of(rows[0]), rows[0].shape
-    yield npy_header(dtype, shape)
-    width = max(1, min(shape[0], tile_bytes // (len(rows) * dtype.itemsize)))
-    tile = np.empty((len(rows), width), dtype)
-    keep_open = len(rows) <= max_readers
-    sources = [_Source(store, row, keep_open=keep_open) for row in rows]
-    with ExitStack() as stack:
-        for source in sources:
-            stack.callback(source.close)
-        # Its end, before that of the sources, waits for what is being read.
-        num_threads = min(store.num_parallel, max_readers, len(sources))
-        pool = stack.enter_context(ThreadPoolExecutor(num_threads, "aggregate"))
-        for start in range(0, shape[0], width):
-            num_columns = min(width, shape[0] - start)
-            _read_tile(pool, num_threads, sources, tile[:, :num_columns], stop)
-            combined = rule.combine(tile[:, :num_columns], weights)
-            with np.errstate(over="ignore"):
-                rounded = combined.astype(dtype)
-            if not np.isfinite(rounded).all():
-                raise RuleFailed(
-                    f"rule {work.rule!r} leaves the range of {dtype.name} in round {work.round}"
-                )
-            yield rounded.tobytes()
-        for source in sources:
-            source.check()
-
-
-def _rows(work: Aggregate, rule: Aggregator) -> tuple[list[StoredWeights | GlobalModel], Weights]:
-    """What is combined, and how much each weighs: the updates, and behind them the global model if
-    any of them is stale.
-
-    Raises RuleFailed.
-    """
-    updates: list[StoredWeights | GlobalModel] = [update.weights for update in work.updates]
-    num_samples = np.array([update.num_samples for update in work.updates], np.int64)
-    if not any(work.staleness):
-        return updates, num_samples
-    if not rule.takes_stale:
+    if any(work.staleness) and not rule.takes_stale:
         usable = ", ".join(name for name, one in sorted(RULES.items()) if one.takes_stale)
         raise RuleFailed(
             f"rule {work.rule!r} takes no stale updates, and round {work.round} has some that are "
             f"{max(work.staleness)} models behind; use one of: {usable}"
         )
-    assert len(work.staleness) == len(updates)
-    assert (work.base.shape, work.base.dtype) == (updates[0].shape, updates[0].dtype)
-    return [*updates, work.base], mixing_weights(num_samples, work.staleness)
+    if is_surveyor(rule) and rule.needs_base and work.base.is_empty:
+        return WeightedAverage()  # there is nothing to be near to yet
+    return rule
 
 
-def _read_tile(
-    pool: ThreadPoolExecutor,
-    num_threads: int,
-    sources: Sequence[_Source],
-    tile: NDArray[Any],
-    stop: threading.Event,
-) -> None:
-    """The next elements of every source into its row, in this thread and in those of the pool.
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """One model in the making. tiles: how to read, without what."""
 
-    Raises what _Source.read_into does, and Stopped; others may still be read then.
-    """
-    rows = list(zip(sources, tile, strict=True))
-    failed = threading.Event()
+    work: Aggregate
+    rule: Aggregator
+    optimizer: Optimizer | None
+    dtype: DType
+    tiles: Tiles
+    num_threads: int
 
-    def read_some(first: int) -> None:
-        for source, row in rows[first::num_threads]:
-            if stop.is_set() or failed.is_set():
-                return
-            try:
-                source.read_into(row)
-            except BaseException:  # whatever it is, the other threads need not read on
-                failed.set()
-                raise
+    def make(self) -> GlobalModel:
+        rows = [self._update(i) for i in range(len(self.work.updates))]
+        num_samples = np.array([update.num_samples for update in self.work.updates], np.int64)
+        weights: Weights = num_samples
+        if any(self.work.staleness):
+            assert len(self.work.staleness) == len(rows)
+            weights = mixing_weights(num_samples, self.work.staleness)
+            rows = [*rows, self._base]
+        elif is_surveyor(self.rule):
+            weights = self._weigh(self.rule, num_samples)
+            candidates = [*rows, *([] if self.work.base.is_empty else [self._base])]
+            chosen = np.flatnonzero(weights)
+            rows, weights = [candidates[i] for i in chosen], weights[chosen]
+        return self._publish(rows, weights)
 
-    reads = [pool.submit(read_some, first) for first in range(1, num_threads)]
-    read_some(0)
-    for read in reads:
-        read.result()
-    if stop.is_set():
-        raise Stopped
+    def verify(self) -> None:
+        """Raises UpdateChanged if anything that was read is not what it was."""
+        rows = [self._update(i) for i in range(len(self.work.updates))]
+        is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
+        extras = []
+        if is_compared or any(self.work.staleness) or self.optimizer is not None:
+            extras = [self._base, *self._state().values()]
+        replace(self.tiles, rows=rows, extras=extras).work_through(lambda slot, start: ())
+
+    def _update(self, index: int) -> Vector:
+        weights = self.work.updates[index].weights
+        return Vector(weights.ref, "accepted update", self.dtype)
+
+    @property
+    def _base(self) -> Vector:
+        base = self.work.base
+        weights = self.work.updates[0].weights
+        assert (base.shape, base.dtype) == (weights.shape, weights.dtype)
+        return Vector(base.ref, "global model", self.dtype)
+
+    def _state(self) -> Mapping[str, Vector]:
+        """What the optimiser remembers, by name; none before its first step."""
+        if self.optimizer is None:
+            return {}
+        kept = self.work.base.state
+        return {
+            name: Vector(kept[name], "optimiser's state", self._state_dtype)
+            for name in sorted(self.optimizer.begin())
+            if name in kept
+        }
+
+    @property
+    def _state_dtype(self) -> DType:
+        """Squares of differences need the range and the precision."""
+        return np.promote_types(self.dtype, np.float32).newbyteorder("<")
+
+    # --- the first pass, of rules that survey ---
+
+    def _weigh(self, rule: Surveyor, num_samples: NDArray[np.int64]) -> Float64:
+        k = len(num_samples)
+        bases = [] if self.work.base.is_empty else [self._base]
+        block = _block_columns(k)
+        tiles = replace(
+            self.tiles,
+            rows=[self._update(i) for i in range(k)],
+            extras=bases,
+            block=block,
+        )
+        total = _OrderedSum()
+
+        def survey(slot: Slot, index: int) -> None:
+            base = slot.extras[0] if bases else np.zeros(1, self.dtype)
+            with np.errstate(over="ignore", invalid="ignore"):  # the rule looks at what comes out
+                differences = np.subtract(slot.rows, base, dtype=np.float64)
+                total.add(index, rule.survey(differences))
+
+        def compute(slot: Slot, start: int) -> Iterator[Job]:
+            num_columns = slot.rows.shape[1]
+            for first in range(0, num_columns, block):
+                piece = slot.cut(first, min(first + block, num_columns))
+                yield partial(survey, piece, (start + first) // block)
+
+        tiles.work_through(compute)
+        weights = rule.weigh(total.result, num_samples)
+        if weights.shape != (k + 1,) or not np.isfinite(weights).all() or not weights.any():
+            raise RuleFailed(
+                f"rule {self.work.rule!r} gives {k} updates and the global model no usable weights "
+                f"in round {self.work.round}"
+            )
+        return weights
+
+    # --- the last pass ---
+
+    def _publish(self, rows: Sequence[Vector], weights: Weights) -> GlobalModel:
+        work, optimizer = self.work, self.optimizer
+        state = self._state()
+        names = sorted(optimizer.begin()) if optimizer is not None else []
+        made = [self.dtype, *(self._state_dtype for _ in names)]
+        extras = [self._base, *state.values()] if optimizer is not None else []
+        tiles = replace(self.tiles, rows=rows, extras=extras, made=made)
+        keys = [model_key(work.round + 1), *(state_key(work.round + 1, name) for name in names)]
+        with ExitStack() as stack:
+            begun = [stack.enter_context(publication(tiles.store, key)) for key in keys]
+            for one, dtype in zip(begun, made, strict=True):
+                one.write(npy_header(dtype, (tiles.length,)))
+
+            def combine(slot: Slot) -> None:
+                with np.errstate(over="ignore", invalid="ignore"):  # looked at below
+                    combined = self._combine(slot.rows, weights)
+                    after: Iterable[Float64] = ()
+                    if optimizer is not None:
+                        combined, after = _step(optimizer, combined, slot, names, list(state))
+                    model, *memory = slot.made
+                    np.copyto(model, combined, casting="same_kind")
+                    for place, values in zip(memory, after, strict=True):
+                        # What overflows stays at the end of the range: the steps where it does are
+                        # small or none, and one huge update does not end the session.
+                        largest = np.finfo(place.dtype).max
+                        np.copyto(place, np.clip(values, -largest, largest), casting="same_kind")
+                if not np.isfinite(model).all():
+                    raise RuleFailed(
+                        f"{self._maker} leaves the range of {self.dtype.name} in round {work.round}"
+                    )
+
+            def compute(slot: Slot, start: int) -> Iterator[Job]:
+                for first, end in spans(slot.rows.shape[1], self.num_threads):
+                    yield partial(combine, slot.cut(first, end))
+
+            def write(slot: Slot) -> Iterator[Job]:
+                for one, values in zip(begun, slot.made, strict=True):
+                    yield partial(_write, one, values)
+
+            tiles.work_through(compute, write)
+            # The state first: where the model is, what it goes on from is too.
+            *state_refs, ref = [one.commit() for one in (*begun[1:], begun[0])]
+        first = work.updates[0].weights
+        return GlobalModel(
+            round=work.round + 1,
+            ref=ref,
+            dtype=first.dtype,
+            shape=first.shape,
+            layout=work.base.layout,
+            metadata=work.base.metadata,
+            state=dict(zip(names, state_refs, strict=True)),
+        )
+
+    def _combine(self, tile: NDArray[Any], weights: Weights) -> Float64:
+        combined = self.rule.combine(tile, weights)
+        if combined.shape != tile.shape[1:] or combined.dtype != np.float64:
+            raise RuleFailed(
+                f"rule {self.work.rule!r} made {combined.dtype} of shape {combined.shape} out of "
+                f"{tile.shape[1]} columns; it must make as many float64"
+            )
+        return combined
+
+    @property
+    def _maker(self) -> str:
+        rule = f"rule {self.work.rule!r}"
+        return rule if self.optimizer is None else f"{rule} with optimiser {self.work.optimizer!r}"
 
 
-def _dtype_of(weights: StoredWeights | GlobalModel) -> np.dtype[Any]:
-    return np.dtype(weights.dtype).newbyteorder("<")
+def _step(
+    optimizer: Optimizer, result: Float64, slot: Slot, names: Sequence[str], kept: Sequence[str]
+) -> tuple[Float64, list[Float64]]:
+    """The optimiser's step on some columns; its state in the order of `names`. kept: those of which
+    the slot has what they were."""
+    base, *before = (extra.astype(np.float64) for extra in slot.extras)
+    state = {name: np.full(len(base), value) for name, value in optimizer.begin().items()}
+    state |= zip(kept, before, strict=True)
+    stepped, after = optimizer.step(base, result, state)
+    return stepped, [after[name] for name in names]
 
 
-def publish(store: WeightsStore, key: str, pieces: Iterator[bytes] | Sequence[bytes]) -> WeightsRef:
-    """Write an object that never changes.
+def _write(begun: Publication, values: NDArray[Any]) -> None:
+    per_piece = max(1, _WRITE_BYTES // values.itemsize)
+    for start in range(0, len(values), per_piece):
+        begun.write(values[start : start + per_piece].tobytes())
 
-    If the very same one is there already, whoever wrote it died before it could say so, and all is
-    well. Raises Fenced if it is another one, and the store's errors; then nothing was written.
-    """
-    digest = xxhash.xxh3_128()
-    size = 0
-    upload = store.upload(key)
+
+class _OrderedSum:
+    """Adds parts in the order of their numbers, from 0, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._early: dict[int, Float64] = {}
+        self._num_added = 0
+        self._total: Float64 | None = None
+
+    def add(self, index: int, part: Float64) -> None:
+        with self._lock:
+            self._early[index] = part
+            while (part_ := self._early.pop(self._num_added, None)) is not None:
+                self._num_added += 1
+                if self._total is None:
+                    self._total = part_.copy()
+                else:
+                    self._total += part_
+
+    @property
+    def result(self) -> Float64:
+        assert self._total is not None, "there was nothing to add"
+        assert not self._early, "a part is missing"
+        return self._total
+
+
+def _block_columns(num_updates: int) -> int:
+    """By the number of updates alone, so that sums over blocks do not depend on anything else."""
+    fitting = max(1, _BLOCK_BYTES // (8 * num_updates))
+    return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
+
+
+def _num_processors() -> int:
     try:
-        for piece in pieces:
-            digest.update(piece)
-            size += len(piece)
-            upload.write(piece)
-        upload.commit(overwrite=False)
-    except KeyClaimed as error:
-        raise Fenced(str(error)) from None
-    except KeyExists:
-        if _digest_of(store, key) != digest.hexdigest():
-            raise Fenced(
-                f"another model lies under {key!r} than this coordinator would publish: "
-                "a second coordinator works on the same store, or an old session's files are in it"
-            ) from None
-    finally:
-        upload.abort()
-    return WeightsRef(key, size, digest.hexdigest())
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
 
 
-def _digest_of(store: WeightsStore, key: str) -> str:
-    digest = xxhash.xxh3_128()
-    with store.open(key) as reader:
-        for chunk in chunks(reader):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _little_endian(dtype: str) -> DType:
+    return np.dtype(dtype).newbyteorder("<")

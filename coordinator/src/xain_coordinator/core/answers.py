@@ -7,7 +7,7 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.membership import check_name, expiries
+from xain_coordinator.core.membership import check_name, check_tags, expiries
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.session import Session
@@ -21,6 +21,8 @@ from xain_coordinator.core.values import (
     Round,
     Update,
 )
+
+MAX_REASON = 200  # characters of a refusal that are written down
 
 Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
@@ -38,6 +40,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return (), _begin_upload(session, command), ()
         case c.EndTrainingRound():
             return _end_training_round(session, command)
+        case c.NoteRefusedUpdate(participant_id, reason):
+            return _note_refused(session, participant_id, reason), r.Done(), ()
         case c.Tick():
             expired = tuple(_expired(session, now))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -72,12 +76,20 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
         return (heard,), accepted, ()
     check_name(participant_id)
-    if len(session.members) >= rules.max_participants:
+    check_tags(command.tags)
+    if _is_full(session, is_eligible=rules.is_eligible(command.tags)):
         # A place is free again when a lease runs out, so that is the natural time to ask again.
         return (), r.Later(rules.lease_s), ()
     _check_profile(session, command.profile)
-    joined = e.ParticipantJoined(participant_id, command.profile, now)
+    joined = e.ParticipantJoined(participant_id, command.profile, now, command.tags)
     return (joined,), accepted, ()
+
+
+def _is_full(session: Session, *, is_eligible: bool) -> bool:
+    """Those who can be selected and those who cannot take no places of each other's."""
+    num_eligible = session.num_eligible
+    num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
+    return num_alike >= session.rules.max_participants
 
 
 def _check_profile(session: Session, profile: DataProfile | None) -> None:
@@ -173,6 +185,22 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     return (*bound, accepted), r.Done(), command.metrics
 
 
+def _note_refused(session: Session, participant_id: str, reason: str) -> tuple[e.Event, ...]:
+    """Counted only of those who owe an update, and not of those who are left out already: so it is
+    bounded, however often somebody sends what cannot be used."""
+    rules = session.rules
+    if rules.refused_limit == 0 or session.phase is Phase.FINISHED:
+        return ()
+    if not session.owes_update(participant_id) or session.is_left_out(participant_id):
+        return ()
+    round_ = session.trained_by(participant_id)
+    refused = e.UpdateRefused(participant_id, round_, reason[:MAX_REASON])
+    if session.in_a_row(participant_id) + 1 < rules.refused_limit:
+        return (refused,)
+    until = session.round + rules.refused_rounds + 1
+    return refused, e.ParticipantLeftOut(participant_id, until)
+
+
 def _is_same(known: Update, command: c.EndTrainingRound) -> bool:
     return (
         command.weights is not None
@@ -233,7 +261,7 @@ def _require_selected(
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
     if session.phase is Phase.STANDBY or session.open_round is None:
         raise errors.NotInRound(
-            f"no round is open: {len(session.members)} participants are connected, "
+            f"no round is open: {session.num_eligible} participants are connected, "
             f"{session.rules.num_required} are needed; wait for a heartbeat that says ROUND"
         )
     if participant_id not in session.open_round.selected:

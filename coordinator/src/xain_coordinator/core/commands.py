@@ -1,6 +1,7 @@
 """What may be asked of the session."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from xain_coordinator.core.values import (
     DataProfile,
@@ -17,6 +18,7 @@ class Rendezvous:
 
     participant_id: str
     profile: DataProfile | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class EndTrainingRound:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteRefusedUpdate:
+    """An update of this participant was refused as unusable, for this reason."""
+
+    participant_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see next_deadline."""
 
@@ -104,6 +114,7 @@ Command = (
     | StartTrainingRound
     | BeginUpload
     | EndTrainingRound
+    | NoteRefusedUpdate
     | Tick
     | InitialisationDone
     | InitialisationFailed

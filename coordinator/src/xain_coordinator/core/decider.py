@@ -1,6 +1,7 @@
 """What a command does to a session, and what the session is waiting for.
 
-    decide(session, command, now)  -> what happened, what to answer, what to do; or raises a Refusal
+    decide(session, command, now, controller)
+                                   -> what happened, what to answer, what to do; or raises a Refusal
     resume(session)                -> the effects still owed after a restart
     next_deadline(session)         -> when to send the next Tick
 
@@ -19,6 +20,7 @@ from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, No
 from xain_coordinator.core.membership import expiries
 from xain_coordinator.core.pacing import has_enough, round_deadline
 from xain_coordinator.core.points import coordinator_point, published_point
+from xain_coordinator.core.selection import Controller, builtin_controller
 from xain_coordinator.core.session import Session, evolve, fold
 from xain_coordinator.core.steps import next_step
 from xain_coordinator.core.values import Phase, Point, Round
@@ -34,18 +36,24 @@ class Decision:
     effects: tuple[Effect, ...]
 
 
-def decide(session: Session, command: c.Command, now: float) -> Decision:
+def decide(
+    session: Session, command: c.Command, now: float, controller: Controller | None = None
+) -> Decision:
     """What a command does to the session at session time `now`, in seconds.
 
-    Raises a Refusal if it is not carried out; then nothing has changed.
+    controller: made from the session's rules; by default the one of the core that they name.
+    Raises a Refusal if it is not carried out, and ControllerFailed; then nothing has changed.
     """
+    if controller is None:
+        rules = session.rules
+        controller = builtin_controller(rules.controller, rules.controller_options)
     events, reply, points = answer(session, command, now)
     before = _point(session)
     session = fold(session, events)
     happened = list(events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
     if isinstance(command, c.Tick) or any(not isinstance(event, e.SoftEvent) for event in events):
-        while (event := next_step(session, now)) is not None:
+        while (event := next_step(session, now, controller)) is not None:
             session = evolve(session, event)
             happened.append(event)
     effects: list[Effect] = []
@@ -77,6 +85,7 @@ def _point(session: Session) -> Point:
 # After these, what a participant is told may differ from what it was told before.
 _NOTIFYING = (
     e.ParticipantLeft,
+    e.ParticipantLeftOut,
     e.RoundOpened,
     e.ParticipantsSelected,
     e.RoundPaused,
@@ -100,8 +109,18 @@ def resume(session: Session) -> tuple[Effect, ...]:
         # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
         if session.model.is_empty:
             updates = tuple(replace(update, num_samples=0) for update in updates)
-        rule = session.rules.aggregation
-        return (Aggregate(round_.number, rule, updates, session.model, staleness),)
+        rules = session.rules
+        aggregate = Aggregate(
+            round_.number,
+            rules.aggregation,
+            updates,
+            session.model,
+            staleness,
+            options=rules.aggregation_options,
+            optimizer=rules.optimizer,
+            optimizer_options=rules.optimizer_options,
+        )
+        return (aggregate,)
     if session.phase is Phase.STANDBY and session.requested is not None and session.model is None:
         return (InitialiseModel(session.rules.initial, session.requested),)
     return ()
@@ -109,11 +128,24 @@ def resume(session: Session) -> tuple[Effect, ...]:
 
 def next_deadline(session: Session) -> float | None:
     """Session time at which a Tick is due; None if nothing will happen by itself."""
+    due = (next_expiry(session), next_wait(session))
+    return min((at for at in due if at is not None), default=None)
+
+
+def next_expiry(session: Session) -> float | None:
+    """When the first lease runs out if nobody is heard until then; None if there is none."""
     if session.phase is Phase.FINISHED:
         return None
     leases = expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
-    due = [expires_at for _, expires_at in leases]
-    if not session.gathered and len(session.members) >= session.rules.num_required:
+    return min((expires_at for _, expires_at in leases), default=None)
+
+
+def next_wait(session: Session) -> float | None:
+    """When the first wait is over that is not for a lease; None if there is none."""
+    if session.phase is Phase.FINISHED:
+        return None
+    due: list[float] = []
+    if not session.gathered and session.num_eligible >= session.rules.num_required:
         due.append(session.starts_at)
     waits = (session.gives_up_at, session.note_at, due_of_round(session))
     due += [at for at in waits if at is not None]

@@ -1,8 +1,9 @@
 """What must be done outside, after the events are durable. What comes back is a command."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from xain_coordinator.core.values import DataProfile, GlobalModel, Point, Update
+from xain_coordinator.core.values import DataProfile, GlobalModel, Option, Point, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,11 @@ class Aggregate:
     with AggregationDone.
 
     updates: by name; their num_samples are the weights of the average.
-    base: the global model there is; its layout and metadata go on.
+    base: the global model there is; its layout and metadata go on, and so does its optimiser.
     staleness: by update, how many models have been published since the one that it was trained
         from; empty: none of them has any.
+    options: of the rule.
+    optimizer: what steps from `base` towards the result; "": the result is the model.
     """
 
     round: int
@@ -32,6 +35,9 @@ class Aggregate:
     updates: tuple[Update, ...]
     base: GlobalModel
     staleness: tuple[int, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,11 @@ class Refusal(Exception):
     code: ClassVar[str]
 
 
-class InvalidUpdate(Refusal):
+class UnusableUpdate(Refusal):
+    """There is something wrong with the update itself, and that is held against its sender."""
+
+
+class InvalidUpdate(UnusableUpdate):
     """The update cannot be aggregated: wrong shape, dtype or sample count, or not finite."""
 
     code = "INVALID_UPDATE"
@@ -32,6 +36,12 @@ class UploadNameTaken(Refusal):
     """The upload's name belongs to another participant, or the sender already uses another one."""
 
     code = "UPLOAD_NAME_TAKEN"
+
+
+class InvalidTags(Refusal):
+    """Tags that are too many or too long, or cannot be printed."""
+
+    code = "INVALID_TAGS"
 
 
 class ProfileMismatch(Refusal):
@@ -114,7 +124,7 @@ class UploadMissing(Refusal):
     code = "UPLOAD_MISSING"
 
 
-class TooLarge(Refusal):
+class TooLarge(UnusableUpdate):
     """More bytes than the coordinator takes."""
 
     code = "TOO_LARGE"

@@ -4,7 +4,8 @@ Durable events are journalled before anybody hears of them, and folding them giv
 Soft events keep leases fresh; they live in memory only.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from xain_coordinator.core.values import DataProfile, GlobalModel, ParticipantState, Rules, Update
@@ -22,6 +23,7 @@ class ParticipantJoined:
     participant_id: str
     profile: DataProfile | None
     at: float
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,24 @@ class UpdateAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRefused:
+    """An update cannot be used, by its own fault. round: the one that its sender trains."""
+
+    participant_id: str
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantLeftOut:
+    """After too many refusals in a row others are selected before it, until round `until`. What it
+    still owed, somebody else will do."""
+
+    participant_id: str
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundOverdue:
     """The deadline has passed with too few updates. From now on the least number will do, and
     everybody else is asked to help."""
@@ -177,6 +197,8 @@ DurableEvent = (
     | RoundResumed
     | UploadNameBound
     | UpdateAccepted
+    | UpdateRefused
+    | ParticipantLeftOut
     | RoundOverdue
     | RoundClosed
     | ModelPublished

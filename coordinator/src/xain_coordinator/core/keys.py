@@ -12,6 +12,12 @@ def model_key(round_: int) -> str:
     return f"{round_}/{GLOBAL}"
 
 
+def state_key(round_: int, name: str) -> str:
+    """A vector of the optimiser's, beside the model that `round_` starts from. No participant's
+    update can lie there: those are below a number."""
+    return f"optimizer/{round_}/{name}"
+
+
 def update_key(round_: int, upload_name: str) -> str:
     """The place of a local update of `round_`."""
     return f"{round_}/{upload_name}"

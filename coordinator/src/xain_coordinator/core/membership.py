@@ -5,20 +5,56 @@ never journalled, so after a restart everyone begins with a full lease.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from xain_coordinator.core.errors import InvalidName
+from xain_coordinator.core.errors import InvalidName, InvalidTags
 from xain_coordinator.core.values import DataProfile, ParticipantState
 from xain_messaging.names import MAX_BYTES, why_not
+from xain_messaging.tags import why_not as why_not_tags
+
+# A process can take up more connections, but then does little else.
+RECONNECTS_PER_S = 500
+# Below it participants spread by themselves.
+MIN_SPREAD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A connected participant."""
+    """A connected participant.
+
+    is_eligible: its tags are such that it may be selected.
+    """
 
     participant_id: str
     profile: DataProfile | None
     joined_at: float
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_eligible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a participant was selected last.
+
+    at: how many selections of single participants the session had made then, or when it came.
+    round: the one that it was selected for; None before the first.
+    """
+
+    at: int
+    round: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Updates of a participant that were refused as unusable.
+
+    num: of them all. in_a_row: since the last one that was accepted, or since it was left out.
+    left_out_until: it is selected again for this round and later ones; 0: it is not left out.
+    """
+
+    num: int = 0
+    in_a_row: int = 0
+    left_out_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +79,16 @@ def expiries(
         yield participant_id, max(began, lease_floor) + lease_s
 
 
+def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
+    """Within how long all participants are to come back after the coordinator was away, each at a
+    moment of its own: 0 for few, whose own jitter suffices.
+
+    Never long enough to cost a lease, since a first attempt may fail.
+    """
+    spread_s = num_connected / RECONNECTS_PER_S
+    return min(spread_s, lease_s / 3) if spread_s >= MIN_SPREAD_S else 0.0
+
+
 def check_name(name: str) -> None:
     """Refuse a name that cannot be the last part of a key in every store.
 
@@ -50,3 +96,9 @@ def check_name(name: str) -> None:
     """
     if (why := why_not(name)) is not None:
         raise InvalidName(name if len(name) <= MAX_BYTES else f"{name[:16]}...", why)
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Refuse tags that are not to be kept. Raises InvalidTags."""
+    if (why := why_not_tags(tags)) is not None:
+        raise InvalidTags(why)

@@ -76,7 +76,7 @@ def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:
     """
     if not has_enough(round_, rules):
         return False
-    if round_.overdue_at is not None or not round_.outstanding:
+    if round_.overdue_at is not None or round_.all_in:
         return True
     if buffered:
         enough = len(round_.updates) >= rules.buffer_size

@@ -17,6 +17,10 @@ update counts, whatever becomes of its sender. One that still owed an update lea
 and somebody from the pool takes its place. If too few are connected the round is paused: STANDBY,
 with number, selection and accepted updates kept, until enough are back.
 
+Whoever is not eligible, for its tags, is connected and nothing else: it is never selected, and
+where participants are counted it is not. Whoever has had too many updates refused in a row is left
+out for some rounds: others are selected instead, as long as there are enough.
+
 Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
 overdue: everybody else is selected too, and the update that makes enough closes it. A wait for
 participants, for the updates of an overdue round, or for a model that is longer than the idle
@@ -28,12 +32,12 @@ what they are told, and what they hand in, is of the round that they train.
 XAIN's participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import place_of
-from xain_coordinator.core.membership import Heard, Member
+from xain_coordinator.core.membership import Heard, Member, Refusals, Turn
 from xain_coordinator.core.pacing import noted_every_s, still_training
 from xain_coordinator.core.values import Base, DataProfile, GlobalModel, Phase, Round, Rules, Update
 
@@ -44,6 +48,11 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.AGGREGATING: frozenset({Phase.STANDBY, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
 }
+
+
+# Refused updates are remembered of so many who have left, so that nobody is well again for having
+# left and come back.
+MAX_DEPARTED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,9 @@ class Session:
     counted: in SSP and ASP, where models may follow each other faster than an answer travels, the
         latest update of each participant, and the round that it was trained for.
     num_draws: selections made in the open round.
+    num_eligible: of the members.
+    num_turns: how often anybody has been selected. turns: when each member was, last.
+    refusals: of whoever has had updates refused; of those who have left, while that matters.
     since: when the phase was reached, or, in the first one, enough had gathered.
     noted_at: the session time that was written down last.
     heard, lease_floor: soft state, not part of the session's identity.
@@ -83,6 +95,10 @@ class Session:
     bases: Mapping[int, Base] = field(default_factory=dict)
     counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
     num_draws: int = 0
+    num_eligible: int = 0
+    num_turns: int = 0
+    turns: Mapping[str, Turn] = field(default_factory=dict)
+    refusals: Mapping[str, Refusals] = field(default_factory=dict)
     since: float = 0.0
     noted_at: float = 0.0
     cause: str = ""
@@ -91,11 +107,61 @@ class Session:
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Connected and not selected in the open round."""
+        """Who may be selected: eligible, not left out, and neither in the open round nor, between
+        two rounds, training an earlier one."""
+        if not self.refusals:
+            return self._unselected
+        return tuple(p for p in self._unselected if not self.is_left_out(p))
+
+    @property
+    def reserve(self) -> tuple[str, ...]:
+        """Those who would be in the pool if they were not left out."""
+        if not self.refusals:
+            return ()
+        return tuple(p for p in self._unselected if self.is_left_out(p))
+
+    @property
+    def _unselected(self) -> tuple[str, ...]:
+        round_ = self.open_round
+        busy = self.training if round_ is None else round_.selected
+        return tuple(p for p, m in self.members.items() if m.is_eligible and p not in busy)
+
+    def is_left_out(self, participant_id: str) -> bool:
+        """Others are selected before it, because of its refused updates."""
+        return self.left_out_until(participant_id) is not None
+
+    def left_out_until(self, participant_id: str) -> int | None:
+        """The round for which it is selected like others again; None if it is not left out."""
+        known = self.refusals.get(participant_id)
+        if known is None or known.left_out_until <= self.round:
+            return None
+        return known.left_out_until
+
+    @property
+    def num_left_out(self) -> int:
+        """Of the eligible members."""
+        left_out = (p for p in self.refusals if self.is_left_out(p))
+        return sum(p in self.members and self.members[p].is_eligible for p in left_out)
+
+    @property
+    def drafted(self) -> tuple[str, ...]:
+        """Those who are left out, and in the open round all the same, because others were too few;
+        without those who have handed in."""
+        round_ = self.open_round
+        left_out = frozenset(p for p in self.refusals if self.is_left_out(p))
+        if round_ is None or not left_out:
+            return ()
+        return tuple(p for p in round_.outstanding if p in left_out)
+
+    def in_a_row(self, participant_id: str) -> int:
+        """Its refused updates since the last one that was accepted, or since it was left out."""
+        return self.refusals.get(participant_id, Refusals()).in_a_row
+
+    def owes_update(self, participant_id: str) -> bool:
+        """It trains, and has not handed in."""
         if self.open_round is None:
-            return tuple(self.members)
-        selected = frozenset(self.open_round.selected)
-        return tuple(p for p in self.members if p not in selected)
+            return participant_id in self.training
+        return self.open_round.owes(participant_id)
 
     def trained_by(self, participant_id: str) -> int:
         """The round that this participant trains, or would train."""
@@ -114,7 +180,7 @@ class Session:
     def missed(self, participant_id: str) -> int | None:
         """The round that was the last one if it closed without this participant's update."""
         last = self.last_round
-        if last is None or participant_id not in last.outstanding:
+        if last is None or not last.owes(participant_id):
             return None
         return last.trained_by(participant_id)
 
@@ -176,14 +242,16 @@ class Session:
 
     @property
     def profiles(self) -> tuple[DataProfile, ...]:
-        """Of the members that sent one."""
-        return tuple(m.profile for m in self.members.values() if m.profile is not None)
+        """Of the eligible members that sent one."""
+        return tuple(
+            m.profile for m in self.members.values() if m.profile is not None and m.is_eligible
+        )
 
     @property
     def starts_at(self) -> float:
         """When it starts with those who are there: the start timeout after the first arrival; N
         would rather start than see the session end."""
-        arrived = min(m.joined_at for m in self.members.values())
+        arrived = min(m.joined_at for m in self.members.values() if m.is_eligible)
         deadline = arrived + self.rules.start_timeout_s
         return deadline if self.gives_up_at is None else min(deadline, self.gives_up_at)
 
@@ -222,11 +290,18 @@ def evolve(session: Session, event: e.Event) -> Session:
             )
         case e.Restarted(at):
             return replace(session, heard={}, lease_floor=at)
-        case e.ParticipantJoined(participant_id, profile, at):
-            members = {**session.members, participant_id: Member(participant_id, profile, at)}
+        case e.ParticipantJoined(participant_id, profile, at, tags):
+            is_eligible = session.rules.is_eligible(tags)
+            member = Member(participant_id, profile, at, tags, is_eligible)
             # Its own name goes before one that somebody else has chosen.
             names = {n: p for n, p in session.upload_names.items() if n != participant_id}
-            return replace(session, members=members, upload_names=names)
+            return replace(
+                session,
+                members={**session.members, participant_id: member},
+                upload_names=names,
+                num_eligible=session.num_eligible + is_eligible,
+                turns={**session.turns, participant_id: Turn(session.num_turns)},
+            )
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
         case e.TimePassed(at):
@@ -252,10 +327,12 @@ def evolve(session: Session, event: e.Event) -> Session:
                 carried=session.training,
             )
             session = _to(session, Phase.COLLECTING, at)
+            session = _take_turns(session, number, selected[len(session.training) :])
             return replace(session, open_round=opened, training={}, num_draws=1)
-        case e.ParticipantsSelected(_, more):
+        case e.ParticipantsSelected(number, more):
             grown = session.opened
             grown = replace(grown, selected=(*grown.selected, *more))
+            session = _take_turns(session, number, more)
             return replace(session, open_round=grown, num_draws=session.num_draws + 1)
         case e.RoundPaused(_, at):
             return _to(session, Phase.STANDBY, at)
@@ -271,7 +348,17 @@ def evolve(session: Session, event: e.Event) -> Session:
             assert update.participant_id not in open_.updates, "an update counted twice"
             updates = {**open_.updates, update.participant_id: update}
             places = open_.places | {place_of(update.weights.ref.key)}
+            session = _well_again(session, update.participant_id)
             return replace(session, open_round=replace(open_, updates=updates, places=places))
+        case e.UpdateRefused(participant_id):
+            known = session.refusals.get(participant_id, Refusals())
+            known = replace(known, num=known.num + 1, in_a_row=known.in_a_row + 1)
+            return replace(session, refusals={**session.refusals, participant_id: known})
+        case e.ParticipantLeftOut(participant_id, until):
+            known = session.refusals.get(participant_id, Refusals())
+            known = replace(known, in_a_row=0, left_out_until=until)
+            session = replace(session, refusals={**session.refusals, participant_id: known})
+            return _released(session, participant_id)
         case e.RoundClosed(_, at):
             closed = replace(session.opened, closed_at=at)
             return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
@@ -294,20 +381,58 @@ def _to(session: Session, phase: Phase, at: float | None = None) -> Session:
 
 
 def _without(session: Session, participant_id: str) -> Session:
-    """Gone. What it still owed, somebody else will do; what was accepted from it stays."""
-    round_ = session.open_round
-    if round_ is not None and participant_id in round_.outstanding:
-        selected = tuple(p for p in round_.selected if p != participant_id)
-        carried = {p: number for p, number in round_.carried.items() if p != participant_id}
-        round_ = replace(round_, selected=selected, carried=carried)
-    return replace(
+    """Gone."""
+    gone = session.members.get(participant_id)
+    session = _released(session, participant_id)
+    session = replace(
         session,
         members={p: m for p, m in session.members.items() if p != participant_id},
         heard={p: h for p, h in session.heard.items() if p != participant_id},
         upload_names={n: p for n, p in session.upload_names.items() if p != participant_id},
-        training={p: n for p, n in session.training.items() if p != participant_id},
-        open_round=round_,
+        num_eligible=session.num_eligible - (gone is not None and gone.is_eligible),
+        turns={p: turn for p, turn in session.turns.items() if p != participant_id},
     )
+    return _with_departed(session, participant_id) if session.refusals else session
+
+
+def _released(session: Session, participant_id: str) -> Session:
+    """What it still owed, somebody else will do; what was accepted from it stays."""
+    round_ = session.open_round
+    if round_ is not None and round_.owes(participant_id):
+        selected = tuple(p for p in round_.selected if p != participant_id)
+        carried = {p: number for p, number in round_.carried.items() if p != participant_id}
+        round_ = replace(round_, selected=selected, carried=carried)
+    training = {p: n for p, n in session.training.items() if p != participant_id}
+    return replace(session, training=training, open_round=round_)
+
+
+def _with_departed(session: Session, participant_id: str) -> Session:
+    """Of those who have left, what would matter if they came back, and not of too many of them."""
+    refusals = dict(session.refusals)
+    known = refusals.pop(participant_id, None)
+    if known is not None and (known.in_a_row or session.is_left_out(participant_id)):
+        refusals[participant_id] = known  # as the latest of them
+    departed = [p for p in refusals if p not in session.members]
+    for forgotten in departed[: max(0, len(departed) - MAX_DEPARTED)]:
+        del refusals[forgotten]
+    return replace(session, refusals=refusals)
+
+
+def _take_turns(session: Session, number: int, selected: Sequence[str]) -> Session:
+    """They are selected for this round, in this order."""
+    first = session.num_turns + 1
+    turns = {p: Turn(at, number) for at, p in enumerate(selected, first)}
+    num_turns = session.num_turns + len(selected)
+    return replace(session, num_turns=num_turns, turns={**session.turns, **turns})
+
+
+def _well_again(session: Session, participant_id: str) -> Session:
+    """A good update ends a row of refused ones, and what they have led to."""
+    known = session.refusals.get(participant_id)
+    if known is None:
+        return session
+    known = replace(known, in_a_row=0, left_out_until=0)
+    return replace(session, refusals={**session.refusals, participant_id: known})
 
 
 def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:

@@ -8,20 +8,23 @@ from xain_coordinator.core.pacing import (
     num_wanted,
     round_deadline,
 )
-from xain_coordinator.core.selection import select
+from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Round, Rules
 
 
-def next_step(session: Session, now: float) -> e.Event | None:
-    """What must happen in this state without anybody asking; None if nothing."""
+def next_step(session: Session, now: float, controller: Controller) -> e.Event | None:
+    """What must happen in this state without anybody asking; None if nothing.
+
+    Raises ControllerFailed.
+    """
     if session.phase is Phase.FINISHED:
         return None
     step: e.Event | None = None
     if session.open_round is None:
-        step = _next_step_between_rounds(session, now)
+        step = _next_step_between_rounds(session, now, controller)
     elif session.phase is not Phase.AGGREGATING:
-        step = _next_step_of_round(session, session.open_round, now)
+        step = _next_step_of_round(session, session.open_round, now, controller)
     gives_up_at = session.gives_up_at
     if step is None and gives_up_at is not None and gives_up_at <= now:
         step = e.SessionFinished(_why_given_up(session), now)
@@ -38,7 +41,7 @@ def _why_given_up(session: Session) -> str:
             f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
             f"{len(round_.updates)} of {rules.min_participants}"
         )
-    connected = len(session.members)
+    connected = session.num_eligible
     if session.gathered and session.model is None and connected >= rules.num_required:
         return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
     return (
@@ -47,14 +50,12 @@ def _why_given_up(session: Session) -> str:
     )
 
 
-def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event | None:
-    is_overdue = round_.overdue_at is not None
-    missing = len(session.pool) if is_overdue else round_.target - len(round_.selected)
-    if missing > 0 and session.pool:
-        # Cut: the controller "all" answers with the whole pool, whatever is missing.
-        return e.ParticipantsSelected(
-            round_.number, _draw(session, session.pool, missing)[:missing]
-        )
+def _next_step_of_round(
+    session: Session, round_: Round, now: float, controller: Controller
+) -> e.Event | None:
+    step = _change_of_selection(session, round_, controller)
+    if step is not None:
+        return step
     if is_complete(round_, session.rules, buffered=session.is_buffered):
         return e.RoundClosed(round_.number, now)
     deadline = round_deadline(round_, session.rules)
@@ -64,7 +65,7 @@ def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event 
     is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
     if is_over and has_enough(round_, session.rules):
         return e.RoundClosed(round_.number, now, "deadline")
-    enough = len(session.members) >= session.rules.num_required
+    enough = session.num_eligible >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
@@ -74,24 +75,60 @@ def _next_step_of_round(session: Session, round_: Round, now: float) -> e.Event 
     return None
 
 
-def _next_step_between_rounds(session: Session, now: float) -> e.Event | None:
+def _change_of_selection(session: Session, round_: Round, controller: Controller) -> e.Event | None:
+    """Free places are taken from the pool. From the reserve, of those who are left out, only as
+    many as min_participants need, and for as long as nobody else can take their places; but an
+    overdue round takes help from everybody."""
+    if round_.overdue_at is not None:
+        more = (*session.pool, *session.reserve)
+        return _selected(session, more, len(more), controller) if more else None
+    drafted = session.drafted
+    num_good = len(round_.selected) - len(drafted)
+    num_free = round_.target - num_good
+    if num_free > 0 and (pool := session.pool):
+        return _selected(session, pool, num_free, controller)
+    missing = session.rules.min_participants - num_good - len(drafted)
+    if drafted and missing < 0:
+        # Enough others have come, and would wait for one of whom little is to be expected.
+        participant_id = drafted[-1]
+        return e.ParticipantLeftOut(participant_id, session.refusals[participant_id].left_out_until)
+    if missing > 0 and (reserve := session.reserve):
+        return _selected(session, reserve, missing, controller)
+    return None
+
+
+def _selected(
+    session: Session, candidates: tuple[str, ...], k: int, controller: Controller
+) -> e.ParticipantsSelected:
+    # Cut: the controller "all" answers with all candidates, whatever is missing.
+    drawn = _draw(session, candidates, k, controller)[:k]
+    return e.ParticipantsSelected(session.opened.number, drawn)
+
+
+def _next_step_between_rounds(
+    session: Session, now: float, controller: Controller
+) -> e.Event | None:
     rules = session.rules
     if not session.gathered:
         return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:
         return _ask_for_model(session)
-    if len(session.members) < rules.num_required:
+    if session.num_eligible < rules.num_required:
         return None
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.model.is_empty else rules.epochs
     carried, carried_rounds = tuple(session.training), tuple(session.training.values())
-    free = tuple(p for p in session.members if p not in session.training)
-    num_connected, fraction = len(session.members), rules.fraction_participants
+    # As if those who are left out had gone, but N are always there.
+    num_connected = max(session.num_eligible - session.num_left_out, rules.num_required)
+    fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
     # Whoever trains for longer than a round may take holds nobody's place.
     num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
-    drawn = _draw(session, free, max(0, k - num_busy))
+    drawn = _draw(session, session.pool, max(0, k - num_busy), controller)
     selected = (*carried, *drawn)
+    missing = rules.min_participants - len(selected)
+    if missing > 0 and session.reserve:
+        selected += _draw(session, session.reserve, missing, controller)[:missing]
     # A controller may choose more than it is asked for; then all of them are wanted.
     wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
     return e.RoundOpened(session.round, selected, epochs, now, wanted)
@@ -107,25 +144,32 @@ def _ask_for_model(session: Session) -> e.Event | None:
     profiles = session.profiles
     if session.requested is not None or profiles == session.refused:
         return None
-    if len(session.members) < session.rules.num_required:
+    if session.num_eligible < session.rules.num_required:
         return None
     return e.ModelRequested(profiles)
 
 
 def _have_gathered(session: Session, now: float) -> bool:
-    connected = len(session.members)
+    connected = session.num_eligible
     if connected >= session.rules.start_participants:
         return True
     return connected >= session.rules.num_required and now >= session.starts_at
 
 
-def _draw(session: Session, candidates: tuple[str, ...], k: int) -> tuple[str, ...]:
-    rules = session.rules
+def _draw(
+    session: Session, participants: tuple[str, ...], k: int, controller: Controller
+) -> tuple[str, ...]:
+    candidates = [_candidate(session, participant_id) for participant_id in participants]
     return select(
-        rules.controller,
+        controller,
         candidates,
         k,
-        seed=rules.seed,
+        seed=session.rules.seed,
         round_=session.round,
         draw=session.num_draws,
     )
+
+
+def _candidate(session: Session, participant_id: str) -> Candidate:
+    member, turn = session.members[participant_id], session.turns[participant_id]
+    return Candidate(participant_id, member.profile, member.tags, turn.round, turn.at)

@@ -6,7 +6,7 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.values import GlobalModel, Round, Update
+from xain_coordinator.core.values import GlobalModel, Layout, Round, Update
 
 # Headers of the same array may differ in their padding, but not by more.
 MAX_HEADER_SLACK_BYTES = 4096
@@ -61,9 +61,25 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
     if weights.first_bad is not None:
         raise errors.InvalidUpdate(
-            f"the weights are not finite, first at index {weights.first_bad}; "
+            f"the weights are not finite, first at {_place(model.layout, weights.first_bad)}; "
             "train with a smaller learning rate"
         )
+
+
+def _place(layout: Layout, index: int) -> str:
+    """An element of the flat vector, as people know it: by its array, where the layout tells."""
+    text = f"index {index}"
+    first = 0
+    for spec in layout:
+        if index < first + spec.size:
+            at, position = index - first, []
+            for extent in reversed(spec.shape):
+                at, rest = divmod(at, extent)
+                position.append(rest)
+            where = ", ".join(str(each) for each in reversed(position))
+            return f"{text}, which is {spec.name}[{where}]"
+        first += spec.size
+    return text
 
 
 def _expected(model: GlobalModel, round_: Round) -> tuple[tuple[int, ...] | None, str]:

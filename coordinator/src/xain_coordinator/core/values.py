@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 from xain_messaging.conditional_events import Expression
@@ -17,6 +18,8 @@ __all__ = [
     "Expression",
     "GlobalModel",
     "Layout",
+    "Names",
+    "Option",
     "ParticipantState",
     "Phase",
     "Point",
@@ -29,6 +32,7 @@ __all__ = [
 
 
 Consistency = Literal["bsp", "ssp", "asp"]
+Option = bool | int | float | str  # of a rule of aggregation, of an optimiser, of a controller
 
 
 class Phase(StrEnum):
@@ -74,6 +78,7 @@ class GlobalModel:
     """The model that round `round` starts from; the last one is numbered `rounds`.
 
     shape (0,) is XAIN's empty model: round 0 then initialises.
+    state: what the server's optimiser goes on from, by name; vectors as long as the model.
     """
 
     round: int
@@ -82,6 +87,7 @@ class GlobalModel:
     shape: tuple[int, ...]
     layout: Layout = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, WeightsRef] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -106,6 +112,17 @@ class Update:
     participant_id: str
     weights: StoredWeights
     num_samples: int
+
+
+class Names(tuple[str, ...]):
+    """Names in an order, of which it is known at once who is among them, however many there are."""
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +152,24 @@ class Round:
     places: frozenset[str] = frozenset()
     closed_at: float | None = None
 
+    def __post_init__(self) -> None:
+        # Everybody is looked up in it at every change.
+        if not isinstance(self.selected, Names):
+            object.__setattr__(self, "selected", Names(self.selected))
+
+    @property
+    def all_in(self) -> bool:
+        """Nothing is outstanding."""
+        return len(self.updates) == len(self.selected)  # whose updates they are
+
     @property
     def outstanding(self) -> tuple[str, ...]:
         """The selected whose update is not in yet."""
         return tuple(p for p in self.selected if p not in self.updates)
+
+    def owes(self, participant_id: str) -> bool:
+        """It is among the outstanding."""
+        return participant_id in self.selected and participant_id not in self.updates
 
     def trained_by(self, participant_id: str) -> int:
         """The round that one of the selected trains, or has trained."""
@@ -173,6 +204,12 @@ class Rules:
     over_selection: how many more than wanted are selected, as a fraction of those.
     staleness: by how many rounds an update may be behind, None for any number.
     buffer_size: updates that make a model, in SSP and ASP.
+    aggregation_options: all that the rule has, so that a later default changes no session.
+    optimizer: what makes the step from one model to the next; "": the rule's result is the model.
+    controller_options: what the controller is made with, all of it.
+    tags: those who take part have each of these, with one of its values. Empty: everybody does.
+    refused_limit: whoever has so many updates refused in a row is left out of selection; 0: nobody.
+    refused_rounds: for how many rounds after the one in which that happens.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -198,6 +235,23 @@ class Rules:
     consistency: Consistency = "bsp"
     staleness: int | None = 0
     buffer_size: int = 1
+    aggregation_options: Mapping[str, Option] = field(default_factory=dict)
+    optimizer: str = ""
+    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    controller_options: Mapping[str, Option] = field(default_factory=dict)
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refused_limit: int = 0
+    refused_rounds: int = 0
+
+    def is_eligible(self, tags: Mapping[str, str]) -> bool:
+        """A participant with these tags may be selected, and counts towards N."""
+        return all(tags.get(key) in values for key, values in self.tags.items())
+
+    @property
+    def max_connected(self) -> int:
+        """How many may be connected. Those who cannot be selected take the place of nobody who can,
+        but have as many places of their own, and no more."""
+        return 2 * self.max_participants if self.tags else self.max_participants
 
     @property
     def lease_s(self) -> float:

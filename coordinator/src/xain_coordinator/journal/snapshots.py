@@ -6,7 +6,7 @@ records to something else, and the records are still there to be folded.
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.
-FOLD = 1
+FOLD = 2
 
 # Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
 _COMPRESSION = 1
@@ -34,10 +34,11 @@ _COMPRESSION = 1
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Models that differ in round and reference only. first: in full; a layout can be long."""
+    """Models that differ in round, reference and state only. first: in full; a layout can be
+    long."""
 
     first: GlobalModel
-    others: tuple[tuple[int, WeightsRef], ...]
+    others: tuple[tuple[int, WeightsRef, Mapping[str, WeightsRef]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _series(history: History) -> Iterator[_Series]:
         return model.dtype, model.shape, model.layout, model.metadata
 
     for _, (first, *others) in groupby(history.models.values(), kind):
-        yield _Series(first, tuple((model.round, model.ref) for model in others))
+        yield _Series(first, tuple((model.round, model.ref, model.state) for model in others))
 
 
 def _decode(text: bytes) -> Snapshot:
@@ -152,8 +153,8 @@ def _decode(text: bytes) -> Snapshot:
     models: dict[str, GlobalModel] = {}
     for series in body.models:
         models[series.first.ref.key] = series.first
-        for round_, ref in series.others:
-            models[ref.key] = replace(series.first, round=round_, ref=ref)
+        for round_, ref, state in series.others:
+            models[ref.key] = replace(series.first, round=round_, ref=ref, state=state)
     history = History(
         rounds=deque(body.rounds, maxlen=MAX_ROUNDS),
         models=models,

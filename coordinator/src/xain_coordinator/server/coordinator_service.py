@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import incoming_key
-from xain_coordinator.core.membership import check_name
+from xain_coordinator.core.membership import check_name, reconnect_spread_s
 from xain_coordinator.core.values import (
     DataProfile,
     ParticipantState,
@@ -22,6 +23,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
 from xain_coordinator.server.uploads import Uploads
 from xain_proto.fl import coordinator_pb2 as pb
@@ -58,7 +60,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
         profile = _profile(request.profile) if request.HasField("profile") else None
-        reply = await self._driver.submit(c.Rendezvous(participant_of(context), profile))
+        reply = await self._driver.submit(
+            c.Rendezvous(participant_of(context), profile, dict(request.tags))
+        )
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
             return pb.RendezvousResponse(
@@ -71,6 +75,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reply=pb.ACCEPT,
             heartbeat_interval_ms=round(reply.heartbeat_time_s * 1000),
             session_id=session_id,
+            reconnect_spread_ms=self._reconnect_spread_ms(),
         )
 
     async def Heartbeat(
@@ -87,7 +92,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             update_accepted=reply.update_accepted,
             session_id=self._driver.session.session_id,
             cause=self._driver.session.cause,
+            reconnect_spread_ms=self._reconnect_spread_ms(),
         )
+
+    def _reconnect_spread_ms(self) -> int:
+        session = self._driver.session
+        return round(1000 * reconnect_spread_s(len(session.members), session.rules.lease_s))
 
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
@@ -113,7 +123,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             layout=layout_message(reply.model.layout),
             metadata=dict(reply.model.metadata),
             update_accepted=reply.update_accepted,
-            upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url) if offer else None,
+            upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url)
+            if offer and self._uploads.encoding == pb.PLAIN  # a store does not decode
+            else None,
+            encoding=self._uploads.encoding,
         )
 
     async def EndTrainingRound(
@@ -125,7 +138,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         names = {participant_id}
         if not request.HasField("update"):
             names.add(request.participant_id)  # what lies under that name is meant
-        async with self._uploads.exclusive(*names):
+        async with self._noting_refusal(participant_id), self._uploads.exclusive(*names):
             # A XAIN client does not say which round it means: its own, read under the lock.
             session = self._driver.session
             number = session.trained_by(participant_id) if round_ is None else round_
@@ -208,8 +221,27 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:
-        ref = await self._uploads.receive(participant_of(context), request_iterator)
+        participant_id = participant_of(context)
+        async with self._noting_refusal(participant_id):
+            ref = await self._uploads.receive(participant_id, request_iterator)
         return pb.PutWeightsResponse(ref=ref_message(ref))
+
+    async def FindUpload(
+        self, request: pb.FindUploadRequest, context: Context
+    ) -> pb.FindUploadResponse:
+        announced = Announced(request.round, request.size_bytes, request.digest.hex())
+        offset = await self._uploads.find_unfinished(participant_of(context), announced)
+        return pb.FindUploadResponse(offset=offset)
+
+    @asynccontextmanager
+    async def _noting_refusal(self, participant_id: str) -> AsyncIterator[None]:
+        """What is refused within it as unusable is counted, and only then told: a refusal that was
+        heard of is not forgotten by a crash."""
+        try:
+            yield
+        except errors.UnusableUpdate as refusal:
+            await self._driver.submit(c.NoteRefusedUpdate(participant_id, str(refusal)))
+            raise
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:

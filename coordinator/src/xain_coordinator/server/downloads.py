@@ -11,12 +11,20 @@ from xain_coordinator.core.errors import UnknownModel
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.driver import Driver
-from xain_coordinator.ports import DirectAccess, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import (
+    DirectAccess,
+    Reader,
+    StoreError,
+    StoreUnavailable,
+    WeightsStore,
+)
 from xain_coordinator.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
 SMALL_MODEL_BYTES = CHUNK_BYTES
+BLOCK_BYTES = 2 * CHUNK_BYTES  # of a larger model in a read
+MAX_BLOCKS = 8
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
 # stream that would carry them.
 INLINE_BYTES = 64 << 10
@@ -40,6 +48,9 @@ class Downloads:
     access: DirectAccess | None = None
     # The latest small model, or its reading: everybody asks for it at once.
     _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
+    # Parts of larger ones, by key and offset, the oldest first. Those who have been told of a round
+    # at the same time read its model at about the same pace.
+    _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
 
     async def send(self, key: str, offset: int) -> AsyncIterator[tuple[WeightsRef, bytes]]:
         """A global model from an offset, in chunks, each with the reference of the whole.
@@ -55,12 +66,38 @@ class Downloads:
             yield ref, data[offset:]
             return
         while offset < ref.size_bytes:
-            # Opened for each chunk: a client that reads slowly, or not at all, holds no file.
-            data = await run_to_end(_read, self.store, key, offset)
-            if not data:
-                raise StoreUnavailable(f"{key!r} is shorter in the store than in the journal")
-            offset += len(data)
-            yield ref, data
+            yield ref, await self._chunk(ref, offset)
+            offset += CHUNK_BYTES - offset % CHUNK_BYTES
+
+    async def _chunk(self, ref: WeightsRef, offset: int) -> bytes:
+        """From an offset to the next border of chunks. A client that reads slowly, or not at all,
+        holds no more than this."""
+        start = offset - offset % BLOCK_BYTES
+        block = self._block(ref, start)
+        if start + BLOCK_BYTES < ref.size_bytes:
+            self._block(ref, start + BLOCK_BYTES)  # read while this one is sent
+        number, at = divmod(offset - start, CHUNK_BYTES)
+        chunk = (await asyncio.shield(block))[number]
+        return chunk[at:] if at else chunk
+
+    def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[list[bytes]]:
+        """In chunks. Read once for all who are there at about the same time."""
+        place = (ref.key, start)
+        block = self._blocks.get(place)
+        if block is None:
+            length = min(BLOCK_BYTES, ref.size_bytes - start)
+            work = run_to_end(_read_chunks, self.store, ref.key, start, length)
+            block = self._blocks[place] = asyncio.ensure_future(work)
+            block.add_done_callback(lambda read: self._forget_failed_block(place, read))
+            while len(self._blocks) > MAX_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        return block
+
+    def _forget_failed_block(
+        self, place: tuple[str, int], read: asyncio.Future[list[bytes]]
+    ) -> None:
+        if (read.cancelled() or read.exception() is not None) and self._blocks.get(place) is read:
+            del self._blocks[place]
 
     async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
         """How to fetch this model and put the update of this round past us; None if it cannot be
@@ -86,7 +123,8 @@ class Downloads:
     async def _small(self, ref: WeightsRef) -> bytes:
         """Read once for all who ask. Whoever is cancelled does not wait for the store."""
         if self._small_model is None or self._small_model[0] != ref.key:
-            reading = asyncio.ensure_future(asyncio.to_thread(_read, self.store, ref.key, 0))
+            work = asyncio.to_thread(_read, self.store, ref.key, 0, ref.size_bytes)
+            reading = asyncio.ensure_future(work)
             self._small_model = (ref.key, reading)
             reading.add_done_callback(self._forget_failure)
         return await asyncio.shield(self._small_model[1])
@@ -97,6 +135,22 @@ class Downloads:
             self._small_model = None
 
 
-def _read(store: WeightsStore, key: str, offset: int) -> bytes:
-    with store.open(key, offset, CHUNK_BYTES) as reader:
-        return reader.read(offset, CHUNK_BYTES)
+def _read(store: WeightsStore, key: str, offset: int, length: int) -> bytes:
+    # Opened anew each time, so that nobody who goes away leaves a file open.
+    with store.open(key, offset, length) as reader:
+        return _piece(reader, key, offset, length)
+
+
+def _read_chunks(store: WeightsStore, key: str, offset: int, length: int) -> list[bytes]:
+    with store.open(key, offset, length) as reader:
+        return [
+            _piece(reader, key, start, min(CHUNK_BYTES, offset + length - start))
+            for start in range(offset, offset + length, CHUNK_BYTES)
+        ]
+
+
+def _piece(reader: Reader, key: str, offset: int, length: int) -> bytes:
+    data = reader.read(offset, length)
+    if len(data) < length:
+        raise StoreUnavailable(f"{key!r} is shorter in the store than in the journal")
+    return data

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 
 from xain_coordinator.core.decider import due_of_round
-from xain_coordinator.core.membership import Heard, expiries
+from xain_coordinator.core.membership import Heard, Refusals, expiries
 from xain_coordinator.core.pacing import describe
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Round
+from xain_coordinator.core.values import Phase, Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.ports import MetricsStore
@@ -108,6 +108,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
                     else None,
                     rounds_contributed=self._driver.history.contributions[participant_id],
                     round=session.trained_by(participant_id),
+                    tags=member.tags,
+                    num_refused=session.refusals.get(participant_id, Refusals()).num,
+                    left_out_until=session.left_out_until(participant_id),
                 )
                 for participant_id, member in session.members.items()
             ]
@@ -170,7 +173,7 @@ def waiting_for(session: Session, trouble: str = "") -> str:
     if trouble and session.phase is not Phase.FINISHED:
         return f"{waiting_for(session)} {trouble}"
     rules = session.rules
-    connected = len(session.members)
+    connected = session.num_eligible
     match session.phase:
         case Phase.FINISHED:
             return f"Nothing: the session has ended ({session.cause})."
@@ -179,11 +182,12 @@ def waiting_for(session: Session, trouble: str = "") -> str:
         case Phase.COLLECTING if session.open_round is not None:
             return _updates_awaited(session, session.open_round)
         case _ if not session.gathered and connected >= rules.num_required:
-            more = _more_participants(rules.start_participants - connected)
+            more = _more_participants(rules.start_participants - connected, rules)
             return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."
         case _ if connected < rules.num_required:
             needed = rules.num_required if session.gathered else rules.start_participants
-            return f"{_more_participants(needed - connected)}: {connected} of {needed} connected."
+            more = _more_participants(needed - connected, rules)
+            return f"{more}: {connected} of {needed} connected.{_not_eligible(session)}"
         case _ if session.trouble:
             return f"Other participants: no model can be made for these ({session.trouble})."
         case _:
@@ -215,5 +219,19 @@ def _names(participants: Sequence[str]) -> str:
     return ", ".join(participants[:5]) + (" and others" if len(participants) > 5 else "")
 
 
-def _more_participants(number: int) -> str:
-    return "1 more participant" if number == 1 else f"{number} more participants"
+def _more_participants(number: int, rules: Rules) -> str:
+    more = "1 more participant" if number == 1 else f"{number} more participants"
+    return f"{more} with {_tags(rules)}" if rules.tags else more
+
+
+def _not_eligible(session: Session) -> str:
+    """Those who are here and do not count."""
+    others = [p for p, member in session.members.items() if not member.is_eligible]
+    if not others:
+        return ""
+    return f" Not counted, for want of {_tags(session.rules)}: {_names(others)}."
+
+
+def _tags(rules: Rules) -> str:
+    """As in "site = north or south, ward = 7"."""
+    return ", ".join(f"{key} = {' or '.join(values)}" for key, values in rules.tags.items())

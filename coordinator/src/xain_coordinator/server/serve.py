@@ -26,6 +26,7 @@ LIVENESS = "liveness"
 
 RPCS_PER_PARTICIPANT = 6
 SPARE_RPCS = 64
+MIN_PENDING = 3000  # as many as gRPC allows by itself
 
 
 class PortTaken(Exception):
@@ -51,6 +52,8 @@ class GrpcServer:
         address: str,
         max_message_bytes: int,
         max_update_bytes: int,
+        max_update_norm: float | None = None,
+        update_encoding: str = "plain",
         options: Mapping[str, int | str] | None = None,
         counters: Counter[str] | None = None,
         access: DirectAccess | None = None,
@@ -59,6 +62,9 @@ class GrpcServer:
     ) -> None:
         self._driver = driver
         counters = counters if counters is not None else Counter()
+        # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, and some
+        # for strangers and operators. Above it gRPC answers RESOURCE_EXHAUSTED.
+        max_rpcs = RPCS_PER_PARTICIPANT * driver.session.rules.max_connected + SPARE_RPCS
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,
@@ -71,18 +77,32 @@ class GrpcServer:
             # Ours: a peer that vanished without a word is noticed although it streams nothing.
             "grpc.keepalive_time_ms": 30_000,
             "grpc.keepalive_timeout_ms": 20_000,
+            # What a stream may send ahead of us. By itself gRPC lets it grow with the line's speed,
+            # to more than 8 MiB for each upload; this bounds one to 20 MB a second at 50 ms there
+            # and back.
+            "grpc.http2.bdp_probe": 0,
+            "grpc.http2.lookahead_bytes": 1 << 20,
+            # Calls that have come, and that Python has not taken up yet. Beyond it gRPC cancels
+            # them, some from 1,000 on unless told otherwise: of a fleet that comes back at once
+            # many would have to come again.
+            "grpc.server.max_pending_requests": max(max_rpcs, MIN_PENDING),
+            "grpc.server.max_pending_requests_hard_limit": max(max_rpcs, MIN_PENDING),
             **(options or {}),
         }
         self._server = grpc.aio.server(
             interceptors=[RefusalInterceptor(counters)],
             options=list(settings.items()),
-            # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, and
-            # some for strangers and operators. Above it gRPC answers RESOURCE_EXHAUSTED.
-            maximum_concurrent_rpcs=(
-                RPCS_PER_PARTICIPANT * driver.session.rules.max_participants + SPARE_RPCS
-            ),
+            maximum_concurrent_rpcs=max_rpcs,
         )
-        self.uploads = Uploads(driver, store, max_update_bytes, access, bucket)
+        self.uploads = Uploads(
+            driver,
+            store,
+            max_update_bytes,
+            access,
+            bucket,
+            max_update_norm,
+            coordinator_pb2.Encoding.Value(update_encoding.upper()),
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
             CoordinatorService(
                 driver, self.uploads, Downloads(driver, store, access), parse_points
@@ -115,6 +135,7 @@ class GrpcServer:
         await self._say_serving(False)
         self._driver.end_watches()
         await self._server.stop(drain_s)
+        await self.uploads.close()
 
     async def _say_serving(self, serving: bool) -> None:
         response = health_pb2.HealthCheckResponse

@@ -16,6 +16,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UploadNameTaken: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidTags: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     # Rendezvous first.
     errors.NotAMember: grpc.StatusCode.PERMISSION_DENIED,

@@ -3,36 +3,59 @@ put them.
 
 An object is visible only when it is whole and measured, and every attempt has a key of its own. So
 an accepted one is never touched again, not even by a request that everybody gave up and that
-reaches a store far away in the end. The last look at the session and the commit happen under one
-lock per participant, the same lock that EndTrainingRound holds.
+reaches a store far away in the end. An upload that goes on after it broke off is still the same
+attempt: it is committed once, or never. The last look at the session and the commit happen under
+one lock per participant, the same lock that EndTrainingRound holds.
 """
 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import astuple, dataclass, field
+from typing import Any, ParamSpec, Protocol
 
-from xain_coordinator.admission import CHUNK_BYTES, Inspector, measure
+import xxhash
+
+from xain_coordinator.admission import (
+    BaseModel,
+    Distance,
+    Inspector,
+    check_announced_size,
+    measure,
+)
 from xain_coordinator.core.commands import BeginUpload
-from xain_coordinator.core.errors import InvalidUpdate, TooLarge, Unavailable
+from xain_coordinator.core.errors import (
+    InvalidUpdate,
+    TooLarge,
+    Unavailable,
+    UploadMissing,
+)
 from xain_coordinator.core.keys import attempt_key, incoming_key, place_of, round_of, update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
-from xain_coordinator.core.values import StoredWeights, WeightsRef
+from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import (
     DirectAccess,
     KeyNotFound,
     StoreError,
-    Upload,
     WeightsStore,
     WrongSize,
 )
 from xain_coordinator.server.group_writer import GroupWriter
-from xain_coordinator.threads import run_to_end
-from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
+from xain_coordinator.server.reception import Announced, Decoder, Reception
+from xain_coordinator.threads import run_to_end, wait_to_end
+from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
+from xain_proto.np import DeltaCodec
+
+P = ParamSpec("P")
+
+# What came of broken uploads is kept of so many participants. Each is a file as large as what came,
+# open, and some KiB of memory.
+MAX_BROKEN = 64
+
+_BITS = {Encoding.FLOAT16: 16, Encoding.INT8: 8}
 
 # Copies within the store, and their measuring, at a time: more would only share the same line.
 NUM_ADOPTIONS = 4
@@ -65,6 +88,8 @@ class Uploads:
     max_update_bytes: larger uploads are refused before a byte is written.
     access: how participants reach the store themselves; None if they cannot.
     bucket: where those who say no more than a name have put their update; None: in the store.
+    max_update_norm: L2 norm that the difference to the model may have; None: any.
+    encoding: how large updates are wanted.
     receiving: who is uploading at the moment.
     """
 
@@ -73,6 +98,8 @@ class Uploads:
     max_update_bytes: int
     access: DirectAccess | None = None
     bucket: Bucket | None = None
+    max_update_norm: float | None = None
+    encoding: "Encoding.ValueType" = Encoding.PLAIN
     receiving: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
@@ -81,6 +108,8 @@ class Uploads:
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
+    # What came of the uploads that broke off, by participant, the latest at the end.
+    _broken: dict[str, Reception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._small_uploads = GroupWriter(self.store)
@@ -144,42 +173,185 @@ class Uploads:
         if first is None or not first.HasField("header"):
             raise InvalidUpdate("the first message of an upload must carry its header")
         header = first.header
-        digest = header.digest.hex()
-        place = await self._begin(participant_id, header.round, digest, header.size_bytes)
+        announced = Announced(header.round, header.size_bytes, header.digest.hex())
+        place = await self._begin(participant_id, announced)
         if isinstance(place, WeightsRef):
             return place
-        reception = _Reception(self.store, _attempt_at(place), header.size_bytes, digest)
+        if self._holds(place, announced.digest):
+            return self._measured[place].ref
+        reception = await self._reception(participant_id, place, announced, header.offset)
+        is_broken = False  # what is wrong with the update is wrong the next time; a line is not
         try:
+            self._decode(reception, header.encoding)
             reception.add(first.data)
-            async for request in requests:
-                reception.add(request.data)
-                if reception.has_a_chunk:
-                    await run_to_end(reception.flush)
+            await self._pump(reception, requests)
+            if not reception.is_whole:
+                is_broken = True
+                raise Unavailable(
+                    f"the upload ended after {reception.offset} of {header.size_bytes} bytes; "
+                    "FindUpload says where it can go on"
+                )
             async with self.exclusive(participant_id):
                 # Much may have happened meanwhile; this is the last look before the commit.
-                place = await self._begin(participant_id, header.round, digest, header.size_bytes)
-                if isinstance(place, WeightsRef):
-                    return place
+                latest = await self._begin(participant_id, announced)
+                if isinstance(latest, WeightsRef):
+                    return latest
                 measured = await run_to_end(reception.complete)
                 self._keep(place, measured)
                 return measured.ref
+        except asyncio.CancelledError:
+            is_broken = True
+            raise
         finally:
-            if reception.is_open:
+            if is_broken and reception.is_open and reception.offset:
+                await self._keep_broken(participant_id, reception)
+            elif reception.is_open:
                 await run_to_end(reception.abort)
+
+    async def _pump(self, reception: Reception, requests: AsyncIterator[PutWeightsRequest]) -> None:
+        """All that comes, into the store: while a thread writes, the next chunks arrive."""
+        task = asyncio.current_task()
+        assert task is not None
+        writer = _Writer(reception, on_failure=task.cancel)
+        try:
+            writer.begin()
+            async for request in requests:
+                reception.add(request.data)
+                writer.begin()
+                await writer.until_there_is_room()
+            if writer.has_failed:
+                await asyncio.sleep(0)  # let its cancellation come here, and not at a later step
+        except asyncio.CancelledError:
+            # By the writer, so that a sender that pauses hears at once what is wrong; unless it was
+            # somebody else as well.
+            if not writer.has_failed or task.uncancel():
+                raise
+        finally:
+            await writer.end()
+        await run_to_end(reception.flush, reception.take_waiting())
+
+    # --- uploads that go on ---
+
+    async def find_unfinished(self, participant_id: str, announced: Announced) -> int:
+        """How much of an upload that broke off is there to be gone on with: bytes of the object.
+
+        An upload of the participant that still seems to be under way ends: whoever asks has lost
+        its connection. Raises as `receive` does.
+        """
+        place = await self._begin(participant_id, announced)
+        if isinstance(place, WeightsRef) or self._holds(place, announced.digest):
+            return 0  # what comes next is answered without its bytes
+        earlier = self.receiving.get(participant_id)
+        if earlier is not None:
+            earlier.cancel()
+            await asyncio.wait([earlier])
+        kept = self._broken.get(participant_id)
+        if kept is None:
+            kept = await self._pick_up(participant_id, place, announced)
+            if kept is None:
+                return 0
+            await self._keep_broken(participant_id, kept)
+        return kept.offset if kept.announced == announced else 0
+
+    async def _pick_up(
+        self, participant_id: str, place: str, announced: Announced
+    ) -> Reception | None:
+        """What our predecessor has received of it."""
+        label = self._label(participant_id, announced)
+        key = _attempt_at(place)
+        unfinished = await run_to_end(self.store.find_unfinished, key, label)
+        if unfinished is None:
+            return None
+        reception = Reception(self.store, key, announced, self._inspector(announced.round), label)
+        try:
+            found = await run_to_end(reception.pick_up, unfinished)
+        except InvalidUpdate:
+            found = False  # it is not ours to blame on the sender: a disk may have lost it
+        if not found:
+            await run_to_end(reception.abort)
+        return reception if found else None
+
+    async def _reception(
+        self, participant_id: str, place: str, announced: Announced, offset: int
+    ) -> Reception:
+        """A new one, or the one that is to go on at this offset. Raises UploadMissing."""
+        kept = self._broken.get(participant_id)
+        if offset:
+            if kept is None or kept.announced != announced or kept.offset != offset:
+                raise UploadMissing(
+                    f"there is no upload that could go on at byte {offset}; begin again at 0"
+                )
+            return self._broken.pop(participant_id)
+        await self._drop_broken(participant_id)
+        label = self._label(participant_id, announced)
+        inspector = self._inspector(announced.round)
+        return Reception(self.store, _attempt_at(place), announced, inspector, label)
+
+    def _decode(self, reception: Reception, encoding: "Encoding.ValueType") -> None:
+        """Raises InvalidUpdate."""
+        if encoding == Encoding.PLAIN:
+            return
+        bits = _BITS.get(encoding)
+        if bits is None:
+            raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
+        model = self._model_of(reception.announced.round)
+        if model is None or model.dtype != "float32":
+            raise InvalidUpdate(
+                "only updates of a float32 model that there is can be encoded; send it as it is"
+            )
+        decoder = Decoder(DeltaCodec(bits), BaseModel(self.store, model))
+        if reception.header is not None:
+            decoder.go_on(reception.header, reception.offset)
+        elif reception.offset:
+            raise InvalidUpdate(f"no tile of the update begins at its byte {reception.offset}")
+        reception.decoder = decoder
+
+    async def _keep_broken(self, participant_id: str, reception: Reception) -> None:
+        """The latest of each participant, and of all no more than MAX_BROKEN."""
+        reception.drop_waiting()
+        await self._drop_broken(participant_id)
+        self._broken[participant_id] = reception
+        members = self.driver.session.members
+        places = {p: update_key(r.announced.round, p) for p, r in self._broken.items()}
+        wanted = self._wanted(places.values())
+        for other in list(self._broken):
+            is_wanted = other in members and places[other] in wanted
+            if not is_wanted or len(self._broken) > MAX_BROKEN:
+                await self._drop_broken(other)
+
+    async def _drop_broken(self, participant_id: str) -> None:
+        reception = self._broken.pop(participant_id, None)
+        if reception is not None:
+            await run_to_end(reception.abort)
+
+    def _label(self, participant_id: str, announced: Announced) -> str:
+        """The same for whoever goes on with this upload in this session."""
+        what = (self.driver.session.session_id, participant_id, *astuple(announced))
+        return xxhash.xxh3_128(repr(what).encode()).hexdigest()
+
+    async def close(self) -> None:
+        """Let go of the uploads that have broken off. The next process goes on with them, where the
+        store can. Nothing is received any more."""
+        while self._broken:
+            _, reception = self._broken.popitem()
+            await run_to_end(reception.suspend)
+
+    # --- updates that come in another way ---
 
     async def take(self, participant_id: str, round_: int, data: bytes, digest: str) -> None:
         """Store an update that came inside its reference. The caller holds `exclusive`.
 
         Raises as `receive` does.
         """
-        place = await self._begin(participant_id, round_, digest, len(data))
+        place = await self._begin(participant_id, Announced(round_, len(data), digest))
         if isinstance(place, WeightsRef) or self._holds(place, digest):
             return
-        inspector = Inspector()
-        inspector.feed(data)
-        if inspector.digest != digest:
-            raise _wrong_digest()
-        measured = inspector.result(_attempt_at(place))
+        distance = self._distance(round_)
+        # Without a distance there is nothing to read, and a small object costs less than a thread.
+        if distance is None:
+            measured = _inspect(data, _attempt_at(place), digest, distance)
+        else:
+            measured = await run_to_end(_inspect, data, _attempt_at(place), digest, distance)
         await self._small_uploads.put(measured.ref.key, data)
         self._keep(place, measured)
 
@@ -190,7 +362,7 @@ class Uploads:
         What counts is a copy: the participant can write to its own key until its URL expires.
         Raises as `receive` does; does nothing if nothing is there.
         """
-        place = await self._begin(participant_id, round_, digest, size_bytes)
+        place = await self._begin(participant_id, Announced(round_, size_bytes, digest))
         if isinstance(place, WeightsRef) or self._holds(place, digest) or self.access is None:
             return
         adoption = self._adoptions.get(place)
@@ -228,7 +400,8 @@ class Uploads:
                     f"the upload has {error.size} bytes, {size_bytes} were announced"
                 ) from None
             try:
-                measured = await run_to_end(measure, self.store, key, size_bytes)
+                distance = self._distance(round_of(place))
+                measured = await run_to_end(measure, self.store, key, size_bytes, distance)
                 if measured.ref.digest != digest:
                     raise _wrong_digest()
             except InvalidUpdate:
@@ -262,10 +435,11 @@ class Uploads:
         await self.driver.submit(BeginUpload(participant_id, round_, digest="", upload_name=name))
         try:
             if self.bucket is None:
-                return await run_to_end(self._measure, place)
+                return await run_to_end(self._measure, place, self._distance(round_))
             key = _attempt_at(place)
             await run_to_end(self.bucket.fetch, round_, name, key)
-            measured = await run_to_end(measure, self.store, key)
+            distance = self._distance(round_)
+            measured = await run_to_end(measure, self.store, key, None, distance)
         except KeyNotFound:
             return None
         self._keep(place, measured)
@@ -288,26 +462,47 @@ class Uploads:
             # It was uploaded to our predecessor.
             await self.driver.submit(BeginUpload(participant_id, round_, digest))
             with contextlib.suppress(KeyNotFound):
-                measured = await run_to_end(self._measure, key)
+                measured = await run_to_end(self._measure, key, self._distance(round_))
         return measured if measured is not None and measured.ref.digest == digest else None
 
-    def _measure(self, key: str) -> StoredWeights:
-        measured = measure(self.store, key)
+    def _measure(self, key: str, distance: Distance | None) -> StoredWeights:
+        measured = measure(self.store, key, None, distance)
         # Whoever wrote it may have died before it was durable, and it is about to count.
         self.store.settle(key)
         return measured
 
-    async def _begin(
-        self, participant_id: str, round_: int, digest: str, size_bytes: int
-    ) -> str | WeightsRef:
+    def _model_of(self, round_: int) -> GlobalModel | None:
+        """What the updates of a round are trained from; None if there is no model yet."""
+        session = self.driver.session
+        base = session.bases.get(round_)
+        model = session.model if base is None else base.model
+        return None if model is None or model.is_empty or model.round != round_ else model
+
+    def _distance(self, round_: int) -> Distance | None:
+        """How far an update of this round may be from its model; None if anywhere."""
+        model = self._model_of(round_)
+        if self.max_update_norm is None or model is None:
+            return None
+        return Distance(BaseModel(self.store, model), self.max_update_norm)
+
+    def _inspector(self, round_: int) -> Inspector:
+        return Inspector(self._distance(round_))
+
+    async def _begin(self, participant_id: str, announced: Announced) -> str | WeightsRef:
         """Where to write, or the reference if this very update has been accepted."""
+        size_bytes = announced.size_bytes
         if size_bytes > self.max_update_bytes:
             raise TooLarge(
                 f"an upload of {size_bytes} bytes; at most {self.max_update_bytes} are taken"
             )
-        begun = await self.driver.submit(BeginUpload(participant_id, round_, digest, size_bytes))
+        begun = await self.driver.submit(
+            BeginUpload(participant_id, announced.round, announced.digest, size_bytes)
+        )
         if isinstance(begun, AlreadyUploaded):
             return begun.ref
+        model = self._model_of(announced.round)
+        if model is not None:
+            check_announced_size(model, size_bytes)
         assert isinstance(begun, UploadTo)
         return begun.key
 
@@ -319,6 +514,8 @@ class Uploads:
     def _keep(self, place: str, measured: StoredWeights) -> None:
         """From now on this is what its sender hands in; what it uploaded before has no use."""
         if self.driver.session.round != self._measured_round:
+            if self._measured_round >= 0:
+                self._in_background(self.store.sweep)  # what a predecessor has left of a round
             self._measured_round = self.driver.session.round
             wanted = self._wanted(self._measured)
             self._measured = {p: m for p, m in self._measured.items() if p in wanted}
@@ -339,86 +536,80 @@ class Uploads:
     def _discard(self, key: str) -> None:
         """Remove an object some time. What stays is of no harm."""
 
-        def remove() -> None:
+        self._in_background(self.store.delete, key)
+
+    def _in_background(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """It is of no harm if it fails."""
+
+        def attempt() -> None:
             with contextlib.suppress(StoreError):
-                self.store.delete(key)
+                work(*args, **kwargs)
 
         with contextlib.suppress(RuntimeError):  # the process is ending
-            asyncio.get_running_loop().run_in_executor(None, remove)
+            asyncio.get_running_loop().run_in_executor(None, attempt)
+
+
+class _Writer:
+    """Lets a thread write whenever there is a chunk to be written, one thread at a time.
+
+    on_failure: called once, when writing has failed before anybody waited for it.
+    """
+
+    def __init__(self, reception: Reception, on_failure: Callable[[], object]) -> None:
+        self.has_failed = False
+        self._reception = reception
+        self._on_failure = on_failure
+        self._writing: asyncio.Future[None] | None = None
+        self._ends = False
+
+    def begin(self) -> None:
+        """Unless it is being done. Not waited for, so its errors are heard later."""
+        if self._writing is None and self._reception.has_a_chunk and not self._ends:
+            loop = asyncio.get_running_loop()
+            waiting = self._reception.take_waiting()
+            self._writing = loop.run_in_executor(None, self._reception.flush, waiting)
+            # What came meanwhile must not wait for what comes next: that may take long.
+            self._writing.add_done_callback(self._go_on)
+
+    def _go_on(self, written: asyncio.Future[None]) -> None:
+        if written is not self._writing or self._ends:
+            return
+        if not written.cancelled() and written.exception() is None:
+            self._writing = None
+            self.begin()
+        elif not self.has_failed:
+            self.has_failed = True
+            self._on_failure()
+
+    async def until_there_is_room(self) -> None:
+        """Raises what writing has raised."""
+        while self._writing is not None and (self._writing.done() or self._reception.is_full):
+            writing = self._writing
+            await asyncio.wait([writing])
+            self._go_on(writing)
+
+    async def end(self) -> None:
+        """No thread is writing any more. Raises what writing has raised."""
+        self._ends = True
+        if self._writing is not None:
+            await wait_to_end(self._writing)
 
 
 def _attempt_at(place: str) -> str:
     return attempt_key(place, uuid.uuid4().hex)
 
 
+def _inspect(data: bytes, key: str, digest: str, distance: Distance | None) -> StoredWeights:
+    """Measure what came whole. Raises InvalidUpdate, and the store's errors."""
+    inspector = Inspector(distance)
+    try:
+        inspector.feed(data)
+        if inspector.digest != digest:
+            raise _wrong_digest()
+        return inspector.result(key)
+    finally:
+        inspector.close()
+
+
 def _wrong_digest() -> InvalidUpdate:
     return InvalidUpdate("the upload's digest is not the one announced; send it again")
-
-
-class _Reception:
-    """One upload on its way to the store. Touched by one thread at a time."""
-
-    def __init__(self, store: WeightsStore, key: str, size_bytes: int, digest: str) -> None:
-        self.key = key
-        self._store = store
-        self._size_bytes = size_bytes
-        self._digest = digest
-        self._received = 0
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
-        self._inspector = Inspector()
-        self._upload: Upload | None = None
-
-    def add(self, data: bytes) -> None:
-        self._received += len(data)
-        if self._received > self._size_bytes:
-            raise InvalidUpdate(f"the upload is longer than the {self._size_bytes} bytes announced")
-        if data:
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-
-    @property
-    def has_a_chunk(self) -> bool:
-        """Worth a trip to a thread."""
-        return self._waiting_bytes >= CHUNK_BYTES
-
-    def flush(self) -> None:
-        """Measure and write what is waiting."""
-        if self._upload is None:
-            self._upload = self._store.upload(self.key)
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        for data in waiting:
-            self._inspector.feed(data)
-            self._upload.write(data)
-
-    @property
-    def is_open(self) -> bool:
-        """There may be something to abort."""
-        return self._upload is not None
-
-    def complete(self) -> StoredWeights:
-        """Write the rest, check the whole, make it durable. Leaves nothing behind if it fails."""
-        try:
-            return self._complete()
-        finally:
-            self.abort()
-
-    def _complete(self) -> StoredWeights:
-        if self._received != self._size_bytes:
-            raise InvalidUpdate(
-                f"the upload ended after {self._received} of {self._size_bytes} bytes"
-            )
-        self.flush()
-        assert self._upload is not None
-        if self._inspector.digest != self._digest:
-            raise _wrong_digest()
-        measured = self._inspector.result(self.key)
-        # Until EndTrainingRound has accepted it, a participant may replace its own upload.
-        self._upload.commit(overwrite=True)
-        return measured
-
-    def abort(self) -> None:
-        """Harmless after a commit."""
-        if self._upload is not None:
-            self._upload.abort()
-            self._upload = None

@@ -32,6 +32,13 @@ _UPLOAD_SUFFIX = ".part"
 # write and its commit.
 _ABANDONED_S = 3600.0
 
+# Uploads that a process leaves when it ends: the next run keeps the latest of them for so long.
+MAX_UNFINISHED = 64
+UNFINISHED_S = 3600.0
+
+_WRITE_BEHIND_BYTES = 8 << 20  # a write that is worth a disk's while
+_COPIED_BYTES = 1 << 20  # read at a time where the system cannot read into a buffer
+
 # What a file system without hard links answers, or one where policy forbids them.
 _NO_LINKS = frozenset(
     (
@@ -74,11 +81,28 @@ class FileStore:
                 self._incoming.stat()  # a root that is gone says nothing about the key
                 raise KeyNotFound(key) from None
 
-    def upload(self, key: str) -> "FileUpload":
+    def upload(self, key: str, label: str = "") -> "FileUpload":
         path = self._path(key)
         with _unavailable("write", path):
-            fd, temp = self._open_temp()
+            fd, temp = self._open_temp(label)
         return FileUpload(self, key, path, temp, fd)
+
+    def find_unfinished(self, key: str, label: str) -> "FileUnfinished | None":
+        path = self._path(key)
+        if sys.platform == "win32":
+            return None  # nothing there tells whether somebody still writes it
+        with _unavailable("read", path):
+            for temp in self._incoming.glob(f"{label}.*{_UPLOAD_SUFFIX}"):
+                # Gone, or still being written by a process that has not ended.
+                with contextlib.suppress(OSError):
+                    return FileUnfinished(self, key, path, temp, _open_locked(temp))
+        return None
+
+    def sweep(self) -> None:
+        with contextlib.suppress(OSError):
+            for temp in self._labelled():
+                with contextlib.suppress(OSError):
+                    self._sweep_one(temp)
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         folders = set()
@@ -189,10 +213,11 @@ class FileStore:
             sync_directory(folder.parent)
             self._settled.add(folder)
 
-    def _open_temp(self) -> tuple[int, Path]:
+    def _open_temp(self, label: str = "") -> tuple[int, Path]:
         """A new file for an upload, locked so that no other store takes it for abandoned."""
+        start = f"{label}." if label else ""
         while True:
-            temp = self._incoming / f"{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
+            temp = self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
             fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
             if sys.platform != "win32":
                 # Where locks are not supported, _sweep cannot take one either and removes nothing.
@@ -220,12 +245,28 @@ class FileStore:
         return True
 
     def _sweep(self) -> None:
-        """Remove the uploads of processes that have died."""
+        """Remove the uploads of processes that have died, but for the latest of those that may be
+        gone on with."""
+        may_go_on = self._may_go_on()
         for entry in list(os.scandir(self._incoming)):
-            if entry.name.endswith((_UPLOAD_SUFFIX, ".link")):
+            is_ours = entry.name.endswith((_UPLOAD_SUFFIX, ".link"))
+            if is_ours and Path(entry.path) not in may_go_on:
                 # Another store may sweep, or finish its upload, at the same time.
                 with contextlib.suppress(OSError):
                     self._sweep_one(Path(entry.path))
+
+    def _labelled(self) -> list[Path]:
+        """The files of uploads with a label."""
+        return list(self._incoming.glob(f"*.*{_UPLOAD_SUFFIX}"))
+
+    def _may_go_on(self) -> set[Path]:
+        written_at = {}
+        for temp in self._labelled():
+            with contextlib.suppress(FileNotFoundError):
+                written_at[temp] = temp.stat().st_mtime
+        latest = sorted(written_at, key=written_at.__getitem__)[-MAX_UNFINISHED:]
+        oldest = time.time() - UNFINISHED_S
+        return {temp for temp in latest if written_at[temp] > oldest}
 
     def _sweep_one(self, temp: Path) -> None:
         if sys.platform == "win32":
@@ -233,9 +274,8 @@ class FileStore:
             if time.time() - temp.stat().st_mtime > _ABANDONED_S:
                 temp.unlink()
         else:
-            fd = os.open(temp, os.O_WRONLY | OPEN_FLAGS)
+            fd = _open_locked(temp)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer lives
                 temp.unlink()
             finally:
                 os.close(fd)
@@ -276,28 +316,115 @@ class FileReader(ClosedAtEnd):
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, length)
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Raises StoreUnavailable."""
+        if offset < 0:
+            raise ValueError(f"offset {offset} must not be negative")
+        num_read = 0
+        with _unavailable("read", self._path):
+            while num_read < len(buffer):
+                count = self._read_some_into(offset + num_read, buffer[num_read:])
+                if not count:
+                    break
+                num_read += count
+        return num_read
+
+    def _read_some_into(self, offset: int, buffer: memoryview) -> int:
+        fd = self._fd
+        if fd is None:
+            raise ValueError("the reader is closed")
+        if sys.platform == "linux":
+            return os.preadv(fd, [buffer], offset)
+        # macOS and Windows have no preadv, or not always: a copy more.
+        piece = self._read_some(offset, min(len(buffer), _COPIED_BYTES))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
     def close(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
 
-class FileUpload:
-    """A file in .incoming. A failed write or commit ends it: nothing of it stays."""
+if sys.platform != "win32":
+
+    def _open_locked(temp: Path) -> int:
+        """Raises OSError while its writer lives, or if it is gone."""
+        fd = os.open(temp, os.O_RDWR | OPEN_FLAGS)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(fd).st_nlink:
+                raise FileNotFoundError(temp)  # it got its name, or was removed, in between
+        except BaseException:  # nobody else knows the descriptor
+            os.close(fd)
+            raise
+        return fd
+
+
+class FileUnfinished:
+    """A file in .incoming that a process left when it ended."""
 
     def __init__(self, store: FileStore, key: str, path: Path, temp: Path, fd: int) -> None:
         self._store = store
         self._key = key
         self._path = path
         self._temp = temp
-        self._fd: int | None = fd
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
 
-    def write(self, chunk: bytes) -> None:
+    def read(self, offset: int, length: int) -> bytes:
+        with _unavailable("read", self._path):
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            return os.read(self._fd, length)
+
+    def go_on(self, size: int) -> "FileUpload":
+        with _unavailable("write", self._path):
+            os.truncate(self._fd, size)
+            os.lseek(self._fd, size, os.SEEK_SET)
+        return FileUpload(self._store, self._key, self._path, self._temp, self._fd, size)
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._temp.unlink()
+        os.close(self._fd)
+
+
+class FileUpload:
+    """A file in .incoming. A failed write or commit ends it: nothing of it stays.
+
+    size: of what is there already.
+    """
+
+    def __init__(
+        self, store: FileStore, key: str, path: Path, temp: Path, fd: int, size: int = 0
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._path = path
+        self._temp = temp
+        self._fd: int | None = fd
+        self._size = size
+        self._on_its_way = size  # bytes that the disk has been told of
+
+    def write(self, chunk: bytes | memoryview) -> None:
         fd = self._open_fd()
         with self._ended_by_failure(), _unavailable("write", self._path):
             view = memoryview(chunk).cast("B")
+            self._size += len(view)
             while view:
                 view = view[os.write(fd, view) :]
+        if self._size - self._on_its_way >= _WRITE_BEHIND_BYTES:
+            self._write_behind(fd)
+
+    def _write_behind(self, fd: int) -> None:
+        """Let the disk begin with what came last, so that the sync at the end has little to do."""
+        if sys.platform == "linux":
+            # It says that the pages are of no use in memory: those that are dirty, as all of these
+            # are, the kernel then begins to write and keeps, and only clean ones it drops.
+            length = self._size - self._on_its_way
+            with contextlib.suppress(OSError):  # advice: a file system may not take it
+                os.posix_fadvise(fd, self._on_its_way, length, os.POSIX_FADV_DONTNEED)
+        self._on_its_way = self._size
 
     def commit(self, *, overwrite: bool) -> None:
         """Raises KeyExists or StoreUnavailable. After the latter the object may be there all the
@@ -325,6 +452,10 @@ class FileUpload:
         # Not earlier: the lock on it is what keeps it from being swept.
         self._close()
         return self._path.parent
+
+    def suspend(self) -> None:
+        """What has no label is swept by the next run."""
+        self._close()
 
     def abort(self) -> None:
         if self._fd is None:

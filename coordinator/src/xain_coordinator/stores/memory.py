@@ -25,9 +25,14 @@ class MemoryStore:
             raise KeyNotFound(key)
         return MemoryReader(data)
 
-    def upload(self, key: str) -> "MemoryUpload":
+    def upload(self, key: str, label: str = "") -> "MemoryUpload":
         check_key(key)
         return MemoryUpload(self, key)
+
+    def find_unfinished(self, key: str, label: str) -> None:
+        """Nothing outlives a process here."""
+
+    def sweep(self) -> None: ...
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         for key, data in objects.items():
@@ -72,6 +77,15 @@ class MemoryReader(ClosedAtEnd):
             raise ValueError(f"offset {offset} and length {length} must not be negative")
         return self._data[offset : offset + length]
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        if self._data is None:
+            raise ValueError("the reader is closed")
+        if offset < 0:
+            raise ValueError(f"offset {offset} must not be negative")
+        piece = memoryview(self._data)[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
     def close(self) -> None:
         self._data = None
 
@@ -84,7 +98,7 @@ class MemoryUpload:
         self._key = key
         self._data: bytearray | None = bytearray()
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         if self._data is None:
             raise ValueError(f"the upload of {self._key!r} is over")
         self._data += chunk
@@ -97,3 +111,6 @@ class MemoryUpload:
 
     def abort(self) -> None:
         self._data = None
+
+    def suspend(self) -> None:
+        self.abort()

@@ -9,6 +9,7 @@ from xain_coordinator.ports import (
     KeyNotFound,
     ObjectChanged,
     Reader,
+    Unfinished,
     Upload,
     WeightsStore,
     WrongSize,
@@ -35,8 +36,15 @@ class PrefixedStore:
         except KeyNotFound as error:
             raise KeyNotFound(key) from error
 
-    def upload(self, key: str) -> Upload:
-        return PrefixedUpload(self._store.upload(self._whole(key)), key)
+    def upload(self, key: str, label: str = "") -> Upload:
+        return PrefixedUpload(self._store.upload(self._whole(key), label), key)
+
+    def find_unfinished(self, key: str, label: str) -> Unfinished | None:
+        found = self._store.find_unfinished(self._whole(key), label)
+        return None if found is None else PrefixedUnfinished(found, key)
+
+    def sweep(self) -> None:
+        self._store.sweep()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         self._store.put({self._whole(key): data for key, data in objects.items()})
@@ -102,6 +110,12 @@ class PrefixedReader(ClosedAtEnd):
         except ObjectChanged as error:
             raise ObjectChanged(self._key) from error
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        try:
+            return self._reader.read_into(offset, buffer)
+        except ObjectChanged as error:
+            raise ObjectChanged(self._key) from error
+
     def close(self) -> None:
         self._reader.close()
 
@@ -113,7 +127,7 @@ class PrefixedUpload:
         self._upload = upload
         self._key = key
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         self._upload.write(chunk)
 
     def commit(self, *, overwrite: bool) -> None:
@@ -126,3 +140,24 @@ class PrefixedUpload:
 
     def abort(self) -> None:
         self._upload.abort()
+
+    def suspend(self) -> None:
+        self._upload.suspend()
+
+
+class PrefixedUnfinished:
+    """One whose upload calls its key what the caller called it."""
+
+    def __init__(self, unfinished: Unfinished, key: str) -> None:
+        self._unfinished = unfinished
+        self._key = key
+        self.size = unfinished.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._unfinished.read(offset, length)
+
+    def go_on(self, size: int) -> Upload:
+        return PrefixedUpload(self._unfinished.go_on(size), self._key)
+
+    def abort(self) -> None:
+        self._unfinished.abort()

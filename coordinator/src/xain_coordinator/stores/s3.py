@@ -108,10 +108,16 @@ class S3Store:
             start, first = 0, self._head(key, name, HEAD_BYTES)
         return S3Reader(self._bucket, self._requests, key, name, start, first)
 
-    def upload(self, key: str) -> "S3Upload":
+    def upload(self, key: str, label: str = "") -> "S3Upload":
         """Nothing is asked of the server until there is a part to send."""
         name = self._name(key)
         return S3Upload(self._bucket, self._requests, self._claims, self._spool, key, name)
+
+    def find_unfinished(self, key: str, label: str) -> None:
+        """There is nothing: the part that was being filled is lost with its process, and those that
+        were sent the bucket's lifecycle rule removes."""
+
+    def sweep(self) -> None: ...
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         names = {key: self._name(key) for key in objects}
@@ -249,6 +255,28 @@ class S3Reader(ClosedAtEnd):
         ]
         return b"".join([known, *results(ranges)])
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Raises ObjectChanged and StoreUnavailable."""
+        if self._closed:
+            raise ValueError("the reader is closed")
+        if offset < 0:
+            raise ValueError(f"offset {offset} must not be negative")
+        end = min(offset + len(buffer), self.size)
+        if offset >= end:
+            return 0
+        known = self._take(offset, end)
+        buffer[: len(known)] = known
+        starts = range(offset + len(known), end, RANGE_BYTES)
+        pieces = [
+            (start, buffer[start - offset : min(start + RANGE_BYTES, end) - offset])
+            for start in starts
+        ]
+        if len(pieces) == 1:
+            self._range_into(*pieces[0])
+        elif pieces:
+            results([self._requests.submit(self._range_into, *piece) for piece in pieces])
+        return end - offset
+
     def _take(self, offset: int, end: int) -> bytes:
         """What is at hand of a range's beginning. It is dropped once all of it has been read, since
         many readers may stay open for long."""
@@ -271,6 +299,16 @@ class S3Reader(ClosedAtEnd):
         if (piece.size, piece.etag, len(piece.data)) != (self.size, self._etag, end - start):
             raise ObjectChanged(self._key)
         return piece.data
+
+    def _range_into(self, start: int, buffer: memoryview) -> None:
+        try:
+            size, etag, count = self._bucket.get_into(
+                self._key, self._name, start, buffer, self._etag
+            )
+        except (Declined, KeyNotFound):
+            raise ObjectChanged(self._key) from None
+        if (size, etag, count) != (self.size, self._etag, len(buffer)):
+            raise ObjectChanged(self._key)
 
     def close(self) -> None:
         self._closed = True
@@ -303,7 +341,7 @@ class S3Upload:
         self._upload_id = ""  # on the server; "" until there is more than one part
         self._parts: list[tuple[Future[str], IO[bytes]]] = []  # their ETags, and where they wait
 
-    def write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes | memoryview) -> None:
         self._require_open()
         view = memoryview(chunk).cast("B")
         with self._ended_by_failure():
@@ -337,6 +375,9 @@ class S3Upload:
             # What stays if this fails, the bucket's lifecycle rule removes.
             with contextlib.suppress(StoreError):
                 self._bucket.abort(self._key, self._name, self._upload_id)
+
+    def suspend(self) -> None:
+        self.abort()
 
     def _keep(self, data: memoryview) -> None:
         try:

@@ -7,9 +7,9 @@ its answers may repeat our credentials, and what botocore says may name a signed
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import boto3
@@ -21,6 +21,8 @@ from xain_coordinator.config import StorageSettings
 from xain_coordinator.ports import KeyNotFound, StoreError, StoreUnavailable
 from xain_coordinator.secret_files import read_secret
 
+T = TypeVar("T")
+
 # Whatever is wanted from third-party logs: at debug, botocore writes down headers and tokens.
 logging.getLogger("botocore").setLevel(logging.WARNING)
 
@@ -29,6 +31,7 @@ MAX_CONNECT_S = 5.0
 # Threads that read and write parts, those in which the coordinator calls a store, and those that
 # read while it aggregates.
 MAX_CONNECTIONS = 64
+_PIECE_BYTES = 1 << 20
 MAX_LISTED = 1000  # keys in a page, the most that S3 gives
 
 _CREDENTIALS: Final = {
@@ -85,6 +88,15 @@ class Piece:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer(Generic[T]):
+    """content: what was made of the body. size, etag: as of a Piece."""
+
+    content: T
+    size: int
+    etag: str
+
+
 class Bucket:
     """Requests on one bucket, from any thread.
 
@@ -136,6 +148,32 @@ class Bucket:
         key: what errors call the object. etag: which object it must still be.
         Raises KeyNotFound, and Declined with 412 (another object) or 416 (it ends before `offset`).
         """
+        answer = self._get(key, name, offset, length, etag, _read)
+        data: bytes = answer.content
+        return Piece(data, answer.size, answer.etag)
+
+    def get_into(
+        self, key: str, name: str, offset: int, buffer: memoryview, etag: str
+    ) -> tuple[int, str, int]:
+        """The same straight into a buffer, which is as long as what is wanted: the size of the
+        whole object, its ETag, and how many bytes have come."""
+
+        def read(body: Any) -> int | None:
+            return _read_into(body, buffer)
+
+        answer = self._get(key, name, offset, len(buffer), etag, read)
+        return answer.size, answer.etag, answer.content
+
+    def _get(
+        self,
+        key: str,
+        name: str,
+        offset: int,
+        length: int,
+        etag: str,
+        read: Callable[[Any], T | None],
+    ) -> "_Answer[T]":
+        """read: all of a body; None if it broke off."""
         wanted = {"Key": name, "Range": f"bytes={offset}-{offset + length - 1}"}
         if etag:
             wanted["IfMatch"] = etag
@@ -144,11 +182,11 @@ class Bucket:
             body = answer["Body"]
             try:
                 size = self._size_in(answer, offset, length)
-                data = _read(body)
+                content = read(body)
             finally:
                 body.close()
-            if data is not None:
-                return Piece(data, size, self._etag_in(answer))
+            if content is not None:
+                return _Answer(content, size, self._etag_in(answer))
         # botocore tries requests again, but not the reading of what they bring.
         raise StoreUnavailable(f"{self._server()} broke off {NUM_ATTEMPTS} times in {key!r}")
 
@@ -389,6 +427,21 @@ def _read(body: Any) -> bytes | None:
     except (boto.BotoCoreError, HTTPError, OSError):
         return None
     return data
+
+
+def _read_into(body: Any, buffer: memoryview) -> int | None:
+    """How many bytes came; None if it broke off. There are never more than fit: see _size_in."""
+    num_read = 0
+    try:
+        while num_read < len(buffer):
+            # urllib3 makes bytes of each piece before it copies them.
+            count: int = body.readinto(buffer[num_read : num_read + _PIECE_BYTES])
+            if not count:
+                break
+            num_read += count
+    except (boto.BotoCoreError, HTTPError, OSError):
+        return None
+    return num_read
 
 
 def _harmless(code: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from xain_coordinator.admission import chunks
-from xain_coordinator.aggregation.engine import Fenced, publish
+from xain_coordinator.aggregation.publishing import AnotherModel, publish
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.keys import model_key, update_key
 from xain_coordinator.core.values import GlobalModel
@@ -38,14 +38,15 @@ class XainBucket:
     def publish(self, model: GlobalModel) -> None:
         """Show the model to XAIN's participants. Doing it again changes nothing.
 
-        Raises Fenced if they are shown another model of that round already, and the stores' errors.
+        Raises AnotherModel if they are shown another one of that round already, and the stores'
+        errors.
         """
         # Closed at once when a store fails, so that no reader stays open as long as the error does.
         try:
             with closing(self._pickled(model)) as pieces:
                 publish(self._bare, model_key(model.round), pieces)
-        except Fenced as error:
-            raise Fenced(
+        except AnotherModel as error:
+            raise AnotherModel(
                 f"{error}; or a participant has written it, which its credentials must not allow: "
                 "see docs/xain-0.6.md"
             ) from None

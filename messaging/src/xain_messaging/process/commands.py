@@ -48,14 +48,16 @@ def version_option(program: str) -> Any:
     return typer.Option("--version", callback=show, is_eager=True, help="Show it and exit.")
 
 
-def parse_assignments(program: str, texts: Iterable[str] | None, example: str) -> dict[str, str]:
-    """What was given with --set, by dotted key. Ends the process if one is no KEY=VALUE."""
+def parse_assignments(
+    program: str, texts: Iterable[str] | None, example: str, *, flag: str = "--set"
+) -> dict[str, str]:
+    """What was given with this flag, by key. Ends the process if one is no KEY=VALUE."""
     values = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             # Without the text: it may be the value of a secret that lost its key.
-            message = f"command line: --set takes KEY=VALUE, such as {example}"
+            message = f"command line: {flag} takes KEY=VALUE, such as {example}"
             fail(program, message, EXIT_BAD_CONFIG)
         values[key.strip()] = value
     return values

@@ -7,9 +7,14 @@ from xain_proto.np.codec import (
     parse_npy_header,
     proto_to_ndarray,
 )
+from xain_proto.np.delta import TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode
 
 __all__ = [
+    "TILE_ELEMENTS",
+    "DeltaCodec",
+    "NotEncodable",
     "NpyHeader",
+    "can_encode",
     "ndarray_to_proto",
     "npy_header",
     "parse_npy_header",

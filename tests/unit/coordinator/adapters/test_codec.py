@@ -1,6 +1,7 @@
 """Durable events as text."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from fractions import Fraction
 from typing import get_args
@@ -9,18 +10,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xain_coordinator.core.events import DurableEvent, RoundOpened, SessionOpened
+from xain_coordinator.core.events import DurableEvent, ParticipantJoined, RoundOpened, SessionOpened
 from xain_coordinator.core.values import GlobalModel, Rules
 from xain_coordinator.journal.codec import decode, encode
 from xain_coordinator.ports import JournalError
 
 # A mapping may be anything to hypothesis; the core makes dicts.
 st.register_type_strategy(
-    GlobalModel, st.builds(GlobalModel, metadata=st.dictionaries(st.text(), st.text()))
+    Mapping, lambda kind: st.dictionaries(*(st.from_type(each) for each in get_args(kind)))
 )
+# What has a default is drawn as well.
+st.register_type_strategy(GlobalModel, st.builds(GlobalModel, metadata=..., state=...))
+st.register_type_strategy(ParticipantJoined, st.builds(ParticipantJoined, tags=...))
 # It does not know types that are named for their recursion.
 EXPRESSIONS = st.recursive(st.text(), lambda inner: st.lists(inner).map(tuple))
-LATER_FIELDS = {f.name: ... for f in fields(Rules) if f.default is not MISSING}
+LATER_FIELDS = {
+    f.name: ...
+    for f in fields(Rules)
+    if f.default is not MISSING or f.default_factory is not MISSING
+}
 st.register_type_strategy(Rules, st.builds(Rules, **{**LATER_FIELDS, "quorum": EXPRESSIONS}))
 
 

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from xain_coordinator.ports import KeyExists, StoreUnavailable
+from xain_coordinator.stores import files
 from xain_coordinator.stores.files import FileStore
 
 UPLOADER = """
@@ -206,3 +208,24 @@ def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
         list(store.keys())
     (tmp_path / "away").rename(tmp_path / "store")
     assert list(store.keys()) == ["1/a"]
+
+
+def test_a_start_keeps_the_latest_unfinished_uploads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many of them, and none that is old; what has no label nobody can go on with."""
+    monkeypatch.setattr(files, "MAX_UNFINISHED", 2)
+    store = FileStore(tmp_path)
+    for label in ("", "old", "a", "b", "c"):
+        upload = store.upload("3/x", label)
+        upload.write(b"x")
+        upload.suspend()
+    ages = {"old": files.UNFINISHED_S + 60, "a": 30, "b": 20, "c": 10}
+    for label, age in ages.items():
+        (temp,) = (tmp_path / ".incoming").glob(f"{label}.*.part")
+        os.utime(temp, (time.time() - age, time.time() - age))
+    store = FileStore(tmp_path)
+    kept = {temp.name.partition(".")[0] for temp in (tmp_path / ".incoming").glob("*.part")}
+    assert kept == {"b", "c"}
+    store.sweep()
+    assert list((tmp_path / ".incoming").glob("*.part")) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from xain_coordinator.admission import measure
-from xain_coordinator.aggregation.engine import Fenced
+from xain_coordinator.aggregation.publishing import AnotherModel
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import KeyNotFound, StoreError
@@ -73,7 +73,7 @@ def test_showing_it_again_changes_nothing(place):
 def test_another_model_is_never_shown_in_its_place(place):
     """Neither one of an old session in the same bucket nor a newer coordinator's."""
     place.bare.put({"1/global": b"another"})
-    with pytest.raises(Fenced, match=r"a second coordinator .* or a participant has written it"):
+    with pytest.raises(AnotherModel, match=r"a second coordinator .* or a participant has writ"):
         place.bucket.publish(place.model(VECTOR))
     assert read(place.bare, "1/global") == b"another"
 

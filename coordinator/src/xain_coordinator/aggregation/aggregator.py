@@ -1,0 +1,116 @@
+"""What a rule of aggregation is, and what it promises.
+
+A rule sees slices of the updates of a round, and knows nothing of files or rounds. It promises two
+things, on which it rests that a model can be made again after a crash, on any number of threads:
+
+- What it makes of a column depends on that column alone. Where slices begin must not matter.
+- It is deterministic, to the bit. A product of matrices is not, in general: the library behind it
+  chooses its order of summation by the shape, the machine and the number of its threads.
+
+What a rule must know of the updates as a whole it asks for in a survey, which the engine makes over
+blocks that are the same however the work is spread.
+"""
+
+from typing import Any, ClassVar, Protocol, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tile = NDArray[np.floating[Any]]
+Float64 = NDArray[np.float64]
+Weights = NDArray[np.int64] | Float64
+
+PIECE_COLUMNS = 16384  # two float64 vectors of these stay in a processor's own cache
+
+
+class RuleFailed(ValueError):
+    """A rule cannot make a model of these updates, however often it is tried."""
+
+
+class Aggregator(Protocol):
+    """A rule that looks at each column by itself.
+
+    takes_stale: it is an average by the weights it is given, so that a stale update may weigh less
+        and the global model may be one of its rows.
+    """
+
+    takes_stale: ClassVar[bool]
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        """Combine a slice of every update. Runs in several threads at once.
+
+        tile: (k, t), one row per participant, in the order of their names; to be left as it is.
+        weights: (k,), non-negative: n_k, or what staleness.py makes of it.
+        Returns (t,) float64.
+        """
+
+    def check(self, num_updates: int) -> None:
+        """Raises RuleFailed if the rule cannot work with so many updates."""
+
+
+class Surveyor(Aggregator, Protocol):
+    """A rule that weighs each update as a whole, by where it lies: the updates are read twice.
+
+    The second time, `combine` gets the rows that `weigh` gave a weight, with those weights.
+
+    needs_base: it moves updates towards the global model. In a round that initialises there is
+        none, and the updates are averaged instead.
+    """
+
+    needs_base: ClassVar[bool]
+
+    def survey(self, differences: Float64) -> Float64:
+        """What a block of columns adds to what the rule must know. Runs in several threads at once.
+
+        differences: (k, b), of each update to the global model, or to zero if there is none; b is
+            the same for all blocks but the last.
+        Returns an array of any shape, the same for all blocks. They are added in order.
+        """
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        """The weights that `combine` gets.
+
+        surveyed: the sum of what the blocks have given.
+        num_samples: (k,), n_k.
+        Returns (k + 1,): of the updates, and behind them that of the global model.
+        Raises RuleFailed.
+        """
+
+
+def is_surveyor(rule: Aggregator) -> TypeGuard[Surveyor]:
+    """A plug-in need not derive from anything here."""
+    return hasattr(rule, "survey")
+
+
+def shares(weights: Weights) -> Float64:
+    """Of sum 1; all zero means equal ones."""
+    total = weights.sum(dtype=np.float64)  # of n_k exact below 2^53, and never too large
+    k = len(weights)
+    return weights / total if total else np.full(k, 1 / k)
+
+
+def average(tile: Tile, weights: Float64) -> Float64:
+    """weights: (k,), non-negative, of sum 1."""
+    total = weighted_sum(tile, weights)
+    # An average lies between the values it is made of. Where they are the largest there are, the
+    # rounding of weights and sums can lead out of the dtype all the same.
+    largest = np.finfo(tile.dtype).max
+    return np.clip(total, -largest, largest, out=total, dtype=np.float64)
+
+
+def weighted_sum(tile: Tile, weights: Float64) -> Float64:
+    """Σ weights_k · tile_k in float64, added in the order of the rows."""
+    # Row by row: a matrix product would sum in an order that depends on the shape of the tile, and
+    # the result must be the same to the bit wherever tiles begin.
+    num_columns = tile.shape[1]
+    total = np.zeros(num_columns, np.float64)
+    scaled = np.empty(min(num_columns, PIECE_COLUMNS), np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # the engine looks at what comes out
+        for start in range(0, num_columns, PIECE_COLUMNS):
+            piece = total[start : start + PIECE_COLUMNS]
+            term = scaled[: len(piece)]
+            for row, weight in zip(tile, weights, strict=True):
+                np.copyto(term, row[start : start + PIECE_COLUMNS])
+                term *= weight
+                piece += term
+    return total

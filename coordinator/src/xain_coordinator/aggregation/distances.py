@@ -1,0 +1,301 @@
+"""Rules that weigh each update by where it lies: how far from the global model and the others.
+
+Whatever these rules iterate towards is a sum of the updates and the global model, each with a
+weight. Its distance to any update then follows from the products of the updates' differences to
+the global model alone, so one survey answers all that is asked on the way, and the model itself is
+made in one more pass.
+
+Sums over columns are those of einsum's own loops. BLAS is faster, but orders its sums by the
+processor and by the number of its threads: after a crash, a start on another machine would make
+another model, which could not be published.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from xain_coordinator.aggregation.aggregator import (
+    Float64,
+    RuleFailed,
+    Tile,
+    Weights,
+    average,
+    shares,
+)
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The one update that has the n - f - 2 others nearest to it becomes the model.
+
+    With n >= 2f + 3 updates, f of them from participants that send whatever they like, it is near
+    those of the others. Sample counts play no part: they too could be made up.
+
+    num_byzantine: f.
+    Source: Blanchard et al. 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent, section 4.
+    """
+
+    takes_stale: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
+
+    num_byzantine: Annotated[int, Field(ge=0)] = 1
+
+    def check(self, num_updates: int) -> None:
+        _check_byzantine("krum", self.num_byzantine, num_updates)
+
+    def survey(self, differences: Float64) -> Float64:
+        return gram(differences)
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        return _equal_weights(len(surveyed), _by_score(surveyed, self.num_byzantine)[:1])
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
+@dataclass(frozen=True)
+class MultiKrum:
+    """The mean of the updates that Krum would choose first.
+
+    num_byzantine: f, as in Krum.
+    num_selected: m, how many; 0: n - f - 2, the most for which the bound holds.
+    Sources: Blanchard et al. 2017, section 5; El Mhamdi et al. 2018, The Hidden Vulnerability of
+    Distributed Learning in Byzantium, for m.
+    """
+
+    takes_stale: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
+
+    num_byzantine: Annotated[int, Field(ge=0)] = 1
+    num_selected: Annotated[int, Field(ge=0)] = 0
+
+    def check(self, num_updates: int) -> None:
+        _check_byzantine("multi_krum", self.num_byzantine, num_updates)
+        most = num_updates - self.num_byzantine - 2
+        if self.num_selected > most:
+            raise RuleFailed(
+                f"rule 'multi_krum' with num_selected = {self.num_selected} can select at most "
+                f"n - f - 2 = {most} of {num_updates} updates"
+            )
+
+    def survey(self, differences: Float64) -> Float64:
+        return gram(differences)
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        n = len(surveyed)
+        m = self.num_selected or n - self.num_byzantine - 2
+        return _equal_weights(n, _by_score(surveyed, self.num_byzantine)[:m])
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
+@dataclass(frozen=True)
+class GeometricMedian:
+    """The point with the least sum of distances to the updates, by smoothed Weiszfeld iterations.
+
+    Fewer than half of the participants, whatever they send, cannot carry it away. Every participant
+    counts the same, unlike in the source: who makes up a sample count would be the majority.
+
+    max_iterations: it ends earlier where the weights do not change any more.
+    smoothing: ν, below which a distance counts as ν, so that nothing is divided by zero.
+    Source: Pillutla et al. 2022, Robust Aggregation for Federated Learning, Algorithm 2, begun at
+    the mean.
+    """
+
+    takes_stale: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
+
+    max_iterations: Annotated[int, Field(ge=1, le=10_000)] = 100
+    smoothing: PositiveFloat = 1e-6
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+    def survey(self, differences: Float64) -> Float64:
+        return gram(differences)
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        usable, products = _usable(surveyed)
+        weights = np.full(len(products), 1 / len(products))
+        for _ in range(self.max_iterations):
+            inverse = 1 / np.maximum(self.smoothing, _distances_to(products, weights))
+            before, weights = weights, inverse / inverse.sum()
+            # Each by itself: the little that is left of an outlier's weight can be what matters.
+            if (np.abs(weights - before) <= _SETTLED * before).all():
+                break
+        return _spread(len(surveyed), usable, weights, of_base=0.0)
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
+@dataclass(frozen=True)
+class NormClipping:
+    """The weighted average of updates that were each drawn towards the global model, until they lie
+    within a radius of it.
+
+    One update then moves the model by no more than its share of the radius, however large it is.
+
+    threshold: the radius, a Euclidean norm; 0: the least that takes in a share `quantile` of this
+        round's updates as they are.
+    quantile: unlike in Andrew et al., where the threshold follows a noisy count from round to
+        round, because nobody may see a norm, it is that of the norms themselves.
+    Sources: Sun et al. 2019, Can You Really Backdoor Federated Learning?, section 3.2; Andrew et
+    al. 2021, Differentially Private Learning with Adaptive Clipping.
+    """
+
+    takes_stale: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = True
+
+    threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    quantile: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+    def survey(self, differences: Float64) -> Float64:
+        return squares(differences)
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        norms = np.sqrt(surveyed)
+        radius = self.threshold or np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1]
+        if not math.isfinite(radius):
+            raise RuleFailed(
+                f"rule 'norm_clipping' with quantile = {self.quantile} finds no threshold: more "
+                "updates than it leaves out have a norm beyond the range of numbers"
+            )
+        weights = shares(num_samples) * _clipping(norms, radius)
+        return np.append(weights, 1 - weights.sum())
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
+@dataclass(frozen=True)
+class CentredClipping:
+    """From the global model, step after step by the mean of the differences to the updates, each
+    clipped to a radius around the point that is reached.
+
+    Every participant counts the same: sample counts too could be made up.
+
+    tau: the radius τ, a Euclidean norm. An update of an honest participant should often lie within.
+    num_iterations: L; one is often enough, since the global model is a good centre.
+    Source: Karimireddy et al. 2021, Learning from History for Byzantine Robust Optimization,
+    Algorithm 2, with the global model in the place of the aggregate before.
+    """
+
+    takes_stale: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = True
+
+    tau: PositiveFloat = 10.0
+    num_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+    def survey(self, differences: Float64) -> Float64:
+        return gram(differences)
+
+    def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
+        # What is infinitely far away draws with all of τ in a direction that nobody can tell; it is
+        # left out, and counts as one that lies at the centre.
+        usable, products = _usable(surveyed)
+        n = len(surveyed)
+        weights = np.zeros(len(products))
+        for _ in range(self.num_iterations):
+            steps = _clipping(_distances_to(products, weights), self.tau) / n
+            weights = weights * (1 - steps.sum()) + steps
+        return _spread(n, usable, weights, of_base=1 - float(weights.sum()))
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return average(tile, np.asarray(weights, np.float64))
+
+
+_SETTLED = 1e-12  # a change of a weight that no dtype of a model shows
+
+
+def squares(differences: Float64) -> Float64:
+    """(k, b) -> (k,): the squared norms."""
+    with np.errstate(over="ignore"):
+        norms: Float64 = np.einsum("kb,kb->k", differences, differences)
+    return norms
+
+
+def gram(differences: Float64) -> Float64:
+    """(k, b) -> (k, k): the products of any two."""
+    k = len(differences)
+    products = np.empty((k, k), np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # see _usable
+        for i, row in enumerate(differences):
+            products[i, : i + 1] = np.einsum("b,kb->k", row, differences[: i + 1])
+            products[:i, i] = products[i, :i]
+    return products
+
+
+def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
+    """Which updates have a norm that is a number, and the products of those.
+
+    A single update could otherwise make all the rest of the calculation meaningless. Whoever hands
+    in one of 1e200 is as far away as can be, and nothing more need be known of it.
+    """
+    usable = np.flatnonzero(np.isfinite(products.diagonal()))
+    if not len(usable):
+        raise RuleFailed("the squared norm of every update is beyond the range of numbers")
+    return usable, products[np.ix_(usable, usable)]
+
+
+def _distances_to(products: Float64, weights: Float64) -> Float64:
+    """Of each update to the point Σ weights_i · difference_i: (k,)."""
+    to_each = (products * weights).sum(axis=1)
+    of_point = (to_each * weights).sum()
+    # Rounding can leave less than nothing of a distance of zero.
+    squared = products.diagonal() - 2 * to_each + of_point
+    return np.asarray(np.sqrt(np.maximum(squared, 0)))
+
+
+def _clipping(norms: Float64, radius: float) -> Float64:
+    """By how much what is as long as this must be multiplied to fit into the radius."""
+    clipped: Float64 = radius / np.maximum(norms, radius) if radius else 1.0 * (norms == 0)
+    return clipped
+
+
+def _by_score(products: Float64, f: int) -> NDArray[np.intp]:
+    """The updates, that with the least sum of squared distances to its n - f - 2 nearest others
+    first; of equal ones in the order of their names."""
+    n = len(products)
+    usable, among = _usable(products)
+    norms = among.diagonal()
+    distances = np.full((n, n), np.inf)
+    distances[np.ix_(usable, usable)] = np.maximum(norms + norms[:, np.newaxis] - 2 * among, 0)
+    np.fill_diagonal(distances, np.inf)  # not one of the others
+    scores = np.sort(distances, axis=1)[:, : n - f - 2].sum(axis=1)
+    return np.argsort(scores, kind="stable")
+
+
+def _equal_weights(n: int, chosen: NDArray[np.intp]) -> Float64:
+    return _spread(n, chosen, np.full(len(chosen), 1 / len(chosen)), of_base=0.0)
+
+
+def _spread(n: int, which: NDArray[Any], weights: Float64, *, of_base: float) -> Float64:
+    """(n + 1,): the weights of some updates, none for the others, and that of the global model."""
+    spread = np.zeros(n + 1)
+    spread[which] = weights
+    spread[n] = of_base
+    return spread
+
+
+def _check_byzantine(rule: str, f: int, num_updates: int) -> None:
+    least = 2 * f + 3
+    if num_updates < least:
+        raise RuleFailed(
+            f"rule {rule!r} with num_byzantine = {f} needs n >= 2f + 3 = {least} updates, "
+            f"not {num_updates}"
+        )

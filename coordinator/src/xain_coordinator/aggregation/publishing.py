@@ -1,0 +1,78 @@
+"""Writing an object that never changes, and writing it again after a crash."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import xxhash
+
+from xain_coordinator.admission import chunks
+from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.ports import Fenced, KeyClaimed, KeyExists, WeightsStore
+
+
+class AnotherModel(Fenced):
+    """The object to be published is there already, and it is another one."""
+
+
+class Publication:
+    """An object that is being written, and seen by nobody before commit."""
+
+    def __init__(self, store: WeightsStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._digest = xxhash.xxh3_128()
+        self._size = 0
+        self._upload = store.upload(key)
+
+    def write(self, piece: bytes) -> None:
+        """Append. Raises the store's errors."""
+        self._digest.update(piece)
+        self._size += len(piece)
+        self._upload.write(piece)
+
+    def commit(self) -> WeightsRef:
+        """If the very same object is there already, whoever wrote it died before it could say so,
+        and all is well. Raises AnotherModel, and the store's errors."""
+        digest = self._digest.hexdigest()
+        try:
+            self._upload.commit(overwrite=False)
+        except KeyClaimed as error:
+            raise AnotherModel(str(error)) from None
+        except KeyExists:
+            if _digest_of(self._store, self._key) != digest:
+                raise AnotherModel(
+                    f"another model lies under {self._key!r} than this coordinator would publish: "
+                    "a second coordinator works on the same store, or an old session's files are "
+                    "in it"
+                ) from None
+        return WeightsRef(self._key, self._size, digest)
+
+    def abort(self) -> None:
+        """Leave nothing behind. Harmless after commit."""
+        self._upload.abort()
+
+
+@contextmanager
+def publication(store: WeightsStore, key: str) -> Iterator[Publication]:
+    """One that is aborted at the end, unless it was committed. Raises the store's errors."""
+    begun = Publication(store, key)
+    try:
+        yield begun
+    finally:
+        begun.abort()
+
+
+def publish(store: WeightsStore, key: str, pieces: Iterable[bytes]) -> WeightsRef:
+    """Write an object that never changes, as a Publication. After an error nothing was written."""
+    with publication(store, key) as begun:
+        for piece in pieces:
+            begun.write(piece)
+        return begun.commit()
+
+
+def _digest_of(store: WeightsStore, key: str) -> str:
+    digest = xxhash.xxh3_128()
+    with store.open(key) as reader:
+        for chunk in chunks(reader):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,83 @@
+"""What other distributions add, by entry points: rules of aggregation and controllers.
+
+A distribution names its class in the group, such as `[project.entry-points."xain.aggregators"]`
+with `my_rule = "my_package:MyRule"`; installing it beside the coordinator is all. Nothing of a
+plug-in is imported before its name is asked for, so one that nobody uses can break nothing.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+AGGREGATORS = "xain.aggregators"
+CONTROLLERS = "xain.controllers"
+
+T = TypeVar("T")
+
+
+class PluginFailed(ValueError):
+    """A plug-in is missing, cannot be imported, or claims a name that is not its own to give."""
+
+
+def plugins(group: str) -> Mapping[str, EntryPoint]:
+    """The installed plug-ins of a group by name. Of two with one name, either."""
+    return {name: found[0] for name, found in _installed(group).items()}
+
+
+def known(group: str, builtin: Iterable[str]) -> list[str]:
+    """All names that a configuration may use, sorted; for messages."""
+    return sorted({*builtin, *_installed(group)})
+
+
+def load(group: str, name: str, builtin: Mapping[str, T]) -> T:
+    """What has this name: one of `builtin`, or what a plug-in gives; of what kind the latter is,
+    the caller must see.
+
+    Raises KeyError if nothing has the name. Raises PluginFailed if two things have it: whichever
+    was meant, a later installation must not quietly put another in its place, in the middle of a
+    session. Raises PluginFailed too if the plug-in cannot be imported.
+    """
+    found = _installed(group).get(name, ())
+    if name in builtin:
+        if found:
+            raise PluginFailed(
+                f"{name!r} is built in, and {_origin(found[0])} gives another one of that name; "
+                "rename the plug-in's, or uninstall it"
+            )
+        return builtin[name]
+    if not found:
+        raise KeyError(name)
+    if len(found) > 1:
+        origins = " and ".join(_origin(each) for each in found)
+        raise PluginFailed(f"{name!r} is given by {origins}; uninstall all but one")
+    try:
+        loaded: T = found[0].load()
+    except Exception as error:
+        # It is another's code that runs here, and may raise anything; whose it is must be told.
+        raise PluginFailed(
+            f"the plug-in {name!r} of {_origin(found[0])} cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return loaded
+
+
+def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    return _search(group, tuple(sys.path))
+
+
+@cache
+def _search(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """path: what is searched. Looking through it takes many milliseconds, and each round asks."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=group):
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def _origin(entry: EntryPoint) -> str:
+    """As in "acme-rules 1.2 (acme.rules:Clever)"."""
+    if entry.dist is None:
+        return entry.value
+    return f"{entry.dist.name} {entry.dist.version} ({entry.value})"

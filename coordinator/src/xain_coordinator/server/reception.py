@@ -1,0 +1,265 @@
+"""One upload on its way to the store, and what is kept of it when it breaks off.
+
+Bytes wait here, no more once they are FULL_BYTES, while those before are measured, decoded and
+written in a thread, which takes all that waits at once. So an upload holds two to four chunks in
+memory beside what gRPC holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from xain_coordinator.admission import CHUNK_BYTES, BaseModel, Inspector
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.ports import StoreError, Unfinished, Upload, WeightsStore
+from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
+from xain_proto.np.codec import MAX_HEADER_BYTES
+
+FULL_BYTES = CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a sender says of the object, as it will be stored. digest: in hex."""
+
+    round: int
+    size_bytes: int
+    digest: str
+
+
+class Decoder:
+    """An encoded update on its way in: pieces of any size in, pieces of the object out.
+
+    The header of the object comes first, as it is, then tile after tile; see xain_proto.np.delta.
+    Who goes on with an upload leaves out what is there already.
+    """
+
+    def __init__(self, codec: DeltaCodec, base: BaseModel) -> None:
+        self._codec = codec
+        self._base = base
+        self._has_header = False
+        self._num_elements = 0
+        self._rest = bytearray()  # of the header or of a tile
+
+    def go_on(self, header: NpyHeader, offset: int) -> None:
+        """The next bytes are those after the first `offset` of the object. Raises InvalidUpdate."""
+        first, odd = divmod(offset - header.data_offset, header.dtype.itemsize)
+        if odd or first % TILE_ELEMENTS or not 0 <= first < self._base.size:
+            raise InvalidUpdate(f"no tile of the update begins at its byte {offset}")
+        self._has_header = True
+        self._num_elements = first
+        self._rest.clear()
+
+    def feed(self, data: bytes) -> Iterator[bytes | memoryview]:
+        """The pieces are good until the next one is asked for. Raises InvalidUpdate."""
+        view = memoryview(data)
+        if not self._has_header:
+            self._rest += view
+            header = self._header()
+            if header is None:
+                return
+            start = bytes(self._rest[: header.data_offset])
+            view = memoryview(bytes(self._rest[header.data_offset :]))
+            self._rest.clear()
+            self._has_header = True
+            yield start
+        while view:
+            count = min(TILE_ELEMENTS, self._base.size - self._num_elements)
+            if not count:
+                raise InvalidUpdate("the upload goes on after its last tile")
+            tile_bytes = self._codec.encoded_bytes(count)
+            if self._rest or len(view) < tile_bytes:
+                missing = tile_bytes - len(self._rest)
+                self._rest += view[:missing]
+                view = view[missing:]
+                if len(self._rest) < tile_bytes:
+                    return
+                yield self._decode(bytes(self._rest), count)
+                self._rest.clear()
+            else:
+                yield self._decode(view[:tile_bytes], count)
+                view = view[tile_bytes:]
+
+    def _header(self) -> NpyHeader | None:
+        try:
+            header = parse_npy_header(bytes(self._rest[:MAX_HEADER_BYTES]))
+        except ValueError as error:
+            raise InvalidUpdate(f"the upload cannot be read: it is {error}") from None
+        if header is not None and not self._base.fits(header):
+            raise InvalidUpdate(
+                f"an encoded update must be {self._base.model.dtype} of shape "
+                f"{self._base.model.shape} like its model, not {header.dtype.name} of shape "
+                f"{header.shape}"
+            )
+        return header
+
+    def _decode(self, tile: bytes | memoryview, count: int) -> memoryview:
+        try:
+            decoded = self._codec.decode(tile, self._base.elements(self._num_elements, count))
+        except ValueError as error:
+            raise InvalidUpdate(f"the upload cannot be decoded: {error}") from None
+        self._num_elements += count
+        return decoded.view("u1").data
+
+    def close(self) -> None:
+        self._base.close()
+
+
+class Reception:
+    """Of what is stored under `key`. Touched by one thread at a time, but for add().
+
+    label: see WeightsStore.upload.
+    """
+
+    def __init__(
+        self,
+        store: WeightsStore,
+        key: str,
+        announced: Announced,
+        inspector: Inspector,
+        label: str = "",
+    ) -> None:
+        self.key = key
+        self.announced = announced
+        self.decoder: Decoder | None = None
+        self._store = store
+        self._label = label
+        self._inspector = inspector
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._upload: Upload | None = None
+
+    @property
+    def offset(self) -> int:
+        """Bytes of the object that are written. What waits is not among them."""
+        return self._inspector.size
+
+    @property
+    def header(self) -> NpyHeader | None:
+        """The object's, if it is written."""
+        return self._inspector.header
+
+    @property
+    def is_whole(self) -> bool:
+        """All bytes that were announced are written."""
+        return self.offset == self.announced.size_bytes
+
+    def add(self, data: bytes) -> None:
+        """What came. The only thing that may be done while flush() runs."""
+        if data:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+
+    @property
+    def has_a_chunk(self) -> bool:
+        """Worth a trip to a thread."""
+        return self._waiting_bytes >= CHUNK_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        """No more is to be added before some of it is written."""
+        return self._waiting_bytes >= FULL_BYTES
+
+    def take_waiting(self) -> list[bytes]:
+        """What flush() is to write next."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return waiting
+
+    def flush(self, waiting: list[bytes]) -> None:
+        """Measure and write. Raises InvalidUpdate, and the store's errors."""
+        if self._upload is None:
+            self._upload = self._store.upload(self.key, self._label)
+        for data in waiting:
+            for piece in (data,) if self.decoder is None else self.decoder.feed(data):
+                if self.offset + len(piece) > self.announced.size_bytes:
+                    raise InvalidUpdate(
+                        f"the upload is longer than the {self.announced.size_bytes} bytes announced"
+                    )
+                self._inspector.feed(piece)
+                self._upload.write(piece)
+
+    def pick_up(self, unfinished: Unfinished) -> bool:
+        """Go on with what a process before us has written. Whether there is something to go on
+        with; if not, nothing of it stays. Raises the store's errors."""
+        try:
+            size = self._read_again(unfinished)
+        except (InvalidUpdate, StoreError):
+            unfinished.abort()
+            raise
+        if size == 0:
+            unfinished.abort()
+            return False
+        self._upload = unfinished.go_on(size)
+        return True
+
+    def _read_again(self, unfinished: Unfinished) -> int:
+        """Measure what is there, to the last border of a chunk: a write may have been cut short.
+        Returns how much that is."""
+        start = unfinished.read(0, MAX_HEADER_BYTES)
+        try:
+            header = parse_npy_header(start)
+        except ValueError:
+            header = None
+        if header is None:
+            return 0
+        present = min(unfinished.size, self.announced.size_bytes) - header.data_offset
+        end = header.data_offset + present - present % CHUNK_BYTES
+        while self.offset < end:
+            piece = unfinished.read(self.offset, min(CHUNK_BYTES, end - self.offset))
+            if not piece:
+                return 0
+            self._inspector.feed(piece)
+        return end if present >= CHUNK_BYTES else 0
+
+    @property
+    def is_open(self) -> bool:
+        """There may be something to abort."""
+        return self._upload is not None
+
+    def complete(self) -> StoredWeights:
+        """Check the whole, make it durable. Leaves nothing behind if it fails.
+
+        Raises InvalidUpdate, and the store's errors.
+        """
+        try:
+            # An upload of nothing has not been begun.
+            self.flush(self.take_waiting())
+            assert self._upload is not None
+            if self._inspector.digest != self.announced.digest:
+                raise InvalidUpdate(
+                    "the upload's digest is not the one announced; send it again from its beginning"
+                )
+            measured = self._inspector.result(self.key)
+            # Until EndTrainingRound has accepted it, a participant may replace its own upload.
+            self._upload.commit(overwrite=True)
+            return measured
+        finally:
+            self.abort()
+
+    def drop_waiting(self) -> None:
+        """Of a broken upload only what is written counts: the rest may have been cut."""
+        self.take_waiting()
+        self._end_decoding()
+
+    def abort(self) -> None:
+        """Leave nothing behind. Harmless after a commit."""
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.abort()
+        self._close()
+
+    def suspend(self) -> None:
+        """Leave what is written for another process, where the store can."""
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.suspend()
+        self._close()
+
+    def _close(self) -> None:
+        self._inspector.close()
+        self._end_decoding()
+
+    def _end_decoding(self) -> None:
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None

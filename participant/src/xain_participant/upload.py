@@ -1,0 +1,90 @@
+"""A local update on its way out, as the object that the coordinator will store."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode, npy_header
+
+CHUNK_BYTES = 1 << 20
+
+_BITS = {pb.FLOAT16: 16, pb.INT8: 8}
+
+
+class Upload:
+    """Of a contiguous vector, (d,), which it does not copy.
+
+    base: what it was trained from, if it may travel in an encoding.
+    encoding: the one that is wanted; what cannot be encoded travels as it is.
+    size_bytes, digest: of the object that will be stored, which is the decoded one.
+    """
+
+    def __init__(
+        self,
+        vector: NDArray[Any],
+        base: NDArray[Any] | None = None,
+        encoding: "pb.Encoding.ValueType" = pb.PLAIN,
+    ) -> None:
+        if vector.ndim != 1 or not vector.flags.c_contiguous:
+            raise ValueError(f"expected a contiguous vector, got shape {vector.shape}")
+        self.start = npy_header(vector.dtype, vector.shape)
+        self.data = vector.view(np.uint8).data
+        self.size_bytes = len(self.start) + len(self.data)
+        self._vector = vector
+        self._base = base
+        self._codec: DeltaCodec | None = None
+        self.encoding: pb.Encoding.ValueType = pb.PLAIN
+        if base is not None and encoding in _BITS and can_encode(vector, base):
+            codec = DeltaCodec(_BITS[encoding])
+            try:
+                self.digest = self._decoded_digest(codec, base)
+            except NotEncodable:
+                pass  # the coordinator says what is wrong with it, and where
+            else:
+                self._codec, self.encoding = codec, encoding
+                return
+        digest = xxhash.xxh3_128(self.start)
+        digest.update(self.data)
+        self.digest = digest.digest()
+
+    def _decoded_digest(self, codec: DeltaCodec, base: NDArray[Any]) -> bytes:
+        digest = xxhash.xxh3_128(self.start)
+        for first in range(0, len(base), TILE_ELEMENTS):
+            tile = slice(first, first + TILE_ELEMENTS)
+            decoded = codec.decode(codec.encode(self._vector[tile], base[tile]), base[tile])
+            digest.update(decoded.view("u1").data)
+        return digest.digest()
+
+    def can_begin_at(self, offset: int) -> bool:
+        """Whether chunks() can leave out so many bytes of the object."""
+        if self._codec is None:
+            return 0 <= offset <= self.size_bytes
+        at = offset - len(self.start)
+        tile_bytes = TILE_ELEMENTS * self._vector.itemsize
+        return offset == 0 or (0 <= at < len(self.data) and at % tile_bytes == 0)
+
+    def chunks(self, offset: int = 0) -> Iterator[bytes]:
+        """The object from a byte on, as it travels: pieces of about CHUNK_BYTES, at least one.
+
+        A message owns its bytes, so one chunk is copied, never the whole.
+        """
+        start, at = self.start[offset:], max(0, offset - len(self.start))
+        if self._codec is None:
+            yield start + self.data[at : at + CHUNK_BYTES]
+            for next_at in range(at + CHUNK_BYTES, len(self.data), CHUNK_BYTES):
+                yield bytes(self.data[next_at : next_at + CHUNK_BYTES])
+            return
+        assert self._base is not None
+        gathered = bytearray(start)
+        for first in range(at // self._vector.itemsize, len(self._vector), TILE_ELEMENTS):
+            tile = slice(first, first + TILE_ELEMENTS)
+            gathered += self._codec.encode(self._vector[tile], self._base[tile])
+            if len(gathered) >= CHUNK_BYTES:
+                yield bytes(gathered)
+                gathered.clear()
+        if gathered or not self._vector.size:
+            yield bytes(gathered)

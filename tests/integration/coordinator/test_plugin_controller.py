@@ -1,0 +1,90 @@
+"""A controller of another distribution, in a coordinator of its own: installed, broken, mended."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.process import CoordinatorProcess
+from support.wire import Member
+from xain_proto.fl import coordinator_pb2 as pb
+
+LAST = """
+class Last:
+    def __init__(self, breaks_at: int = -1) -> None:
+        pass
+
+    def select(self, candidates, k, chance):
+        names = [candidate.participant_id for candidate in candidates]
+        return names[-k:]
+"""
+BROKEN = LAST.replace("return names[-k:]", "return names[-k:] if len(names) < 3 else []")
+
+
+@pytest.fixture
+async def process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[CoordinatorProcess]:
+    """Whose path has a distribution with the controller `last`."""
+    site = tmp_path / "site"
+    info = site / "acme_last-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-last\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[xain.controllers]\nlast = acme_last:Last\n")
+    (site / "acme_last.py").write_text(LAST)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # its source changes within a second
+    settings = {
+        "rounds.controller": "last",
+        "rounds.rounds": 2,
+        "rounds.fraction_participants": "1/3",
+        "rounds.start_participants": 2,
+        "rounds.max_participants": 3,
+    }
+    coordinator = CoordinatorProcess(tmp_path, settings)
+    await coordinator.start()
+    yield coordinator
+    await coordinator.end()
+
+
+def error_of(process: CoordinatorProcess) -> str:
+    lines = [json.loads(line) for line in process.log().splitlines() if line.startswith("{")]
+    return str([line for line in lines if line["level"] == "error"][-1]["error"])
+
+
+async def test_a_session_goes_on_when_its_controller_is_mended(
+    process: CoordinatorProcess, tmp_path: Path
+) -> None:
+    """It selects; it answers nonsense, and the process ends with status 1 and says whose fault that
+    is; it is gone, and there is no start; it is back, and the session goes on where it was."""
+    code = tmp_path / "site" / "acme_last.py"
+    members = [Member(process.port, name) for name in "ab"]
+    for member in members:
+        await member.rendezvous()
+    await members[1].until(pb.ROUND, 0)
+    await process.kill()
+    code.write_text(BROKEN)
+    await process.start()
+    late = Member(process.port, "c")
+    await late.rendezvous()
+    b = Member(process.port, "b")
+    await b.until(pb.ROUND, 0)
+    await b.hand_in(np.float32([1, 2]))  # durable; what follows from it is not
+    assert await process.died() == 1
+    assert "the controller Last has selected 0 participants for round 1" in error_of(process)
+    entry_points = tmp_path / "site" / "acme_last-0.1.dist-info" / "entry_points.txt"
+    installed = entry_points.read_text()
+    entry_points.write_text("")
+    assert await process.fails() == 2, "the configuration names it"
+    process._settings["rounds.controller"] = "random"
+    assert await process.fails() == 1, "the session needs it"
+    assert "the session's controller is 'last'" in error_of(process)
+    entry_points.write_text(installed)
+    code.write_text(LAST)
+    await process.start()
+    c = Member(process.port, "c")
+    await c.until(pb.ROUND, 1)
+    for member in (*members, late, b, c):
+        await member.close()

@@ -1,0 +1,167 @@
+"""Whoever brings what cannot be used is counted, and after a while others take its place."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.process import CoordinatorProcess
+from support.wire import Member, npy, reason
+from xain_coordinator.core.commands import Tick
+from xain_coordinator.core.errors import Unavailable
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+GOOD = np.float32([1, 2, 3])
+BAD = np.float32([1, np.nan, 3])
+THREE = {"rounds": 3, "min_participants": 2, "start_participants": 3, "controller": "ordered"}
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), reason(caught.value)
+
+
+INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
+
+
+async def status_of(member: Member, participant_id: str) -> inspection.ParticipantStatus:
+    answer = await member.inspection.ListParticipants(inspection.ListParticipantsRequest())
+    (status,) = [one for one in answer.participants if one.participant_id == participant_id]
+    return status
+
+
+async def bring_nan(member: Member) -> None:
+    assert await refused(member.hand_in(BAD)) == INVALID
+
+
+async def test_each_kind_of_unusable_update_is_counted(start: Any, join: Any) -> None:
+    """What the stream refuses, and what the session refuses; and nothing that is only late, or not
+    for its sender."""
+    coordinator = await start(
+        rounds={**THREE, "refused_limit": 99}, server={"max_update_bytes": 1000}
+    )
+    a, b, c = (join(coordinator, name) for name in "abc")
+    for member in (a, b, c):
+        await member.rendezvous()
+    await b.until(pb.ROUND, 0)
+    await b.hand_in(GOOD)  # from now on the shape is known
+    too_large = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
+    good, other = npy(GOOD), npy(GOOD + 1)
+    bad = [
+        (a.hand_in(BAD), INVALID),
+        (a.hand_in(BAD), INVALID),
+        (a.hand_in(np.float32([1])), INVALID),
+        (a.hand_in(np.float64([1, 2, 3])), INVALID),
+        (a.hand_in(GOOD, num_samples=-1), INVALID),
+        (a.upload_bytes(b"no array at all"), INVALID),
+        (a.upload_bytes(good, announced=b"0" * 16), INVALID),
+        (a.upload_bytes(other, size=len(other) - 1), INVALID),
+        (a.upload(np.zeros(1000, np.float32)), too_large),
+    ]
+    for number, (call, why) in enumerate(bad, 1):
+        assert await refused(call) == why, f"number {number}"
+        assert (await status_of(a, "a")).num_refused == number
+    not_counted = [
+        (a.upload(GOOD, 1), "STALE_ROUND"),
+        (a.end(pb.WeightsRef(key="0/a", digest=b"1" * 16)), "UPLOAD_MISSING"),
+        (a.hand_in(GOOD, round_=7), "STALE_ROUND"),
+        (a.end(name="../a"), "INVALID_NAME"),
+    ]
+    for call, why in not_counted:
+        assert (await refused(call))[1] == why
+    assert (await status_of(a, "a")).num_refused == len(bad)
+    await a.hand_in(GOOD)
+    assert not (await status_of(a, "a")).HasField("left_out_until")
+
+
+async def test_after_three_somebody_else_takes_its_place(start: Any, join: Any) -> None:
+    """It hears STANDBY, and is told of in the status; the next rounds are made without it."""
+    coordinator = await start(
+        rounds={**THREE, "fraction_participants": "2/3", "min_participants": 2}
+    )
+    a, b, c = (join(coordinator, name) for name in "abc")
+    for member in (a, b, c):
+        await member.rendezvous()
+    await a.until(pb.ROUND, 0)
+    for _ in range(3):
+        await bring_nan(a)
+    assert (await a.heartbeat()).state == pb.STANDBY
+    await c.until(pb.ROUND, 0)
+    status = await status_of(b, "a")
+    assert (status.num_refused, status.left_out_until, status.selected) == (3, 4, False)
+    code, why = await refused(a.upload(GOOD))
+    assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "NOT_SELECTED")
+    for round_ in range(3):
+        await b.until(pb.ROUND, round_)
+        await b.hand_in(GOOD, round_=round_)
+        await c.hand_in(GOOD, round_=round_)
+    await a.until(pb.FINISHED, 2)
+    assert coordinator.driver.history.contributions == {"b": 3, "c": 3}
+
+
+async def test_a_xain_client_is_counted_by_its_address(start: Any, join: Any) -> None:
+    """It says neither who it is nor which round it means."""
+    coordinator = await start(rounds={"rounds": 1})
+    member = join(coordinator, None)
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    session = coordinator.driver.session
+    (address,) = session.members
+    upload = coordinator.store.upload("0/uuid")
+    upload.write(npy(BAD))
+    upload.commit(overwrite=False)
+    assert await refused(member.end(name="uuid", round_=None)) == INVALID
+    assert coordinator.driver.session.refusals[address].num == 1
+
+
+async def test_a_refusal_is_told_when_it_is_durable(
+    start: Any, join: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it cannot be written down, its sender hears UNAVAILABLE, and comes again to the next."""
+    coordinator = await start(rounds={"rounds": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    ref = await a.upload(BAD)
+
+    def fail(records: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(coordinator.driver._journal, "append", fail)
+    assert await refused(a.end(ref)) == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
+    with pytest.raises(Unavailable):
+        await coordinator.driver.submit(Tick())
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    settings = {f"rounds.{key}": value for key, value in THREE.items()}
+    coordinator = CoordinatorProcess(tmp_path, {**settings, "rounds.fraction_participants": "2/3"})
+    await coordinator.start()
+    yield coordinator
+    await coordinator.end()
+
+
+async def test_a_refusal_that_was_heard_of_survives_a_kill(process: CoordinatorProcess) -> None:
+    """Killed after each of three, it leaves out after the third as if nothing had been."""
+    members = {name: Member(process.port, name) for name in "abc"}
+    for member in members.values():
+        await member.rendezvous()
+    await members["a"].until(pb.ROUND, 0)
+    for _ in range(3):
+        await bring_nan(members["a"])
+        await process.kill()
+        await process.start()
+        await asyncio.gather(*(member.close() for member in members.values()))
+        members = {name: Member(process.port, name) for name in "abc"}
+    assert (await members["a"].heartbeat()).state == pb.STANDBY
+    assert (await members["c"].heartbeat()).state == pb.ROUND
+    status = await status_of(members["b"], "a")
+    assert (status.num_refused, status.left_out_until) == (3, 4)
+    await asyncio.gather(*(member.close() for member in members.values()))

@@ -1,0 +1,93 @@
+"""Tags on the wire: who is selected, and what is told of them."""
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.wire import Member, reason
+from xain_participant import Agent, Participant
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+NORTH = {"site": "north", "ward": "7"}
+GOOD = np.float32([1, 2, 3])
+
+
+async def status_of(member: Member) -> inspection.GetStatusResponse:
+    return await member.inspection.GetStatus(inspection.GetStatusRequest())
+
+
+async def test_only_those_with_the_tags_train(start: Any, join: Any) -> None:
+    """The others hear STANDBY; the status says for whom it waits, and who does not count."""
+    coordinator = await start(
+        rounds={"rounds": 1, "min_participants": 2, "tags": {"site": ["north", "west"]}}
+    )
+    a, b, s, nobody = (join(coordinator, name) for name in ("a", "b", "s", "nobody"))
+    await s.rendezvous(tags={"site": "south"})
+    await nobody.rendezvous()
+    await a.rendezvous(tags=NORTH)
+    status = await status_of(a)
+    assert (status.num_connected, status.num_required) == (3, 2)
+    assert status.waiting_for == (
+        "1 more participant with site = north or west: 1 of 2 connected. "
+        "Not counted, for want of site = north or west: s, nobody."
+    )
+    await b.rendezvous(tags={"site": "west"})
+    await b.until(pb.ROUND, 0)
+    assert (await s.heartbeat()).state == pb.STANDBY
+    assert (await nobody.heartbeat()).state == pb.STANDBY
+    answer = await a.inspection.ListParticipants(inspection.ListParticipantsRequest())
+    tags = {one.participant_id: dict(one.tags) for one in answer.participants}
+    assert tags == {"a": NORTH, "b": {"site": "west"}, "s": {"site": "south"}, "nobody": {}}
+    await a.hand_in(GOOD)
+    await b.hand_in(GOOD)
+    await s.until(pb.FINISHED, 0)
+
+
+async def test_tags_that_are_not_to_be_kept_are_refused(start: Any, join: Any) -> None:
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 2})
+    a = join(coordinator, "a")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.rendezvous(tags={"a b": "x"})
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason(caught.value) == "INVALID_TAGS"
+
+
+class Same(Participant):
+    """Hands in what it gets."""
+
+    def init_weights(self) -> Any:
+        return GOOD
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        return weights, 1
+
+
+async def test_an_agent_sends_its_tags(start: Any) -> None:
+    """And one without them stands by, until the end."""
+    coordinator = await start(rounds={"rounds": 2, "tags": {"site": ["north"]}})
+    target = f"127.0.0.1:{coordinator.port}"
+    has_joined = threading.Event()
+    south = Agent(
+        Same(),
+        target,
+        "s",
+        tags={"site": "south"},
+        observer=lambda step: has_joined.set() if step.what == "joined" else None,
+    )
+    south_ends = asyncio.ensure_future(asyncio.to_thread(south.run))
+    assert await asyncio.to_thread(has_joined.wait, 60)
+    north = Agent(Same(), target, "n", tags={"site": "north"})
+    assert await asyncio.wait_for(asyncio.to_thread(north.run), 60) == 0
+    assert await asyncio.wait_for(south_ends, 60) == 0
+    assert coordinator.driver.history.contributions == {"n": 2}
+
+
+@pytest.mark.parametrize("tags", [{"": "x"}, {"a": "\n"}])
+def test_an_agent_refuses_tags_that_nobody_would_take(tags: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="tag"):
+        Agent(Same(), "127.0.0.1:1", "a", tags=tags)

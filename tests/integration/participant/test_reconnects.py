@@ -1,0 +1,57 @@
+"""How an agent comes back to a coordinator that was away."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
+from xain_participant import Agent, Participant
+from xain_participant import agent as agent_module
+
+Serve = Callable[..., ScriptedCoordinator]
+
+
+class Idle(Participant):
+    """There is nothing to train."""
+
+    def init_weights(self) -> Any:
+        raise AssertionError("no round is open")
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        raise AssertionError("no round is open")
+
+
+def test_the_stream_comes_back_after_the_first_sign_of_life(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When that is sent is spread over time; a stream that went ahead would connect at once. And
+    nobody joins again who is still a member."""
+    monkeypatch.setattr(agent_module, "MIN_WATCH_PAUSE_S", 0.001)
+    monkeypatch.setattr(agent_module, "MAX_WATCH_PAUSE_S", 0.01)
+    first = serve(Ledger(paused=True))
+    may_beat = threading.Event()
+
+    def held(_: Any) -> None:
+        assert may_beat.wait(PATIENCE_S)
+
+    agent = Agent(Idle(), first.target, "ward-7")
+    running = threading.Thread(target=agent.run)
+    running.start()
+    try:
+        first.wait_until(lambda: first.calls["Watch"] == 1 and first.calls["Heartbeat"] > 1)
+        first.stop()
+        second = serve(first.ledger, first.port)
+        second.before["Heartbeat"].extend([held, held])  # the other over a second connection
+        second.wait_until(lambda: second.calls["Heartbeat"] >= 1)
+        threading.Event().wait(50 * agent_module.MAX_WATCH_PAUSE_S)
+        assert second.calls["Watch"] == 0
+        may_beat.set()
+        second.wait_until(lambda: second.calls["Watch"] == 1)
+        assert second.calls["Rendezvous"] == 0
+    finally:
+        may_beat.set()
+        agent.stop()
+        running.join(PATIENCE_S)
+    assert not running.is_alive()

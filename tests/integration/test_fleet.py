@@ -1,0 +1,31 @@
+"""What only a large fleet asks of the server: many calls at one instant, and a way back for all."""
+
+import asyncio
+
+from xain_coordinator.core import commands as c
+from xain_proto.fl import coordinator_pb2 as pb
+
+MANY = 300
+BURST = 6000
+
+
+async def test_calls_that_come_at_one_instant_are_all_answered(start, join):
+    """gRPC by itself would cancel those that are not taken up at once, from 1,000 on."""
+    coordinator = await start(rounds={"min_participants": 1, "max_participants": BURST})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    answers = await asyncio.gather(*(member.heartbeat() for _ in range(BURST)))
+    assert len(answers) == BURST
+
+
+async def test_a_large_fleet_is_told_to_come_back_at_a_pace(start, join):
+    """Whoever joins hears it, and whoever was here before with its next heartbeat."""
+    coordinator = await start(rounds={"min_participants": MANY, "max_participants": MANY + 1})
+    first = join(coordinator, "first")
+    assert (await first.rendezvous()).reconnect_spread_ms == 0
+    for i in range(MANY - 2):
+        await coordinator.driver.submit(c.Rendezvous(f"site-{i}", None))
+    joined = await join(coordinator, "last").rendezvous()
+    assert joined.reply == pb.ACCEPT
+    assert joined.reconnect_spread_ms == 1000 * MANY // 500
+    assert (await first.heartbeat()).reconnect_spread_ms == joined.reconnect_spread_ms

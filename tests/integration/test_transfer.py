@@ -1,0 +1,347 @@
+"""Large updates on their way: cut off, gone on with, encoded, and looked at as they come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.fault_proxy import FaultProxy
+from support.process import CoordinatorProcess
+from support.wire import Member, digest, npy, reason
+from xain_coordinator.server import uploads
+from xain_participant import upload as outgoing
+from xain_participant.client import CoordinatorClient, Refused
+from xain_proto.fl import coordinator_pb2 as pb
+
+MIB = 1 << 20
+PATIENCE_S = 60.0
+Code = grpc.StatusCode
+
+# 6 MiB and a little, so that the last chunk and the last tile are not whole.
+VECTOR = np.random.default_rng(5).standard_normal(6 * MIB // 4 + 1000, dtype=np.float32)
+DATA = npy(VECTOR)
+HEADER_BYTES = len(DATA) - VECTOR.nbytes
+
+
+async def in_round(member: Member, round_: int = 0) -> None:
+    await member.rendezvous()
+    await member.until(pb.ROUND, round_)
+
+
+async def until(found: Callable[[], Any]) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        while not (result := found()):  # noqa: ASYNC110  # files have no event to wait for
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
+    return result
+
+
+def header(**fields: Any) -> pb.PutWeightsRequest.Header:
+    return pb.PutWeightsRequest.Header(
+        **{"round": 0, "size_bytes": len(DATA), "digest": digest(DATA), **fields}
+    )
+
+
+async def put(member: Member, start: int = 0, end: int | None = None, **fields: Any) -> Any:
+    """Upload DATA[start:end]. With an end, the stream breaks off when the coordinator has it."""
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header(offset=start, **fields))
+        for at in range(start, len(DATA) if end is None else end, MIB):
+            yield pb.PutWeightsRequest(data=DATA[at : min(at + MIB, end or len(DATA))])
+        if end is not None:
+            await asyncio.Event().wait()
+
+    return member.stub.PutWeights(requests(), metadata=member.metadata)
+
+
+async def found(member: Member, **fields: Any) -> int:
+    request = {"round": 0, "size_bytes": len(DATA), "digest": digest(DATA), **fields}
+    answer = await member.stub.FindUpload(pb.FindUploadRequest(**request), metadata=member.metadata)
+    return answer.offset
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), reason(caught.value), caught.value.details() or ""
+
+
+def parts(folder: Path) -> list[Path]:
+    """Of uploads that may go on; those of models have no label before their number."""
+    return list(folder.glob("weights/.incoming/*.*.part"))
+
+
+async def broken_off(member: Member, folder: Path, end: int) -> None:
+    """An upload whose connection is lost when all that was sent of it has been written."""
+    call = await put(member, 0, end)
+    await until(lambda: any(p.stat().st_size >= end for p in parts(folder)))
+    call.cancel()
+
+
+async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
+    """Only what had not been written is sent again, and the object is the same to the bit."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    offset = await found(a)
+    assert offset == 3 * MIB
+    ref = (await (await put(a, offset))).ref
+    assert (ref.size_bytes, ref.digest) == (len(DATA), digest(DATA))
+    await a.end(ref)
+    with coordinator.store.open(ref.key) as reader:
+        assert reader.read(0, reader.size) == DATA
+    assert parts(tmp_path) == []
+
+
+async def test_the_same_upload_is_not_sent_twice(start, join):
+    """Whoever has lost the answer hears it again without the bytes."""
+    a = join(await start(), "a")
+    await in_round(a)
+    first = (await (await put(a))).ref
+    assert await found(a) == 0
+    assert (await (await put(a, end=MIB))).ref == first
+
+
+@pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
+async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
+    """An offset that nobody was told is refused, and does not hurt what is there."""
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    for member in (a, b):  # b has not sent anything
+        code, why, _ = await refused(await put(member, offset, offset + 1))
+        assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert await found(b) == 0
+    assert await found(a, size_bytes=len(DATA) + 4) == 0
+    assert await found(a) == 3 * MIB
+
+
+async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
+    """The digest is that of the whole object, whoever has sent which part of it."""
+    a = join(await start(), "a")
+    await in_round(a)
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header(offset=3 * MIB))
+        yield pb.PutWeightsRequest(data=bytes(len(DATA) - 3 * MIB))
+
+    await broken_off(a, tmp_path, 3 * MIB)
+    await found(a)
+    code, why, details = await refused(a.stub.PutWeights(requests(), metadata=a.metadata))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    assert "digest" in details
+    assert parts(tmp_path) == []
+    assert await found(a) == 0
+
+
+async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
+    """And of no more participants than stated: the disk is not everybody's."""
+    monkeypatch.setattr(uploads, "MAX_BROKEN", 1)
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await broken_off(a, tmp_path, 2 * MIB)
+    assert await found(a) == 2 * MIB
+    await broken_off(b, tmp_path, 3 * MIB)
+    assert await found(b) == 3 * MIB
+    assert len(parts(tmp_path)) == 1
+    assert await found(a) == 0
+
+
+@pytest.mark.e2e
+async def test_an_upload_goes_on_after_kill_9(tmp_path):
+    """The next coordinator has what the one before has written."""
+    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
+    await process.start()
+    a = Member(process.port, "a")
+    try:
+        await in_round(a)
+        await put(a, 0, 3 * MIB)
+        await until(lambda: any(p.stat().st_size >= 3 * MIB for p in parts(tmp_path)))
+        await process.kill()
+        await process.start()
+        await a.close()
+        a = Member(process.port, "a")
+        await a.heartbeat()
+        offset = await found(a)
+        assert 2 * MIB <= offset <= 3 * MIB, "to the last whole chunk"
+        ref = (await (await put(a, offset))).ref
+        await a.end(ref)
+        await a.until(pb.FINISHED, 0)
+        assert await a.download("1/global") == DATA
+        assert parts(tmp_path) == []
+    finally:
+        await a.close()
+        await process.end()
+
+
+# --- the participant's side ---
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    with FaultProxy() as proxy:
+        yield proxy
+
+
+async def connected(proxy: FaultProxy, coordinator: Any) -> CoordinatorClient:
+    proxy.upstream = coordinator.port
+    client = CoordinatorClient(f"127.0.0.1:{proxy.port}", "a")
+    await asyncio.to_thread(client.rendezvous)
+    return client
+
+
+LARGE = np.random.default_rng(6).standard_normal(24 * MIB // 4, dtype=np.float32)
+
+
+@pytest.mark.parametrize("encoding", ["plain", "int8"])
+async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch, encoding):
+    """A line that is cut near the end costs little more than what was on its way."""
+    coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
+    client = await connected(proxy, coordinator)
+    a = join(coordinator, "a")
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(np.zeros_like(LARGE))
+    await a.until(pb.ROUND, 1)
+    work = await asyncio.to_thread(client.start_round)
+    base = await asyncio.to_thread(client.get_weights, work.model)
+
+    chunks = outgoing.Upload.chunks
+    cut_at = 20 * MIB if encoding == "plain" else 5 * MIB
+    cuts: list[int] = []
+
+    def cut_once(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+        sent = 0
+        for chunk in chunks(self, offset):
+            if sent >= cut_at and not cuts:
+                cuts.append(sent)
+                proxy.cut()
+            yield chunk
+            sent += len(chunk)
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
+    before = proxy.num_bytes_up
+    ref = await asyncio.to_thread(client.put_weights, 1, LARGE, None, base, work.encoding)
+    await asyncio.to_thread(client.end_round, 1, ref, 1, "")
+    await asyncio.to_thread(client.close)
+    assert cuts
+    size = LARGE.nbytes if encoding == "plain" else LARGE.nbytes // 4
+    # From the beginning again it would be cut_at more.
+    assert size <= proxy.num_bytes_up - before < size + cut_at - MIB / 2
+    with coordinator.store.open(ref.key) as reader:
+        stored = reader.read(0, reader.size)
+    assert digest(stored) == ref.digest
+    if encoding == "plain":
+        assert stored == npy(LARGE)
+    else:
+        decoded = np.frombuffer(stored[-LARGE.nbytes :], dtype=np.float32)
+        assert np.abs(decoded - LARGE).max() <= np.abs(LARGE).max() / 254 * 1.001
+
+
+@pytest.mark.parametrize(("encoding", "ratio"), [("float16", 2), ("int8", 4)])
+async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ratio):
+    """It is stored decoded, and what is small, of another dtype or not finite travels as it is."""
+    coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
+    client = await connected(proxy, coordinator)
+    a = join(coordinator, "a")
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(VECTOR)
+    await a.until(pb.ROUND, 1)
+    work = await asyncio.to_thread(client.start_round)
+    base = await asyncio.to_thread(client.get_weights, work.model)
+    before = proxy.num_bytes_up
+    update = base * np.float32(1.01)
+    ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
+    assert proxy.num_bytes_up - before < update.nbytes / ratio * 1.1
+    assert ref.size_bytes == len(DATA)
+    bad = update.copy()
+    bad[70_000] = np.nan
+    refused_ref = await asyncio.to_thread(client.put_weights, 1, bad, None, base, work.encoding)
+    assert refused_ref.digest == digest(npy(bad))
+    with pytest.raises(Refused, match="70000"):
+        await asyncio.to_thread(client.end_round, 1, refused_ref, 1, "")
+    ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
+    await asyncio.to_thread(client.end_round, 1, ref, 1, "")
+    await asyncio.to_thread(client.close)
+
+
+async def test_what_cannot_be_decoded_is_refused(start, join):
+    """Unknown encodings, tiles that are none, and what there is no model for."""
+    coordinator = await start(rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    code, why, _ = await refused(await put(a, end=MIB, encoding=pb.INT8))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    await a.hand_in(VECTOR)
+    await a.until(pb.ROUND, 1)
+    no_tiles = DATA[:HEADER_BYTES] + b"\xff" * MIB  # a scale that is no number
+    too_many = DATA[:HEADER_BYTES] + bytes(2 * MIB)  # of int8
+    other = npy(VECTOR.astype(np.float64))[:HEADER_BYTES] + bytes(MIB)
+
+    async def requests(
+        encoding: "pb.Encoding.ValueType", data: bytes
+    ) -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header(round=1, encoding=encoding), data=data)
+        await asyncio.Event().wait()  # it is refused without waiting for the rest
+
+    for encoding, data, message in (
+        (pb.INT8, no_tiles, "scale"),
+        (pb.FLOAT16, no_tiles, "scale"),
+        (pb.INT8, too_many, "after its last tile"),
+        (pb.INT8, other, "must be float32"),
+        (7, DATA[:MIB], "no encoding"),
+    ):
+        call = a.stub.PutWeights(requests(encoding, data), metadata=a.metadata)
+        code, why, details = await refused(call)
+        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+        assert message in details
+
+
+# --- bounds ---
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_an_update_that_is_too_far_away_is_refused(start, join, size, dtype):
+    """Inside its reference or in a stream, it is told its norm and the limit."""
+    coordinator = await start(server={"max_update_norm": 5.0}, rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await a.hand_in(np.full(size, 100, dtype))  # nothing to be far away from
+    await a.until(pb.ROUND, 1)
+    far, near = np.full(size, 100, dtype), np.full(size, 100, dtype)
+    far[[0, -1]] += np.array([6, 8], dtype)
+    near[[0, -1]] += np.array([3, 4], dtype)
+
+    async def inside(data: bytes) -> Any:
+        ref = pb.WeightsRef(key="1/a", size_bytes=len(data), digest=digest(data), data=data)
+        return await a.end(ref, round_=1)
+
+    calls = [a.upload(far, 1)] + ([inside(npy(far))] if size == 10 else [])
+    for call in calls:
+        code, why, details = await refused(call)
+        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+        assert "is 10 away" in details
+        assert "at most 5 " in details
+    await a.hand_in(near, round_=1)
+
+
+async def test_a_size_that_no_update_has_is_refused_before_its_bytes(start, join):
+    coordinator = await start(rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await a.hand_in(VECTOR)
+    await a.until(pb.ROUND, 1)
+    for size in (0, 1000, VECTOR.nbytes, VECTOR.nbytes + 5000, 2 * VECTOR.nbytes):
+        call = await put(a, end=MIB, round=1, size_bytes=size)  # it would never end
+        code, why, _ = await refused(call)
+        assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")

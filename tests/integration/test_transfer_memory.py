@@ -1,0 +1,75 @@
+"""Peak memory of a participant that sends and receives a large model."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc"),
+]
+
+MIB = 1 << 20
+MODEL_MIB = 64
+# What gRPC, the allocator and the interpreter may take beside models. A copy too many is 64 MiB.
+SLACK_MIB = 48
+
+TRAINEE = """
+import sys
+import numpy as np
+from pathlib import Path
+from xain_participant import Participant, run
+from xain_participant.state import StateDirectory
+
+target, name, folder, size = sys.argv[1:]
+
+def memory(what):
+    text = Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith(what)).split()[1]) // 1024
+
+class Trainee(Participant):
+    def init_weights(self):
+        return np.ones(int(size), dtype=np.float32)
+
+    def train_round(self, weights, epochs, epoch_base):
+        # Training itself holds nothing but what it was given.
+        for first in range(0, len(weights), 1 << 16):
+            weights[first : first + (1 << 16)] *= 1.5
+        return weights, 1
+
+before = memory("VmRSS")
+with StateDirectory(Path(folder), name) as state:
+    run(Trainee(), target, state=state)
+print(memory("VmHWM") - before)
+"""
+
+
+async def growth(folder: Path, encoding: str) -> int:
+    """By how many MiB a participant grew in three rounds."""
+    settings = {"rounds.rounds": 3, "server.update_encoding": encoding}
+    coordinator = CoordinatorProcess(folder, settings)
+    await coordinator.start()
+    target, size = f"127.0.0.1:{coordinator.port}", str(MODEL_MIB * MIB // 4)
+    command = ("-c", TRAINEE, target, "a", str(folder / "a"), size)
+    participant = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        told, _ = await asyncio.wait_for(participant.communicate(), PATIENCE_S)
+    finally:
+        if participant.returncode is None:
+            participant.kill()
+        await coordinator.end()
+    return int(told)
+
+
+@pytest.mark.parametrize("encoding", ["plain", "int8"])
+async def test_a_participant_holds_two_models_at_most(tmp_path, encoding):
+    """That which it trains on, and with an encoding what it was trained from."""
+    num_models = 1 if encoding == "plain" else 2
+    grown = await growth(tmp_path, encoding)
+    assert grown <= num_models * MODEL_MIB + SLACK_MIB

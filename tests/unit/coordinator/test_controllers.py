@@ -1,0 +1,119 @@
+"""Controllers of other distributions, by their entry points; their options."""
+
+import re
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xain_coordinator.aggregation.options import WrongOption
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.controllers import (
+    controller_of_session,
+    known_controllers,
+    make_controller,
+)
+from xain_coordinator.core.selection import Candidate, ControllerFailed, Weighted, select
+from xain_coordinator.plugins import PluginFailed
+from xain_messaging.process.settings import ConfigError, load
+
+DOCS = Path(__file__).parents[3] / "docs" / "controllers.md"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Install a distribution with one module and one controller, as pip lays it out."""
+
+    def lay_out(source: str, name: str = "one_of_each", value: str = "OneOfEach") -> str:
+        module = f"acme_{uuid.uuid4().hex}"  # no other test has imported it
+        # A folder for each: what is installed is looked for once for a path.
+        info = tmp_path / module / f"{module}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (tmp_path / module / f"{module}.py").write_text(source, encoding="utf-8")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.2\n", encoding="utf-8"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[xain.controllers]\n{name} = {module}:{value}\n", encoding="utf-8"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path / module))
+        return module
+
+    return lay_out
+
+
+def example() -> str:
+    """The controller in the documentation."""
+    text = DOCS.read_text(encoding="utf-8")
+    return re.search(r"<!-- executed by a test -->\n```python\n(.*?)```", text, re.S)[1]
+
+
+def config(**rounds: object) -> CoordinatorConfig:
+    return load(CoordinatorConfig, overrides={f"rounds.{k}": v for k, v in rounds.items()})
+
+
+def test_the_example_of_the_documentation_selects(install: Any) -> None:
+    """Installed beside the coordinator it is chosen by its name, and does what is said of it."""
+    install(example())
+    assert "one_of_each" in known_controllers()
+    rules = config(controller="one_of_each", controller_options={"tag": "site"}).rules()
+    assert (rules.controller, rules.controller_options) == ("one_of_each", {"tag": "site"})
+    controller = controller_of_session(rules.controller, rules.controller_options)
+    candidates = [Candidate(f"n{i}", tags={"site": "north"}) for i in range(8)]
+    candidates += [Candidate("s", tags={"site": "south"}), Candidate("nowhere")]
+    for round_ in range(20):
+        chosen = select(controller, candidates, 4, seed=1, round_=round_, draw=0)
+        assert {"s", "nowhere"} < set(chosen)
+        assert len(chosen) == 4
+    assert select(controller, candidates, 4, seed=1, round_=3, draw=0) == select(
+        controller, candidates[::-1], 4, seed=1, round_=3, draw=0
+    )
+
+
+def test_a_controller_that_cannot_be_had_is_named(install: Any) -> None:
+    """By the configuration in one line; by a session that was opened with it when it is opened."""
+    with pytest.raises(
+        ConfigError, match=r'rounds.controller is "fortune"; it must be one of: all'
+    ):
+        config(controller="fortune")
+    with pytest.raises(ControllerFailed, match=r"'fortune', .* not installed.*--new-session"):
+        controller_of_session("fortune", {})
+    install("raise ImportError('no luck')", "fortune", "Fortune")
+    with pytest.raises(ConfigError, match="cannot be imported: ImportError: no luck"):
+        config(controller="fortune")
+    with pytest.raises(ControllerFailed, match="no luck"):
+        controller_of_session("fortune", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "why"), [("X = 7", "not a class"), ("class X: pass", r"no select\(\)")]
+)
+def test_what_is_no_controller_is_told_at_the_start(install: Any, source: str, why: str) -> None:
+    install(source, "x", "X")
+    with pytest.raises(PluginFailed, match=f"'x' is no controller: it .*{why}"):
+        make_controller("x", {})
+
+
+def test_options_are_checked_at_the_start() -> None:
+    """Unknown ones, wrong types, wrong values; each names itself."""
+    assert make_controller("weighted", {"default_samples": 9}) == Weighted(9)
+    with pytest.raises(WrongOption, match="seed: controller 'random' has no such option"):
+        make_controller("random", {"seed": 3})
+    for value, why in (("many", "valid integer"), (-1, "must not be negative"), (1.5, "integer")):
+        with pytest.raises(ConfigError, match=f"rounds.controller_options.*{why}"):
+            config(controller="weighted", controller_options={"default_samples": value})
+
+
+def test_a_session_keeps_the_defaults_that_it_was_opened_with() -> None:
+    """A later version may have others."""
+    assert config(controller="weighted").rules().controller_options == {"default_samples": 1}
+    assert config().rules().controller_options == {}
+
+
+def test_plug_ins_are_imported_only_when_they_are_asked_for(install: Any) -> None:
+    module = install("raise SystemExit", "trap", "Trap")
+    assert "trap" in known_controllers()
+    assert config().rounds.controller == "random"
+    assert module not in sys.modules

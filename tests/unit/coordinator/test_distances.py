@@ -1,0 +1,240 @@
+"""Rules that weigh whole updates, against versions that hold all vectors at once and do what the
+papers say, step by step."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from xain_coordinator.aggregation.aggregator import RuleFailed, Surveyor
+from xain_coordinator.aggregation.distances import (
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NormClipping,
+    gram,
+    squares,
+)
+
+Array = NDArray[Any]
+
+
+def run(rule: Surveyor, updates: Array, base: Array, num_samples: Array | None = None) -> Array:
+    """The rule on whole vectors. updates: (k, d) float64; base: (d,)."""
+    counts = np.ones(len(updates), np.int64) if num_samples is None else num_samples
+    weights = rule.weigh(rule.survey(updates - base), counts)
+    assert weights.shape == (len(updates) + 1,)
+    assert math.isclose(weights.sum(), 1, abs_tol=1e-12)
+    return rule.combine(np.concatenate([updates, [base]]), weights)
+
+
+@st.composite
+def rounds(draw: st.DrawFn, min_rows: int = 1) -> tuple[Array, Array, Array]:
+    """Updates (k, d), the global model (d,), and counts of samples (k,)."""
+    k, d = draw(st.integers(min_rows, 9)), draw(st.integers(1, 6))
+    values = st.floats(-100, 100, width=32)
+    updates = draw(arrays(np.float64, (k, d), elements=values))
+    base = draw(arrays(np.float64, d, elements=values))
+    return updates, base, draw(arrays(np.int64, k, elements=st.integers(0, 1000)))
+
+
+def norm(vector: Array) -> float:
+    return math.sqrt(math.fsum(float(x) ** 2 for x in vector))
+
+
+# --- Krum -----------------------------------------------------------------------------------------
+
+
+def krum_scores(updates: Array, f: int) -> list[float]:
+    scores = []
+    for i, one in enumerate(updates):
+        squared = sorted(norm(one - other) ** 2 for j, other in enumerate(updates) if j != i)
+        scores.append(math.fsum(squared[: len(updates) - f - 2]))
+    return scores
+
+
+@settings(deadline=None)
+@given(rounds(min_rows=3), st.data())
+def test_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
+    """An update of the least score, to the bit."""
+    updates, base, counts = round_
+    f = data.draw(st.integers(0, (len(updates) - 3) // 2))
+    rule = Krum(f)
+    rule.check(len(updates))
+    chosen = run(rule, updates, base, counts)
+    scores = krum_scores(updates, f)
+    matching = [s for s, one in zip(scores, updates, strict=True) if np.array_equal(one, chosen)]
+    # Of two that are as good but for rounding, either.
+    assert min(matching) <= min(scores) + 1e-8
+
+
+@settings(deadline=None)
+@given(rounds(min_rows=3), st.data())
+def test_multi_krum(round_: tuple[Array, Array, Array], data: Any) -> None:
+    """The mean of those with the least scores."""
+    updates, base, counts = round_
+    f = data.draw(st.integers(0, (len(updates) - 3) // 2))
+    m = data.draw(st.integers(0, len(updates) - f - 2))
+    rule = MultiKrum(f, m)
+    rule.check(len(updates))
+    weights = rule.weigh(rule.survey(updates - base), counts)
+    chosen = np.flatnonzero(weights[:-1])
+    assert len(chosen) == (m or len(updates) - f - 2)
+    scores = krum_scores(updates, f)
+    best = sorted(scores)[: len(chosen)]
+    np.testing.assert_allclose(sorted(scores[i] for i in chosen), best, rtol=1e-9, atol=1e-8)
+    expected = updates[chosen].mean(axis=0)
+    np.testing.assert_allclose(run(rule, updates, base, counts), expected, atol=1e-10)
+
+
+def test_of_equal_scores_the_first_is_taken() -> None:
+    """In the order of names, so that doing it again gives the same."""
+    updates = np.zeros((5, 3))
+    weights = Krum(1).weigh(gram(updates), np.ones(5, np.int64))
+    assert weights.tolist() == [1, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("rule", [Krum(2), MultiKrum(2)])
+def test_krum_needs_enough_updates(rule: Krum | MultiKrum) -> None:
+    """And says how many, and why."""
+    rule.check(7)
+    with pytest.raises(
+        RuleFailed, match=r"num_byzantine = 2 needs n >= 2f \+ 3 = 7 updates, not 6"
+    ):
+        rule.check(6)
+
+
+def test_multi_krum_selects_among_those_it_can_trust() -> None:
+    """n - f - 2 of them."""
+    MultiKrum(1, 3).check(6)
+    with pytest.raises(RuleFailed, match="num_selected = 4 can select at most n - f - 2 = 3 of 6"):
+        MultiKrum(1, 4).check(6)
+
+
+# --- geometric median -----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(rounds(), st.integers(1, 20))
+def test_the_geometric_median(round_: tuple[Array, Array, Array], num_iterations: int) -> None:
+    """Weiszfeld's iterations on the vectors themselves."""
+    updates, base, counts = round_
+    smoothing = 0.1
+    point = updates.mean(axis=0)
+    for _ in range(num_iterations):
+        inverse = np.array([1 / max(smoothing, norm(point - one)) for one in updates])
+        point = (inverse[:, np.newaxis] * updates).sum(axis=0) / inverse.sum()
+    rule = GeometricMedian(num_iterations, smoothing)
+    np.testing.assert_allclose(run(rule, updates, base, counts), point, atol=1e-4)
+
+
+def test_no_other_point_is_nearer_to_all() -> None:
+    """The sum of distances is least there."""
+    chance = np.random.default_rng(2)
+    updates = chance.normal(size=(7, 4))
+
+    def distances(point: Array) -> float:
+        return sum(norm(point - one) for one in updates)
+
+    found = run(GeometricMedian(1000), updates, np.zeros(4))
+    for _ in range(200):
+        assert distances(found) <= distances(found + chance.normal(size=4) * 1e-3) + 1e-9
+
+
+# --- clipping -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(rounds(), st.floats(0.1, 300))
+def test_norm_clipping(round_: tuple[Array, Array, Array], threshold: float) -> None:
+    """base + Σ n_k / N · min(1, C / |Δ_k|) Δ_k."""
+    updates, base, counts = round_
+    shares = counts / counts.sum() if counts.any() else np.full(len(counts), 1 / len(counts))
+    expected = base.copy()
+    for share, one in zip(shares, updates, strict=True):
+        length = norm(one - base)
+        expected += share * (one - base) * min(1, threshold / length if length else 1)
+    combined = run(NormClipping(threshold), updates, base, counts)
+    np.testing.assert_allclose(combined, expected, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(rounds(), st.floats(0.01, 1))
+def test_adaptive_norm_clipping(round_: tuple[Array, Array, Array], quantile: float) -> None:
+    """The threshold is the least norm that a share of the updates does not exceed."""
+    updates, base, counts = round_
+    norms = sorted(math.sqrt(x) for x in squares(updates - base))
+    threshold = next(x for x in norms if sum(y <= x for y in norms) >= quantile * len(norms))
+    weights = NormClipping(quantile=quantile).weigh(squares(updates - base), counts)
+    if threshold > 0:
+        assert (weights == NormClipping(threshold).weigh(squares(updates - base), counts)).all()
+    else:
+        clipped = np.sqrt(squares(updates - base)) > 0
+        assert not weights[:-1][clipped].any()
+
+
+@settings(deadline=None)
+@given(rounds(), st.floats(0.1, 300), st.integers(1, 5))
+def test_centred_clipping(
+    round_: tuple[Array, Array, Array], tau: float, num_iterations: int
+) -> None:
+    """v + 1/n Σ (x_i - v) min(1, τ / |x_i - v|), again and again."""
+    updates, base, counts = round_
+    point = base.copy()
+    for _ in range(num_iterations):
+        steps = []
+        for one in updates:
+            length = norm(one - point)
+            steps.append((one - point) * min(1, tau / length if length else 1))
+        point = point + np.mean(steps, axis=0)
+    combined = run(CentredClipping(tau, num_iterations), updates, base, counts)
+    np.testing.assert_allclose(combined, point, atol=1e-5)
+
+
+# --- participants that send whatever they like ----------------------------------------------------
+
+ROBUST = [Krum(3), MultiKrum(3), GeometricMedian(), CentredClipping(5.0, 5), NormClipping()]
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("size", [10.0, 1e6, 1e30, 1e200, 1e308])
+def test_a_minority_does_not_carry_it_away(rule: Surveyor, size: float) -> None:
+    """However large: beyond what numbers can say of its norm too. Without them, or with them, the
+    result is near to where the honest are."""
+    chance = np.random.default_rng(6)
+    honest = chance.normal(size=(7, 40))
+    byzantine = np.full((3, 40), size) * np.array([[1.0], [-1.0], [1.0]])
+    base = np.zeros(40)
+    counts = np.ones(10, np.int64)
+    combined = run(rule, np.concatenate([byzantine, honest]), base, counts)
+    assert norm(combined - honest.mean(axis=0)) < 2 * math.sqrt(40)
+
+
+@pytest.mark.parametrize("rule", [Krum(1), MultiKrum(1), GeometricMedian(), CentredClipping()])
+def test_made_up_sample_counts_change_nothing(rule: Surveyor) -> None:
+    """They are what a participant says of itself."""
+    products = gram(np.random.default_rng(1).normal(size=(6, 9)))
+    honest = rule.weigh(products, np.ones(6, np.int64))
+    made_up = rule.weigh(products, np.array([2**60, 1, 1, 1, 1, 1]))
+    assert (honest == made_up).all()
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
+def test_nothing_to_go_by(rule: Surveyor) -> None:
+    """Every norm is beyond the range of numbers: no model rather than a random one."""
+    surveyed = rule.survey(np.full((10, 2), 1e300))
+    with pytest.raises(RuleFailed, match="range of numbers"):
+        rule.weigh(surveyed, np.ones(10, np.int64))
+
+
+def test_updates_that_change_nothing() -> None:
+    """All at the global model: no division by zero, and the model stays."""
+    base = np.arange(4.0)
+    for rule in (*ROBUST, NormClipping(0.0)):
+        np.testing.assert_allclose(run(rule, np.tile(base, (10, 1)), base), base, atol=1e-12)

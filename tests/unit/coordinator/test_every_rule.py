@@ -1,0 +1,239 @@
+"""What the engine promises of every rule, built in: the same bytes however it goes about them, and
+memory that does not grow."""
+
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from support.aggregation import OPTIONS, hand_in, load, model_of, npy, put, work_on
+from xain_coordinator.aggregation import engine
+from xain_coordinator.aggregation.aggregator import RuleFailed, is_surveyor
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.rules import RULES, make_rule
+from xain_coordinator.aggregation.sources import UpdateChanged
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.ports import WeightsStore
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.memory import MemoryStore
+
+Array = NDArray[Any]
+
+# Several blocks of a survey and several spans, and no multiple of either.
+LENGTH = 3 * 8192 + 77
+NUM_UPDATES = 7
+SURVEYORS = sorted(name for name, rule in RULES.items() if hasattr(rule, "survey"))
+
+
+def num_updates_of(rule: str) -> int:
+    return 1 if rule == "identity" else NUM_UPDATES
+
+
+def random_round(rule: str, dtype: str = "float32") -> tuple[list[Array], Array]:
+    chance = np.random.default_rng(5)
+    base = chance.normal(size=LENGTH)
+    vectors = [
+        (base + chance.normal(size=LENGTH) * (i + 1) / 100).astype(dtype)
+        for i in range(num_updates_of(rule))
+    ]
+    return vectors, base.astype(dtype)
+
+
+def whole(rule_name: str, vectors: Sequence[Array], base: Array | None) -> Array:
+    """The rule applied to whole vectors at once, in float64."""
+    rule = make_rule(rule_name, OPTIONS.get(rule_name, {}))
+    num_samples = np.arange(1, len(vectors) + 1)
+    rows = np.stack(vectors)
+    if not is_surveyor(rule):
+        return rule.combine(rows, num_samples)
+    assert base is not None
+    differences = rows.astype(np.float64) - base
+    weights = rule.weigh(rule.survey(differences), num_samples)
+    return rule.combine(np.concatenate([rows, [base]]), weights)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_the_engine_gives_what_the_rule_gives(rule: str, dtype: str) -> None:
+    """Read by tiles or held at once."""
+    vectors, base = random_round(rule, dtype)
+    store = MemoryStore()
+    model = aggregate(store, work_on(store, rule, vectors, base), tile_bytes=1 << 16)
+    eps = float(np.finfo(dtype).eps)
+    expected = whole(rule, vectors, base)
+    np.testing.assert_allclose(load(store, model.ref), expected, rtol=4 * eps, atol=4 * eps)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_any_way_to_read_gives_the_same_bytes(rule: str, tmp_path: Path) -> None:
+    """Tile sizes, threads, readers, order of arrival and stores."""
+    vectors, base = random_round(rule)
+    stores: list[WeightsStore] = [MemoryStore(), FileStore(tmp_path)]
+    arrivals = [range(len(vectors)), reversed(range(len(vectors)))]
+    works = []
+    for store, arrival in zip(stores, arrivals, strict=True):
+        for i in arrival:
+            put(store, f"3/p{i:03}", npy(vectors[i]))
+        works.append(work_on(store, rule, vectors, base))
+    models = []
+    for tile_bytes, num_threads, max_readers, which in (
+        (1 << 24, 1, 64, 0),
+        (1 << 13, 2, 1, 0),
+        (50_000, 1, 64, 1),
+        (300_000, 3, 64, 1),
+        (1 << 24, 5, 2, 0),
+    ):
+        store = stores[which]
+        models.append(
+            aggregate(
+                store,
+                works[which],
+                tile_bytes=tile_bytes,
+                num_threads=num_threads,
+                max_readers=max_readers,
+            )
+        )
+        store.delete("4/global")
+    assert len({model.ref for model in models}) == 1
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_round_that_initialises(rule: str) -> None:
+    """There is no global model to lie near to: rules that need one average instead."""
+    store = MemoryStore()
+    vectors = [np.full(4, i, np.float32) for i in range(num_updates_of(rule))]
+    counts = [0] * len(vectors)
+    model = aggregate(store, work_on(store, rule, vectors, None, counts))
+    found = load(store, model.ref)
+    if rule in ("norm_clipping", "centred_clipping"):
+        assert found.tolist() == [3.0] * 4
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("rule", SURVEYORS)
+@pytest.mark.parametrize("which", ["3/p001", "3/global"])
+def test_what_is_surveyed_is_checked(rule: str, which: str) -> None:
+    """Though it may get no weight, and not be read a second time."""
+    store = MemoryStore()
+    vectors, base = random_round(rule)
+    work = work_on(store, rule, vectors, base)
+    data = bytearray(npy(base if which == "3/global" else vectors[1]))
+    data[-2] ^= 1
+    put(store, which, bytes(data))
+    with pytest.raises(UpdateChanged, match=which):
+        aggregate(store, work)
+
+
+@pytest.mark.parametrize("rule", ["sum", "krum"])
+def test_damage_is_told_from_a_rule_that_fails(rule: str) -> None:
+    """What lies in the store can be put right; a rule that fails ends the session for ever."""
+    store = MemoryStore()
+    vectors, base = random_round(rule)
+    work = work_on(store, rule, vectors, base)
+    for i in range(NUM_UPDATES):
+        put(store, f"3/p{i:03}", npy(np.full(LENGTH, np.inf, np.float32)))
+    with pytest.raises(UpdateChanged):
+        aggregate(store, work)
+
+
+def test_krum_reads_one_update_again() -> None:
+    """Of the others the survey has told all that matters."""
+    opened: list[str] = []
+
+    class Counting(MemoryStore):
+        def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
+            opened.append(key)
+            return super().open(key, start, length)
+
+    store = Counting()
+    vectors, base = random_round("krum")
+    work = work_on(store, "krum", vectors, base)
+    opened.clear()
+    aggregate(store, work)
+    assert len(opened) == NUM_UPDATES + 1 + 1
+
+
+@pytest.mark.parametrize("weights", [[1.0], [np.nan] * 8, [0.0] * 8])
+def test_a_rule_that_gives_no_usable_weights(
+    weights: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the rule that has failed, and that is said."""
+    monkeypatch.setattr(RULES["krum"], "weigh", lambda *_: np.array(weights))
+    store = MemoryStore()
+    vectors, base = random_round("krum")
+    with pytest.raises(RuleFailed, match="'krum' gives 7 updates and the global model no usable"):
+        aggregate(store, work_on(store, "krum", vectors, base))
+
+
+@settings(deadline=None)
+@given(st.permutations(range(8)))
+def test_blocks_are_added_in_order(arrival: list[int]) -> None:
+    """Whichever thread is done first: a sum of floats depends on its order."""
+    parts = [np.array([10.0**i, 1 / 3, -(7.0**i)]) for i in (0, 16, 3, 1, 15, 2, 8, 5)]
+    expected = np.zeros(3)
+    for part in parts:
+        expected += part
+    total = engine._OrderedSum()
+    for index in arrival:
+        total.add(index, parts[index])
+    assert total.result.tobytes() == expected.tobytes()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_blocks_depend_on_the_number_of_updates_alone() -> None:
+    """And hold no more than they may, as long as that is possible."""
+    assert [engine._block_columns(k) for k in (1, 16, 17, 64, 2000, 10**6)] == [
+        8192,
+        8192,
+        4096,
+        2048,
+        64,
+        64,
+    ]
+
+
+def traced_peak(store: WeightsStore, work: Aggregate) -> int:
+    """Bytes, of what Python and numpy allocate."""
+    tracemalloc.start()
+    try:
+        aggregate(store, work, num_threads=2)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def large_round(
+    store: WeightsStore, rule: str, num_updates: int, length: int
+) -> tuple[Aggregate, GlobalModel]:
+    chance = np.random.default_rng(1)
+    base = np.zeros(length, np.float32)
+    vectors = [chance.standard_normal(length, np.float32) for _ in range(num_updates)]
+    model = model_of(store, base)
+    options = OPTIONS.get(rule, {})
+    if rule in ("krum", "multi_krum"):
+        options = {"num_byzantine": 0}
+    if rule == "trimmed_mean":
+        options = {"trim": 0}
+    return Aggregate(3, rule, hand_in(store, vectors), model, options=options), model
+
+
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"identity"}))
+def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
+    """Neither with the updates nor with the model: two tiles, and what the threads need beside."""
+    store = FileStore(tmp_path)
+    aggregate(store, large_round(store, rule, 3, 1000)[0])  # what is imported and kept is not meant
+    peaks = []
+    for num_updates, length in ((3, 2_000_000), (16, 500_000), (3, 4_000_000)):
+        store.delete("4/global")
+        work, _ = large_round(store, rule, num_updates, length)
+        peaks.append(traced_peak(store, work))
+    assert max(peaks) < 2 * engine.TILE_BYTES + (12 << 20), peaks

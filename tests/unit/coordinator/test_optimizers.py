@@ -1,0 +1,286 @@
+"""Optimisers on the server against Algorithm 2 of Reddi et al. 2021 in Python's own floats, through
+the engine, over several rounds; and their state, kept and found again."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.aggregation import hand_in, load, model_of, work_on
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.optimizers import MOMENTUM, OPTIMIZERS, SECOND_MOMENT
+from xain_coordinator.aggregation.sources import UpdateChanged
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.ports import Fenced, StoreUnavailable
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+
+Array = NDArray[Any]
+LENGTH = 11
+ADAPTIVE = {"learning_rate": 0.3, "beta1": 0.8, "tau": 0.01}
+OPTIONS: Mapping[str, Mapping[str, float]] = {
+    "fedadagrad": ADAPTIVE,
+    "fedadam": {**ADAPTIVE, "beta2": 0.95},
+    "fedavgm": {"learning_rate": 0.5, "beta": 0.7},
+    "fedyogi": {**ADAPTIVE, "beta2": 0.95},
+}
+
+
+def slow_step(name: str, x: float, result: float, m: float, v: float) -> tuple[float, float, float]:
+    """x, m and v after one round."""
+    options = OPTIONS[name]
+    delta, eta = result - x, options["learning_rate"]
+    if name == "fedavgm":
+        m = options["beta"] * m + delta
+        return x + eta * m, m, v
+    m = options["beta1"] * m + (1 - options["beta1"]) * delta
+    if name == "fedadagrad":
+        v = v + delta**2
+    elif name == "fedadam":
+        v = options["beta2"] * v + (1 - options["beta2"]) * delta**2
+    else:
+        v = v - (1 - options["beta2"]) * delta**2 * math.copysign(1, v - delta**2)
+    return x + eta * m / (math.sqrt(v) + options["tau"]), m, v
+
+
+def next_round(
+    store: MemoryStore | FileStore, name: str, model: GlobalModel, vectors: list[Array]
+) -> Aggregate:
+    return Aggregate(
+        model.round,
+        "mean",
+        hand_in(store, vectors, round_=model.round),
+        model,
+        optimizer=name,
+        optimizer_options=OPTIONS[name],
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_several_rounds(name: str, dtype: str) -> None:
+    """The model and what is remembered, round after round."""
+    chance = np.random.default_rng(8)
+    store = MemoryStore()
+    model = model_of(store, chance.normal(size=LENGTH).astype(dtype))
+    x = load(store, model.ref).astype(float).tolist()
+    m, v = [0.0] * LENGTH, [OPTIONS[name].get("tau", 0.0) ** 2] * LENGTH
+    eps = float(np.finfo(dtype).eps)
+    for _ in range(4):
+        vectors = [(np.array(x) + chance.normal(size=LENGTH)).astype(dtype) for _ in range(3)]
+        model = aggregate(store, next_round(store, name, model, vectors), tile_bytes=100)
+        result = np.mean([vector.astype(float) for vector in vectors], axis=0)
+        steps = [slow_step(name, *one) for one in zip(x, result.tolist(), m, v, strict=True)]
+        x, m, v = (list(column) for column in zip(*steps, strict=True))
+        found = load(store, model.ref)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, x, rtol=4 * eps, atol=8 * eps)
+        expected = {MOMENTUM: m} if name == "fedavgm" else {MOMENTUM: m, SECOND_MOMENT: v}
+        assert model.state.keys() == expected.keys()
+        for part, values in expected.items():
+            kept = load(store, model.state[part])
+            assert model.state[part].key == f"optimizer/{model.round}/{part}"
+            assert kept.dtype == (np.float64 if dtype == "float64" else np.float32)
+            np.testing.assert_allclose(kept, values, rtol=1e-5, atol=1e-5)
+            # The next round goes on from what was stored.
+            if part == MOMENTUM:
+                m = kept.astype(float).tolist()
+            else:
+                v = kept.astype(float).tolist()
+        x = found.astype(float).tolist()
+
+
+def test_momentum_of_none_is_not_kept() -> None:
+    """It would be a vector as long as the model, for nothing."""
+    assert OPTIMIZERS["fedadagrad"]().begin() == {SECOND_MOMENT: 1e-6}
+    chance = np.random.default_rng(1)
+    base, result = chance.normal(size=(2, 5))
+    for name in ("fedadagrad", "fedadam", "fedyogi"):
+        optimizer = OPTIMIZERS[name](beta1=0.0)  # type: ignore[call-arg]  # of these three
+        state = {SECOND_MOMENT: np.full(5, 0.25)}
+        stepped, after = optimizer.step(base, result, state)
+        assert after.keys() == {SECOND_MOMENT}
+        scale = np.sqrt(after[SECOND_MOMENT]) + 1e-3
+        np.testing.assert_allclose(stepped, base + 0.1 * (result - base) / scale)
+
+
+def test_the_defaults() -> None:
+    """Those of the papers."""
+    assert OPTIMIZERS["fedavgm"]() == OPTIMIZERS["fedavgm"](learning_rate=1.0, beta=0.9)  # type: ignore[call-arg]  # of this one
+    for name in ("fedadam", "fedyogi"):
+        made: Any = OPTIMIZERS[name]()
+        assert (made.beta1, made.beta2, made.tau) == (0.9, 0.99, 1e-3)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_any_way_to_read_gives_the_same_bytes(name: str) -> None:
+    """Tile sizes, threads and readers; the state too."""
+    made = []
+    for tile_bytes, num_threads, max_readers in ((1, 1, 1), (200, 3, 64), (1 << 20, 2, 2)):
+        store = MemoryStore()
+        chance = np.random.default_rng(3)
+        model = model_of(store, chance.normal(size=LENGTH).astype(np.float32))
+        for _ in range(2):
+            vectors = [chance.normal(size=LENGTH).astype(np.float32) for _ in range(3)]
+            model = aggregate(
+                store,
+                next_round(store, name, model, vectors),
+                tile_bytes=tile_bytes,
+                num_threads=num_threads,
+                max_readers=max_readers,
+            )
+        made.append(model)
+    assert made[0] == made[1] == made[2]
+
+
+def test_an_initialisation_takes_no_step() -> None:
+    """There is nothing to step from: the rule's result is the model, and the state begins after
+    it."""
+    store = MemoryStore()
+    vectors = [np.full(4, value, np.float32) for value in (1, 3)]
+    work = work_on(store, "mean", vectors, None, optimizer="fedadam")
+    model = aggregate(store, work)
+    assert load(store, model.ref).tolist() == [2.0] * 4
+    assert model.state == {}
+    assert sorted(store.keys("optimizer/")) == []
+
+
+def test_stale_updates_and_an_optimiser() -> None:
+    """The rule mixes; the optimiser steps towards what comes of it."""
+    store = MemoryStore()
+    base = np.zeros(3, np.float32)
+    vectors = [np.full(3, 8, np.float32)]
+    work = work_on(store, "weighted_average", vectors, base, staleness=(3,), optimizer="fedavgm")
+    model = aggregate(store, work)
+    assert load(store, model.ref).tolist() == [4.0] * 3
+    assert load(store, model.state[MOMENTUM]).tolist() == [4.0] * 3
+
+
+def test_a_model_that_leaves_the_range() -> None:
+    """Nothing of the round is published, its state neither."""
+    store = MemoryStore()
+    vectors = [np.full(3, 3e38, np.float32)]
+    work = work_on(
+        store,
+        "mean",
+        vectors,
+        np.zeros(3, np.float32),
+        optimizer="fedavgm",
+        optimizer_options={"learning_rate": 100.0},
+    )
+    with pytest.raises(
+        RuleFailed, match="'mean' with optimiser 'fedavgm' leaves the range of float32 in round 3"
+    ):
+        aggregate(store, work)
+    assert not [*store.keys("4/"), *store.keys("optimizer/")]
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_one_huge_round_does_not_end_the_session(name: str) -> None:
+    """The squares of its differences are beyond the range: they count as its end."""
+    store = MemoryStore()
+    model = model_of(store, np.zeros(3, np.float32))
+    for size in (1e30, 1.0):
+        work = next_round(store, name, model, [np.full(3, size, np.float32)])
+        model = aggregate(store, work)
+        for ref in (model.ref, *model.state.values()):
+            assert np.isfinite(load(store, ref)).all()
+
+
+# --- state that is there already, or not any more -------------------------------------------------
+
+
+class Died(Exception):
+    pass
+
+
+def dying_before(key: str) -> type[MemoryStore]:
+    """Stores in which the process dies when it comes to publish this key."""
+
+    class Dying(MemoryStore):
+        is_to_die = True
+
+        def upload(self, wanted: str) -> MemoryUpload:
+            upload = super().upload(wanted)
+            commit: Callable[..., None] = upload.commit
+
+            def die(*, overwrite: bool) -> None:
+                if wanted == key and self.is_to_die:
+                    raise Died
+                commit(overwrite=overwrite)
+
+            upload.commit = die  # type: ignore[method-assign]  # a probe
+            return upload
+
+    return Dying
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("died_before", ["optimizer/4/second_moment", "4/global"])
+def test_done_again_after_a_crash(name: str, died_before: str) -> None:
+    """The state is there before its model; done again it is met as it is, to the bit."""
+    store, other = dying_before(died_before)(), MemoryStore()
+    store.is_to_die = True
+    models = []
+    for one in (store, other):
+        vectors = [np.arange(5, dtype=np.float32) * i for i in range(3)]
+        models.append(next_round(one, name, model_of(one, np.ones(5, np.float32)), vectors))
+    work = models[0]
+    undisturbed = aggregate(other, models[1])
+    if died_before == "4/global" or name != "fedavgm":
+        with pytest.raises(Died):
+            aggregate(store, work)
+        assert not list(store.keys("4/"))  # no model without its state
+        if died_before == "4/global":
+            assert set(store.keys("optimizer/")) == set(other.keys("optimizer/"))
+    store.is_to_die = False
+    assert aggregate(store, work) == undisturbed
+
+
+def test_state_that_another_coordinator_wrote(tmp_path: Path) -> None:
+    """It is never written over, and no model is published beside it."""
+    store = FileStore(tmp_path)
+    work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
+    upload = store.upload("optimizer/4/momentum")
+    upload.write(b"another")
+    upload.commit(overwrite=False)
+    with pytest.raises(Fenced, match="optimizer/4/momentum"):
+        aggregate(store, replace(work, optimizer="fedavgm"))
+    assert not list(store.keys("4/"))
+
+
+def test_state_that_has_changed(tmp_path: Path) -> None:
+    """It is under its digest, as the models are."""
+    store = FileStore(tmp_path)
+    model = model_of(store, np.ones(3, np.float32))
+    model = aggregate(store, next_round(store, "fedavgm", model, [np.zeros(3, np.float32)]))
+    again = next_round(store, "fedavgm", model, [np.zeros(3, np.float32)])
+    (file,) = tmp_path.rglob("momentum*")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UpdateChanged, match="the optimiser's state 'optimizer/4/momentum' has"):
+        aggregate(store, again)
+
+
+def test_a_store_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """No part of an upload that nobody will finish."""
+    store = FileStore(tmp_path)
+    work = work_on(store, "mean", [np.ones(3, np.float32)], np.zeros(3, np.float32))
+
+    class Full(FileStore):
+        def upload(self, key: str) -> Any:
+            if key.startswith("optimizer/"):
+                raise StoreUnavailable("the disk is full")
+            return super().upload(key)
+
+    with pytest.raises(StoreUnavailable):
+        aggregate(Full(tmp_path), replace(work, optimizer="fedadam"))
+    assert list((tmp_path / ".incoming").glob("*.part")) == []

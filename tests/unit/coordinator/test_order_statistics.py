@@ -1,0 +1,139 @@
+"""Median and trimmed mean against what sorting a column in Python gives, and both ways to sort
+against each other."""
+
+import statistics
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.order_statistics import (
+    MAX_NETWORK_ROWS,
+    Median,
+    TrimmedMean,
+    sort_by_column,
+    sort_by_network,
+    sorting_network,
+)
+
+Array = NDArray[Any]
+DTYPES = ("float16", "float32", "float64")
+ONES = np.ones(1, np.int64)  # nobody looks at them
+
+
+@st.composite
+def tiles(draw: st.DrawFn, min_rows: int = 1) -> Array:
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(st.integers(min_rows, MAX_NETWORK_ROWS + 9)), draw(st.integers(1, 9))
+    # Few different values, so that many are equal, and both zeros.
+    values = st.sampled_from([-2.5, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0]) | st.floats(
+        width=16, allow_nan=False, allow_infinity=False
+    )
+    return draw(arrays(dtype, shape, elements=values))
+
+
+@settings(deadline=None)
+@given(tiles())
+def test_the_median(tile: Array) -> None:
+    """Of each column, whatever the counts of samples are; -0.0 is 0.0."""
+    expected = [statistics.median(map(float, column)) + 0.0 for column in tile.T]
+    combined = Median().combine(tile, ONES)
+    assert combined.dtype == np.float64
+    assert combined.tobytes() == np.array(expected).tobytes()
+
+
+@settings(deadline=None)
+@given(tiles(min_rows=3), st.data())
+def test_the_trimmed_mean(tile: Array, data: Any) -> None:
+    """The mean of what lies between the `trim` least and greatest of each column."""
+    trim = data.draw(st.integers(0, (len(tile) - 1) // 2))
+    rule = TrimmedMean(trim)
+    rule.check(len(tile))
+    expected = []
+    for column in tile.T:
+        kept = sorted(Fraction(float(value)) for value in column)[trim : len(column) - trim]
+        expected.append(float(sum(kept) / len(kept)))
+    scale = float(np.abs(tile.astype(np.float64)).max())
+    combined = rule.combine(tile, ONES)
+    np.testing.assert_allclose(combined, expected, rtol=0, atol=1e-14 * scale)
+
+
+@settings(deadline=None)
+@given(tiles(), st.data())
+def test_both_ways_to_sort_give_the_same_bits(tile: Array, data: Any) -> None:
+    """Which of them is taken is a matter of speed alone."""
+    first = data.draw(st.integers(0, len(tile) - 1))
+    end = data.draw(st.integers(first + 1, len(tile)))
+    rows = tile + tile.dtype.type(0)  # one zero only; of two, either may come first
+    room = np.concatenate([rows, rows[:1]])
+    by_network = sort_by_network(room, first, end)
+    assert by_network.tobytes() == sort_by_column(rows, first, end).tobytes()
+    assert by_network.tobytes() == np.sort(rows, axis=0)[first:end].tobytes()
+
+
+@pytest.mark.parametrize("k", range(1, 13))
+def test_a_network_sorts_everything(k: int) -> None:
+    """What sorts all rows of zeros and ones sorts all rows (Knuth 1973, the 0-1 principle)."""
+    columns = np.arange(2**k)
+    rows = ((columns >> np.arange(k)[:, np.newaxis]) & 1).astype(np.float32)
+    for first in range(k):
+        room = np.concatenate([rows, rows[:1]])
+        got = sort_by_network(room, first, first + 1)
+        assert np.array_equal(got, np.sort(rows, axis=0)[first : first + 1])
+
+
+def test_a_network_does_no_more_than_is_asked_for() -> None:
+    """The middle of many rows needs fewer comparisons than their order."""
+    whole, median = sorting_network(32, 0, 32), sorting_network(32, 15, 17)
+    assert len(whole) == 191  # Batcher's own count for 32
+    assert len(median) < len(whole)
+    assert sorting_network(1, 0, 1) == ()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_values_do_not_overflow(dtype: str) -> None:
+    """Their mean lies between them."""
+    largest = np.finfo(dtype).max
+    tile = np.full((4, 2), largest, dtype)
+    tile[:, 1] *= -1
+    for rule in (Median(), TrimmedMean(1), TrimmedMean(0)):
+        combined = rule.combine(tile, ONES)
+        np.testing.assert_allclose(combined / float(largest), [1.0, -1.0], rtol=1e-14)
+
+
+@pytest.mark.parametrize("k", [5, MAX_NETWORK_ROWS + 2])
+def test_a_minority_does_not_move_it(k: int) -> None:
+    """Whatever they send: the result lies among what the others sent."""
+    chance = np.random.default_rng(4)
+    tile = chance.normal(size=(k, 50)).astype(np.float32)
+    num_byzantine = (k - 1) // 2
+    honest = tile[num_byzantine:].copy()
+    for value in (3e38, -3e38, 0.0):
+        tile[:num_byzantine] = value
+        for rule in (Median(), TrimmedMean(num_byzantine)):
+            combined = rule.combine(tile, ONES)
+            assert (honest.min(axis=0) <= combined).all()
+            assert (combined <= honest.max(axis=0)).all()
+
+
+def test_what_trimming_needs() -> None:
+    """Something must be left."""
+    TrimmedMean(2).check(5)
+    with pytest.raises(
+        RuleFailed, match="'trimmed_mean' with trim = 2 needs more than 4 updates, not 4"
+    ):
+        TrimmedMean(2).check(4)
+
+
+def test_a_tile_stays_as_it_is() -> None:
+    """Sorting takes place elsewhere: the rows are read on in the next pass, or by others."""
+    tile = np.arange(12, dtype=np.float32).reshape(3, 4)[::-1].copy()
+    before = tile.copy()
+    Median().combine(tile, ONES)
+    assert np.array_equal(tile, before)

@@ -1,0 +1,189 @@
+"""Plug-ins as they are installed: a distribution of its own, with an entry point, on the path. The
+example of docs/aggregation.md is one of them."""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.aggregation import load, work_on
+from xain_coordinator import plugins
+from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.rules import RULES, known_rules, make_rule
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.plugins import AGGREGATORS, PluginFailed
+from xain_coordinator.stores.memory import MemoryStore
+from xain_messaging.process import settings
+from xain_messaging.process.settings import ConfigError
+
+DOCS = Path(__file__).parents[3] / "docs" / "aggregation.md"
+
+
+def example(language: str) -> str:
+    """The one block of this language in the documentation's chapter on plug-ins."""
+    chapter = DOCS.read_text(encoding="utf-8").partition("## A rule of your own")[2]
+    (block,) = re.findall(rf"```{language}\n(.*?)```", chapter, re.DOTALL)
+    return str(block)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder where distributions are installed."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("acme_")]:
+        del sys.modules[name]
+
+
+def install(site: Path, module: str, source: str, entries: str, version: str = "1.2") -> None:
+    """What an installer leaves: the module, and beside it what it is."""
+    (site / f"{module}.py").write_text(source, encoding="utf-8")
+    info = site / f"{module}-{version}.dist-info"
+    info.mkdir()
+    name = module.replace("_", "-")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entries)
+    # What was looked up before is remembered by the path that was searched.
+    plugins._search.cache_clear()  # nobody installs into a running coordinator
+
+
+def install_example(site: Path) -> None:
+    found = re.search(r"(\[project\.entry-points[^\n]*\n)([^\n]+)", example("toml"))
+    assert found is not None
+    assert found[1].strip() == f'[project.entry-points."{AGGREGATORS}"]'
+    entry = found[2].replace('"', "")
+    install(site, "acme_rules", example("python"), f"[{AGGREGATORS}]\n{entry}\n")
+
+
+def error_of(**options: object) -> str:
+    overrides = {key.replace("__", "."): value for key, value in options.items()}
+    with pytest.raises(ConfigError) as caught:
+        settings.load(CoordinatorConfig, overrides=overrides)
+    return str(caught.value)
+
+
+def test_the_example_of_the_documentation(site: Path) -> None:
+    """Installed, named in a configuration, with an option, and run by the engine over tiles."""
+    install_example(site)
+    assert "midrange" in known_rules()
+    config = settings.load(
+        CoordinatorConfig,
+        overrides={"aggregation.rule": "midrange", "aggregation.options.towards": "0.25"},
+    )
+    rules = config.rules()
+    assert (rules.aggregation, rules.aggregation_options) == ("midrange", {"towards": 0.25})
+    store = MemoryStore()
+    chance = np.random.default_rng(2)
+    vectors = [chance.normal(size=1000).astype(np.float32) for _ in range(4)]
+    work = work_on(store, rules.aggregation, vectors, vectors[0], options=rules.aggregation_options)
+    models = []
+    for tile_bytes in (1000, 1 << 20):
+        models.append(aggregate(store, work, tile_bytes=tile_bytes))
+        rows = np.stack(vectors).astype(np.float64)
+        expected = 0.75 * rows.min(axis=0) + 0.25 * rows.max(axis=0)
+        np.testing.assert_allclose(load(store, models[-1].ref), expected, rtol=1e-6)
+        store.delete("4/global")
+    assert models[0] == models[1]
+
+
+def test_its_options_are_looked_at(site: Path) -> None:
+    """As those of the rules that are built in: before anything begins, and by name."""
+    install_example(site)
+    told = error_of(aggregation__rule="midrange", **{"aggregation__options.towards": "far"})
+    assert 'aggregation.options.towards is "far"; it must be a valid number' in told
+    told = error_of(aggregation__rule="midrange", **{"aggregation__options.toward": "1"})
+    assert "rule 'midrange' has no such option; it has: towards" in told
+
+
+def test_nothing_is_imported_that_is_not_used(site: Path) -> None:
+    """A plug-in that is broken breaks only those who use it, and is named then."""
+    entries = f"[{AGGREGATORS}]\nbroken = acme_broken:Rule\n"
+    install(site, "acme_broken", "import nowhere_to_be_found\n", entries)
+    make_rule("mean", {})
+    assert "acme_broken" not in sys.modules
+    with pytest.raises(
+        PluginFailed,
+        match=r"'broken' of acme-broken 1.2 \(acme_broken:Rule\) cannot be imported: "
+        "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+    ):
+        make_rule("broken", {})
+    told = error_of(aggregation__rule="broken")
+    assert told.startswith('command line: aggregation.rule is "broken"; the plug-in')
+
+
+def test_a_plug_in_replaces_nothing(site: Path) -> None:
+    """A name that is built in means what it means, or nothing."""
+    install(site, "acme_mean", "class Mean: ...\n", f"[{AGGREGATORS}]\nmean = acme_mean:Mean\n")
+    assert known_rules() == sorted(RULES)
+    make_rule("sum", {})
+    with pytest.raises(
+        PluginFailed, match=r"'mean' is built in, and acme-mean 1.2 .* gives another"
+    ):
+        make_rule("mean", {})
+
+
+def test_two_plug_ins_of_one_name(site: Path) -> None:
+    """Nobody can say which was meant."""
+    for name in ("acme_one", "acme_two"):
+        install(site, name, "class Rule: ...\n", f"[{AGGREGATORS}]\nclever = {name}:Rule\n")
+    assert set(plugins.plugins(AGGREGATORS)) == {"clever"}
+    with pytest.raises(PluginFailed, match=r"'clever' is given by acme-.* and acme-.*; uninstall"):
+        make_rule("clever", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("class Rule: ...", "takes_stale, check, combine"),
+        (
+            "class Rule:\n takes_stale = False\n check = combine = survey = None",
+            "needs_base, weigh",
+        ),
+    ],
+)
+def test_what_is_no_rule(site: Path, source: str, missing: str) -> None:
+    """It is told apart at the start, and not at the end of the first round."""
+    install(site, "acme_other", source, f"[{AGGREGATORS}]\nother = acme_other:Rule\n")
+    with pytest.raises(PluginFailed, match=f"'other' is no rule: it has no {missing}"):
+        make_rule("other", {})
+
+
+def test_a_rule_that_makes_something_else(site: Path) -> None:
+    """The engine does not guess."""
+    source = """
+class Rule:
+    takes_stale = False
+    def check(self, num_updates): ...
+    def combine(self, tile, weights): return tile.mean(axis=1)
+"""
+    install(site, "acme_odd", source, f"[{AGGREGATORS}]\nodd = acme_odd:Rule\n")
+    store = MemoryStore()
+    vectors = [np.ones(5, np.float32)] * 3
+    with pytest.raises(ValueError, match=r"'odd' made float32 of shape \(3,\) out of 5 columns"):
+        aggregate(store, work_on(store, "odd", vectors, vectors[0]))
+
+
+def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
+    """It can be installed again, so this is no failure of the rule's, which would end the
+    session."""
+    store = MemoryStore()
+    work = work_on(store, "midrange", [np.ones(5, np.float32)] * 3, np.ones(5, np.float32))
+    with pytest.raises(PluginFailed, match="'midrange', and no plug-in gives it any more; install"):
+        aggregate(store, work)
+    install_example(site)
+    aggregate(store, work)
+    with pytest.raises(PluginFailed, match="other options than the rule 'midrange' has now"):
+        aggregate(store, replace(work, options={"far": 1}))
+
+
+def test_there_is_no_such_plug_in() -> None:
+    """As one that was there when the session was opened, and is not any more."""
+    with pytest.raises(KeyError):
+        make_rule("nobody", {})
+    told: Any = error_of(aggregation__rule="nobody")
+    assert "it must be one of: centred_clipping, geometric_median, identity, " in told
