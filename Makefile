@@ -17,7 +17,11 @@ CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
 INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
 endif
 
-.PHONY: help demo test kills simulate check format lint types protos protos-check lock setup setup-dev clean
+# From the raw limits to what takes longest.
+BENCHMARKS := baselines round_overhead aggregation recovery restart s3_store fleet large_model
+WITH_PEERS := round_overhead large_model
+
+.PHONY: help demo test kills simulate bench check format lint types protos protos-check lock setup setup-dev clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +37,14 @@ simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of fault
 
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
+
+bench: setup-dev  ## every benchmark, some 25 minutes on two quiet cores; PEERS=1 adds some 10
+	@status=0; for name in $(BENCHMARKS); do \
+		test -e benchmarks/$$name.py || continue; \
+		peers=; case " $(if $(PEERS),$(WITH_PEERS)) " in *" $$name "*) peers=--peers;; esac; \
+		echo "== $$name"; \
+		$(BIN)/python benchmarks/$$name.py $$peers $(if $(QUICK),--quick) || status=1; \
+	done; echo 'The tables of docs/performance.md: $(BIN)/python benchmarks/tables.py'; exit $$status
 
 check: format lint types protos-check test  ## what CI runs
 

@@ -131,13 +131,20 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--participants", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--quick", action="store_true", help="a short journal: does it work?")
     arguments = parser.parse_args()
+    results.end_on_signal()
+    num_starts = STARTS
+    if arguments.quick:
+        arguments.participants, arguments.rounds, num_starts = 10, 10, 1
     participants, rounds = arguments.participants, arguments.rounds
     # One more, and the first of the coordinators would save another snapshot.
-    num_behind = (SNAPSHOT_RECORDS - 1) // (participants + 3)
+    num_behind = min(rounds, (SNAPSHOT_RECORDS - 1) // (participants + 3))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         journal = Journal(folder, participants, rounds)
@@ -150,7 +157,7 @@ def main() -> None:
         journal.open_round(rounds)
         size = journal.path.stat().st_size
         seconds = []
-        for _ in range(STARTS):
+        for _ in range(num_starts):
             process, took = start(folder)
             process.kill()
             process.communicate()

@@ -1,16 +1,150 @@
-"""What every benchmark does with its figures."""
+"""What every benchmark does with its figures: print them, and keep them as JSON.
+
+A figure that is a list of mappings is a table, one row each; any other is a line.
+"""
 
 import json
+import os
 import platform
-from collections.abc import Mapping
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
+from typing import Any, TypeGuard
+
+FOLDER = Path("bench-results")
+PACKAGES = ("numpy", "grpcio", "xain-coordinator")
+
+Row = Mapping[str, Any]
+
+# Before the script does anything: what others do on the machine shows in all figures.
+_LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def end_on_signal() -> None:
+    """Let SIGTERM end the script as an exception does: whatever it has started ends with it."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGTERM waits until the end: a process that is started within is known to whoever has to end
+    it."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def report(name: str, figures: Mapping[str, object]) -> None:
-    """Print them, a line each, and write them to bench-results/NAME.json."""
-    result = {**figures, "python": platform.python_version(), "machine": platform.machine()}
-    for key, value in result.items():
-        print(f"{key:20} {value}")
-    target = Path("bench-results") / f"{name}.json"
-    target.parent.mkdir(exist_ok=True)
+    """Print them, and write them to bench-results/NAME.json together with where and when."""
+    result = {**figures, "about": about()}
+    for key, value in figures.items():
+        if is_table(value):
+            print(f"\n{key}")
+            print_table(value)
+        else:
+            print(f"{key:28} {shown(value)}")
+    print()
+    FOLDER.mkdir(exist_ok=True)
+    target = FOLDER / f"{name}.json"
     target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def scratch(parent: Path = FOLDER) -> Iterator[Path]:
+    """A folder for the time being; by default on the disk that holds the checkout, since /tmp may
+    be memory, where fsync costs nothing."""
+    parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=parent) as name:
+        yield Path(name).absolute()
+
+
+def is_table(value: object) -> TypeGuard[Sequence[Row]]:
+    return isinstance(value, list) and all(isinstance(row, Mapping) for row in value)
+
+
+def columns(rows: Iterable[Row]) -> list[str]:
+    """All keys of all rows, in the order in which they come up."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def shown(value: object) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    names = columns(rows)
+    cells = [names, *([shown(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
+    for row in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def about() -> dict[str, object]:
+    """The machine, the versions, the date."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "load_before": _LOAD,
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "revision": _revision(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None  # not Linux
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _revision() -> str | None:
+    """Of the checkout; None where there is none."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--tags"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -1,56 +1,39 @@
 """What a round costs beyond the training: 8 participant processes, a model of 10 float32.
 
-    python benchmarks/round_overhead.py [--participants 8] [--rounds 30]
+    python benchmarks/round_overhead.py [--participants 8] [--rounds 30] [--peers]
 
-The participants are real agents whose training is a single addition. A round lasts from its opening
-to the publication of its model, as the coordinator records it: every participant is told (the news
-carries the work, the work the model) and hands in (the call carries the update, which is synced to
-disk and journalled); then the updates are aggregated, stored and journalled.
+The participants are real agents whose updates are there before they are asked. A round lasts from
+its opening to the publication of its model, as the coordinator records it: every participant is
+told (the news carries the work, the work the model) and hands in (the call carries the update,
+which is synced to disk and journalled); then the updates are aggregated, stored and journalled.
 
 Beside it, in the same run, the raw limit: as many processes making two calls a round, one for the
-news and one for the update, on a bare grpc.aio server that answers with the bytes it got. Prints
-medians and their ratio; writes bench-results/round_overhead.json.
+news and one for the update, on a bare grpc.aio server that answers with the bytes it got.
+
+With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
+Prints medians and their ratio; writes bench-results/round_overhead.json.
 """
 
 import argparse
 import asyncio
 import json
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
 import grpc
-import numpy as np
+import processes
 import results
-from numpy.typing import NDArray
 
-from xain_messaging.process.logs import configure
-from xain_participant import Participant
-from xain_participant.agent import run
-from xain_proto.fl import inspection_pb2 as inspection
-from xain_proto.fl import inspection_pb2_grpc
-
+SIZE = 10  # of the model, in float32
 WARM_UP_ROUNDS = 5  # imports and caches settle
 CALLS_PER_ROUND = 2  # the news of the round, and EndTrainingRound
 RAW_ROUNDS = 1000  # enough for the clients' different beginnings not to matter
+PEER_ROUNDS = 5
 ECHO = "/bench.Echo/Echo"
 PAYLOAD = b"x" * 168  # the size of the model's .npy file
-
-
-class Adder(Participant):
-    """Training that takes no time."""
-
-    def init_weights(self) -> NDArray[np.float32]:
-        return np.zeros(10, np.float32)
-
-    def train_round(
-        self, weights: NDArray[np.float32], epochs: int, epoch_base: int
-    ) -> tuple[NDArray[np.float32], int]:
-        return weights + np.float32(1), 10
 
 
 def spawn(role: str, *arguments: object) -> subprocess.Popen[bytes]:
@@ -60,51 +43,22 @@ def spawn(role: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 def measure_rounds(participants: int, rounds: int) -> list[float]:
     """Seconds of each round after the warm-up."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "rounds.rounds": rounds + WARM_UP_ROUNDS,
-            "rounds.min_participants": participants,
-            "logging.level": "warning",
-            "logging.console": "false",
-        }
-        port = free_port()
-        command = [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"]
-        flags = [f"--port={port}", *(f"--set={k}={v}" for k, v in settings.items())]
-        coordinator = subprocess.Popen([*command, *flags])
-        agents = [spawn("agent", "--port", port, "--name", f"p{i}") for i in range(participants)]
-        try:
-            for agent in agents:
-                if agent.wait(300) != 0:
-                    raise SystemExit(f"a participant ended with status {agent.returncode}")
-            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-                stub = inspection_pb2_grpc.InspectionStub(channel)
-                listed = stub.ListRounds(inspection.ListRoundsRequest(limit=10_000)).rounds
-            return [round_.seconds for round_ in listed][WARM_UP_ROUNDS:]
-        finally:
-            for process in (*agents, coordinator):
-                process.terminate()
-                process.wait(30)
+    with results.scratch() as folder:
+        session = processes.session(folder, participants, SIZE, rounds + WARM_UP_ROUNDS)
+        return list(session.seconds[WARM_UP_ROUNDS:])
 
 
-def measure_raw(clients: int) -> float:
+def measure_raw(clients: int, rounds: int) -> float:
     """Seconds for one round's calls of all clients, at full speed."""
-    port = free_port()
+    port = processes.free_port()
     server = spawn("echo-server", "--port", port)
     try:
-        processes = [
-            spawn("echo-client", "--port", port, "--rounds", RAW_ROUNDS) for _ in range(clients)
-        ]
-        spans = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
-        return (max(end for _, end in spans) - min(begin for begin, _ in spans)) / RAW_ROUNDS
+        them = [spawn("echo-client", "--port", port, "--rounds", rounds) for _ in range(clients)]
+        spans = [json.loads(one.communicate(timeout=300)[0]) for one in them]
+        return (max(end for _, end in spans) - min(begin for begin, _ in spans)) / rounds
     finally:
         server.terminate()
         server.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def serve_echo(port: int) -> None:
@@ -132,42 +86,48 @@ def call_echo(port: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--participants", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=30, help="after the warm-up")
+    parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
+    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--name", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    match arguments.role:
-        case "agent":
-            configure("warning", console=False, third_party=False)
-            sys.exit(run(Adder(), f"127.0.0.1:{arguments.port}", arguments.name))
+    given = parser.parse_args()
+    match given.role:
         case "echo-server":
-            asyncio.run(serve_echo(arguments.port))
+            asyncio.run(serve_echo(given.port))
         case "echo-client":
-            call_echo(arguments.port, arguments.rounds)
+            call_echo(given.port, given.rounds)
         case _:
-            report(arguments.participants, arguments.rounds)
+            results.end_on_signal()
+            if given.quick:
+                given.participants, given.rounds = 2, 3
+            raw_rounds = given.rounds if given.quick else RAW_ROUNDS
+            report(given.participants, given.rounds, raw_rounds, with_peers=given.peers)
 
 
-def report(participants: int, rounds: int) -> None:
-    raw = measure_raw(participants)
+def report(participants: int, rounds: int, raw_rounds: int, *, with_peers: bool) -> None:
+    raw = measure_raw(participants, raw_rounds)
     seconds = sorted(measure_rounds(participants, rounds))
     median = statistics.median(seconds)
-    results.report(
-        "round_overhead",
-        {
-            "participants": participants,
-            "rounds": rounds,
-            "round_ms_median": round(1000 * median, 2),
-            "round_ms_min": round(1000 * seconds[0], 2),
-            "round_ms_p90": round(1000 * seconds[int(0.9 * (len(seconds) - 1))], 2),
-            "bare_grpc_ms": round(1000 * raw, 2),
-            "ratio_to_bare_grpc": round(median / raw, 2),
-            "grpcio": grpc.__version__,
-        },
-    )
+    figures: dict[str, object] = {
+        "participants": participants,
+        "rounds": rounds,
+        "round_ms_median": round(1000 * median, 2),
+        "round_ms_min": round(1000 * seconds[0], 2),
+        "round_ms_p90": round(1000 * seconds[int(0.9 * (len(seconds) - 1))], 2),
+        "bare_grpc_ms": round(1000 * raw, 2),
+        "ratio_to_bare_grpc": round(median / raw, 2),
+    }
+    if with_peers:
+        import peers
+
+        rows = peers.measure(participants=participants, size=SIZE, rounds=min(rounds, PEER_ROUNDS))
+        figures["peers"] = peers.beside(rows, median)
+    results.report("round_overhead", figures)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a small object, to see that it works")
     arguments = parser.parse_args()
+    results.end_on_signal()
+    if arguments.quick:
+        arguments.size_mib, arguments.turns = 1, 1
     data = os.urandom(arguments.size_mib << 20)
     with SeaweedFS() as server, tempfile.TemporaryDirectory() as folder:
         report(arguments.size_mib, measure(server, data, arguments.turns, folder))

@@ -1,0 +1,291 @@
+"""Thousands of participants in one process, for fleet.py: a process of its own, told by its input.
+
+    python benchmarks/fleet_agents.py TARGET NAMES...
+
+Each participant is the real Protocol on a channel of its own. What a thread does in the real agent
+a task does here: its calls, its timers and its stream. Training adds 1 to a model of a few floats,
+when it may. The one thing left out is the second connection that an agent opens when a sign of
+life is not answered within SILENCE_S; those that would have been are counted.
+
+A line of input is a command, a line of output its answer, as JSON; all times are CLOCK_MONOTONIC.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import grpc
+import numpy as np
+import xxhash
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from xain_participant import protocol as p
+from xain_participant.agent import MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S
+from xain_participant.client import (
+    CALL_TIMEOUT_S,
+    CHANNEL_OPTIONS,
+    ERROR_DOMAIN,
+    HAND_IN_TIMEOUT_S,
+    IDENTITY_KEY,
+)
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+
+STATES = {pb.ROUND: p.State.ROUND, pb.FINISHED: p.State.FINISHED}
+
+
+class Crowd:
+    """All participants of this process, and what is measured of them.
+
+    may_train: training ends at once while it is set.
+    """
+
+    def __init__(self) -> None:
+        self.may_train = asyncio.Event()
+        self.heartbeats: list[tuple[float, float]] = []  # when sent, seconds until answered
+        self.num_rendezvous = 0
+        self.num_lost = 0
+        self.num_refused = 0
+        self.told: dict[int, list[float]] = {}  # round: when each was told of it first
+        self.watching: dict[str, float] = {}  # since when; not in it: no stream
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        match command["do"]:
+            case "train":
+                self.may_train.set()
+            case "wait":
+                self.may_train.clear()
+            case "forget":
+                self.heartbeats.clear()
+                self.num_rendezvous = self.num_lost = self.num_refused = 0
+        return {
+            "watching": len(self.watching),
+            "watching_since": max(self.watching.values(), default=0.0),
+            "rendezvous": self.num_rendezvous,
+            "lost": self.num_lost,
+            "refused": self.num_refused,
+            "told": {
+                round_: [len(times), min(times), max(times)] for round_, times in self.told.items()
+            },
+            "heartbeats": self.heartbeats if command["do"] == "heartbeats" else [],
+        }
+
+
+class LightAgent:
+    """One participant, from its first rendezvous to its end."""
+
+    def __init__(self, crowd: Crowd, target: str, name: str) -> None:
+        self._crowd = crowd
+        self._name = name
+        self._metadata = ((IDENTITY_KEY, name),)
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub: Any = CoordinatorStub(self._channel)  # its types are those of blocking calls
+        self._chance = Random(name)
+        self._protocol = p.Protocol(self._chance)
+        self._timers: dict[p.Timer, asyncio.TimerHandle] = {}
+        self._events: deque[tuple[p.Event, pb.StartTrainingRoundResponse | None]] = deque()
+        self._is_handling = False
+        self._assignment = pb.StartTrainingRoundResponse()
+        self._result = b""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_back = asyncio.Event()
+        self.done = asyncio.Event()
+
+    def post(self, event: p.Event, work: pb.StartTrainingRoundResponse | None = None) -> None:
+        """Events are handled one after another, also those that come of an action."""
+        self._events.append((event, work))
+        if self._is_handling:
+            return
+        self._is_handling = True
+        while self._events:
+            event, work = self._events.popleft()
+            for action in self._protocol.handle(event):
+                self._do(action, work)
+        self._is_handling = False
+
+    def _do(self, action: p.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
+        match action:
+            case p.SetTimer(timer, after_s):
+                if timer in self._timers:
+                    self._timers[timer].cancel()
+                loop = asyncio.get_running_loop()
+                self._timers[timer] = loop.call_later(after_s, self.post, p.TimerFired(timer))
+            case p.Rendezvous():
+                self._spawn(self._answered(p.Call.RENDEZVOUS, self._rendezvous()))
+            case p.SendHeartbeat(training, round_):
+                self._spawn(self._answered(p.Call.HEARTBEAT, self._heartbeat(training, round_)))
+            case p.StartWatch():
+                self._spawn(self._watch())
+            case p.BeginRound(round_, ask):
+                if announced is not None and announced.round == round_ and not ask:
+                    self.post(self._assign(announced))
+                else:
+                    self._spawn(self._answered(p.Call.BEGIN_ROUND, self._begin_round()))
+            case p.Train(round_):
+                self._spawn(self._train(round_))
+            case p.HandIn(round_):
+                self._spawn(self._answered(p.Call.HAND_IN, self._hand_in(round_)))
+            case p.Drop() | p.Leave():
+                self._result = b""
+            case p.Exit():
+                self.done.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answered(self, call: p.Call, asking: Awaitable[p.Event]) -> None:
+        event: p.Event
+        try:
+            event = await asking
+        except grpc.aio.AioRpcError as error:
+            self._crowd.num_refused += 1
+            event = p.RefusedBy(call, reason_of(error), error.code().name, error.details() or "")
+        if call in (p.Call.RENDEZVOUS, p.Call.HEARTBEAT) and not isinstance(event, p.RefusedBy):
+            self._is_back.set()
+        self.post(event)
+
+    async def _rendezvous(self) -> p.Event:
+        self._crowd.num_rendezvous += 1
+        response = await self._stub.Rendezvous(
+            pb.RendezvousRequest(), metadata=self._metadata, timeout=CALL_TIMEOUT_S
+        )
+        if response.reply == pb.LATER:
+            return p.AskedToWait(response.retry_after_ms / 1000)
+        return p.Joined(
+            response.session_id,
+            response.heartbeat_interval_ms / 1000,
+            response.reconnect_spread_ms / 1000,
+        )
+
+    async def _heartbeat(self, training: bool, round_: int) -> p.Event:
+        request = pb.HeartbeatRequest(state=pb.TRAINING if training else pb.READY, round=round_)
+        sent_at = time.monotonic()
+        response = await self._stub.Heartbeat(
+            request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
+        )
+        self._crowd.heartbeats.append((sent_at, time.monotonic() - sent_at))
+        return replace(advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000)
+
+    async def _watch(self) -> None:
+        failures = 0
+        while not self.done.is_set():
+            has_told = False
+            try:
+                async for message in self._stub.Watch(pb.WatchRequest(), metadata=self._metadata):
+                    now = time.monotonic()
+                    if not has_told:
+                        self._crowd.watching[self._name] = now
+                    has_told, failures = True, 0
+                    if message.state == pb.ROUND:
+                        self._crowd.told.setdefault(message.round, []).append(now)
+                    work = message.work if message.HasField("work") else None
+                    self.post(advertised(message), work)
+            except grpc.aio.AioRpcError as error:
+                self._crowd.num_refused += not has_told
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return
+            self._crowd.watching.pop(self._name, None)
+            if has_told and not self.done.is_set():
+                self._crowd.num_lost += 1
+                self._is_back.clear()
+                self.post(p.ConnectionLost())
+                await self._is_back.wait()
+            ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
+            failures += 1
+            await asyncio.sleep(self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
+
+    async def _begin_round(self) -> p.Event:
+        return self._assign(
+            await self._stub.StartTrainingRound(
+                pb.StartTrainingRoundRequest(), metadata=self._metadata, timeout=CALL_TIMEOUT_S
+            )
+        )
+
+    def _assign(self, assignment: pb.StartTrainingRoundResponse) -> p.Event:
+        self._assignment = assignment
+        return p.Assigned(assignment.round, assignment.update_accepted)
+
+    async def _train(self, round_: int) -> None:
+        await self._crowd.may_train.wait()
+        weights = np.load(io.BytesIO(self._assignment.model.data))
+        # The coordinator's first model may be XAIN's empty one, which is to be initialised. Random:
+        # updates that are alike would be cheaper than real ones.
+        rng = np.random.default_rng(self._chance.getrandbits(64))
+        vector = weights + 1 if weights.size else rng.random(10, np.float32)
+        file = io.BytesIO()
+        np.save(file, vector)
+        self._result = file.getvalue()
+        self.post(p.Trained(round_))
+
+    async def _hand_in(self, round_: int) -> p.Event:
+        result = self._result
+        ref = pb.WeightsRef(
+            key=f"{round_}/{self._name}",
+            size_bytes=len(result),
+            digest=xxhash.xxh3_128_digest(result),
+            data=result,
+        )
+        request = pb.EndTrainingRoundRequest(
+            participant_id=self._name, number_samples=10, metrics="[]", round=round_, update=ref
+        )
+        await self._stub.EndTrainingRound(
+            request, metadata=self._metadata, timeout=HAND_IN_TIMEOUT_S
+        )
+        return p.HandedIn(round_)
+
+
+def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertised:
+    return p.Advertised(
+        STATES.get(message.state, p.State.STANDBY),
+        message.round,
+        message.update_accepted,
+        message.session_id,
+        message.cause,
+    )
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The coordinator's code."""
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            return str(info.reason)
+    return ""
+
+
+async def run(target: str, first: int, number: int) -> None:
+    crowd = Crowd()
+    crowd.may_train.set()
+    agents = [LightAgent(crowd, target, f"site-{i:05}") for i in range(first, first + number)]
+    for agent in agents:
+        agent.post(p.Started())
+    commands = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(commands)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    while line := await commands.readline():
+        print(json.dumps(crowd.answer(json.loads(line))), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("target")
+    parser.add_argument("first", type=int)
+    parser.add_argument("number", type=int)
+    arguments = parser.parse_args()
+    asyncio.run(run(arguments.target, arguments.first, arguments.number))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The raw limit beside fleet.py: a bare grpc.aio server with the coordinator's method names.
+
+    python benchmarks/fleet_bare.py PORT
+
+Answers with bytes made beforehand, and reads none. A line of input tells all streams of a round,
+for which there is nothing left to do.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from xain_messaging.process.logs import configure
+from xain_proto.fl import coordinator_pb2 as pb
+
+SERVICE = "xain_proto.fl.Coordinator"
+# As many calls may wait to be taken up as may come at once.
+OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+]
+
+ACCEPTED = pb.RendezvousResponse(
+    reply=pb.ACCEPT, heartbeat_interval_ms=10_000, session_id="bare"
+).SerializeToString()
+STANDBY = pb.HeartbeatResponse(state=pb.STANDBY, session_id="bare").SerializeToString()
+WAITING = pb.WatchResponse(state=pb.STANDBY, session_id="bare").SerializeToString()
+TOLD = pb.WatchResponse(
+    state=pb.ROUND, round=1, update_accepted=True, session_id="bare"
+).SerializeToString()
+
+
+async def serve(port: int) -> None:
+    told = asyncio.Event()
+
+    async def rendezvous(request: bytes, context: object) -> bytes:
+        return ACCEPTED
+
+    async def heartbeat(request: bytes, context: object) -> bytes:
+        return STANDBY
+
+    async def watch(request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield WAITING
+        await told.wait()
+        yield TOLD
+        await asyncio.Event().wait()
+
+    server = grpc.aio.server(options=OPTIONS)
+    handlers = {
+        "Rendezvous": grpc.unary_unary_rpc_method_handler(rendezvous),
+        "Heartbeat": grpc.unary_unary_rpc_method_handler(heartbeat),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    structlog.get_logger("xain_coordinator").info("serving")
+    commands = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(commands)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    await commands.readline()
+    told.set()
+    await server.wait_for_termination()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("port", type=int)
+    configure("info", console=False, third_party=False)
+    asyncio.run(serve(parser.parse_args().port))
+
+
+if __name__ == "__main__":
+    main()

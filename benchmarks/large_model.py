@@ -1,0 +1,162 @@
+"""A round of a large model: 25 million float32, 100 MB, in 4 participant processes.
+
+    python benchmarks/large_model.py [--participants 2,4,8,16] [--size 25000000] [--rounds 5]
+
+The participants are real agents whose updates are there before they are asked: random, distinct by
+participant and by round. A round lasts from its opening to the publication of its model, as the
+coordinator records it: all get the model, all hand in, the updates are checked, synced to disk,
+journalled and aggregated, and so is the new model. Useful are the bytes of the models that go down
+and of the updates that come up.
+
+Three tables: by number of participants, with the peak memory (VmHWM) of every process; durable
+against in memory (the data directory in /dev/shm, where fsync costs nothing); and the coordinator's
+peak memory by aggregation rule. Beside each, in the same run, the raw limits: the same bytes over
+loopback TCP and over bare gRPC streams between as many processes, and the disk.
+
+With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
+Prints the tables; writes bench-results/large_model.json.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import baselines
+import processes
+import results
+
+# The first round brings the first weights, and the second is the first with a download.
+WARM_UP_ROUNDS = 2
+FEW = 4  # participants where their number does not matter
+RULE_PARTICIPANTS = 8  # enough for rules that leave some of them out
+RULE_ROUNDS = 2
+PEER_ROUNDS = 3
+
+
+def measure(
+    folder: Path,
+    participants: int,
+    size: int,
+    rounds: int,
+    settings: Mapping[str, object] | None = None,
+) -> processes.Session:
+    """The session without its warm-up."""
+    whole = processes.session(folder, participants, size, rounds + WARM_UP_ROUNDS, settings)
+    return processes.Session(
+        whole.seconds[WARM_UP_ROUNDS:], whole.coordinator_mb, whole.participants
+    )
+
+
+def row(session: processes.Session, num_bytes: int) -> dict[str, Any]:
+    """What every table tells of a session. num_bytes: of the model."""
+    seconds = statistics.median(session.seconds)
+    participants = session.participants
+    peaks = [one.peak_mb for one in participants if one.peak_mb is not None]
+    extra = [
+        one.peak_mb - one.prepared_mb
+        for one in participants
+        if one.peak_mb is not None and one.prepared_mb is not None
+    ]
+    return {
+        "participants": len(participants),
+        "round_s_median": seconds,
+        "round_s_min": min(session.seconds),
+        "round_s_max": max(session.seconds),
+        "useful_mb_per_s": 2 * len(participants) * processes.mb(num_bytes) / seconds,
+        "coordinator_peak_mb": session.coordinator_mb,
+        "participant_peak_mb": max(peaks, default=None),
+        # Beyond the update itself, which is what this training holds.
+        "participant_extra_models": max(extra, default=0) / processes.mb(num_bytes) or None,
+    }
+
+
+def by_participants(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for participants in given.participants:
+        with results.scratch() as folder:
+            found = row(measure(folder, participants, given.size, given.rounds), num_bytes)
+            written = baselines.disk_seconds(folder, participants + 1, num_bytes)
+        limits = baselines.transport(participants, num_bytes)
+        ratio = found["round_s_median"] / limits["bare_grpc_s"]
+        rows.append({**found, **limits, "disk_s": written, "ratio_to_bare_grpc": ratio})
+    return rows
+
+
+def by_durability(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
+    """One after the other, so that both meet the machine in the same mood."""
+    rows: list[dict[str, Any]] = []
+    folder = processes.shm_folder()
+    for where, parent in (("disk", results.FOLDER), ("memory", folder)):
+        if parent is None:
+            continue
+        with results.scratch(parent) as scratch:
+            session = measure(scratch, given.few, given.size, given.rounds)
+        rows.append({"data": where, **row(session, num_bytes)})
+    return rows
+
+
+def by_rule(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
+    from rules import cases  # what the rules are, and how to choose them
+
+    rows: list[dict[str, Any]] = []
+    for case in cases():
+        participants = case.participants or RULE_PARTICIPANTS
+        with results.scratch() as folder:
+            session = processes.session(
+                folder, participants, given.size, RULE_ROUNDS, case.settings
+            )
+        rows.append(
+            {
+                "rule": case.name,
+                "participants": participants,
+                "round_s": session.seconds[-1],
+                "coordinator_peak_mb": session.coordinator_mb,
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--participants",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[2, 4, 8, 16],
+        metavar="N,N",
+        help="numbers of participants; default: 2,4,8,16",
+    )
+    parser.add_argument("--size", type=int, default=25_000_000, help="of the model, in float32")
+    parser.add_argument("--rounds", type=int, default=5, help="after the warm-up")
+    parser.add_argument("--no-rules", action="store_true", help="without the table by rule")
+    parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    given = parser.parse_args()
+    results.end_on_signal()
+    given.few = FEW
+    if given.quick:
+        given.participants, given.size, given.rounds = [2], 50_000, 1
+        given.few, given.no_rules = 2, True
+    num_bytes = 4 * given.size
+    durability = by_durability(given, num_bytes)
+    figures: dict[str, Any] = {
+        "model_mb": processes.mb(num_bytes),
+        "rounds": given.rounds,
+        "by_participants": by_participants(given, num_bytes),
+        "by_durability": durability,
+    }
+    if not given.no_rules:
+        figures["by_rule"] = by_rule(given, num_bytes)
+    if given.peers:
+        import peers
+
+        rows = peers.measure(given.few, given.size, rounds=1 if given.quick else PEER_ROUNDS)
+        figures["peers"] = peers.beside(rows, durability[0]["round_s_median"])
+    results.report("large_model", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The processes of a benchmark: a coordinator, agents in processes of their own, their memory."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import results
+
+from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.fl import inspection_pb2_grpc
+
+PATIENCE_S = 300.0  # for what takes seconds; a benchmark that hangs must end
+SESSION_LIMIT_S = 1800.0  # for what takes minutes
+POLL_S = 0.01
+AGENT = Path(__file__).with_name("agent.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def peak_memory_mb(pid: int | None = None) -> float | None:
+    """VmHWM, the most that a process had in memory so far, in 10^6 bytes; by default of this one.
+
+    None where the system does not tell, and for a process that is gone.
+    """
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid or 'self'}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return None
+
+
+class CoordinatorProcess:
+    """A coordinator in a folder, which may be killed and started again on the same port.
+
+    settings: by dotted key.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
+        self.port = free_port()
+        flags = [f"--set={key}={value}" for key, value in settings.items()]
+        self._command = [
+            *(sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}"),
+            *(f"--port={self.port}", "--set=logging.console=false", *flags),
+        ]
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> float:
+        """Wait until it serves; returns how long that took."""
+        begin = time.perf_counter()
+        with results.uninterrupted():
+            self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        lines = self._process.stderr
+        assert lines is not None
+        for line in lines:
+            if json.loads(line)["event"] == "serving":
+                taken = time.perf_counter() - begin
+                # Somebody has to read what it logs, or it would wait.
+                self._reader = threading.Thread(target=_show_problems, args=(lines,), daemon=True)
+                self._reader.start()
+                return taken
+        raise SystemExit(f"the coordinator ended with status {self._process.wait()}")
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        assert self._process is not None
+        return peak_memory_mb(self._process.pid)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._reader is not None:
+            self._reader.join(30)
+
+    def rounds(self) -> list[inspection.RoundStatus]:
+        """All of them, oldest first."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            stub = inspection_pb2_grpc.InspectionStub(channel)
+            request = inspection.ListRoundsRequest(limit=1000)
+            return list(stub.ListRounds(request, timeout=30, wait_for_ready=True).rounds)
+
+
+def _show_problems(lines: Iterator[str]) -> None:
+    for line in lines:
+        with suppress(ValueError):  # whatever is no JSON is of the interpreter
+            if json.loads(line).get("level") not in ("error", "critical"):
+                continue
+        print(f"coordinator: {line}", end="", file=sys.stderr)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of an agent. prepared_mb: its peak before it joined, with all that training itself holds."""
+
+    prepared_mb: float | None
+    peak_mb: float | None
+
+
+class Agents:
+    """Agents that are prepared and wait for go()."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, target: str, name: str, size: int) -> None:
+        """One more. Does not wait."""
+        command = [sys.executable, str(AGENT), target, name, str(size)]
+        pipe = subprocess.PIPE
+        with results.uninterrupted():
+            self._processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+
+    def go(self) -> None:
+        for process in self._processes:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise SystemExit(f"a participant ended with status {process.wait()}")
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+    def check(self) -> None:
+        """Raises SystemExit if one has failed."""
+        for process in self._processes:
+            if process.poll():
+                raise SystemExit(f"a participant ended with status {process.returncode}")
+
+    def finish(self) -> list[Memory]:
+        """Wait until the session is over."""
+        found = []
+        deadline = time.monotonic() + SESSION_LIMIT_S
+        for process in self._processes:
+            out, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            self.check()
+            found.append(Memory(**json.loads(out)))
+        return found
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def agents(target: str, num_participants: int, size: int) -> Iterator[Agents]:
+    """Whatever happens, none of them is left."""
+    them = Agents()
+    try:
+        for i in range(num_participants):
+            them.start(target, f"p{i}", size)
+        yield them
+    finally:
+        them.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a whole session took. seconds: of each round, as the coordinator records it."""
+
+    seconds: Sequence[float]
+    coordinator_mb: float | None
+    participants: Sequence[Memory]
+
+
+def session(
+    folder: Path,
+    num_participants: int,
+    size: int,
+    rounds: int,
+    settings: Mapping[str, object] | None = None,
+) -> Session:
+    """Run one to its end. size: of the model, in float32."""
+    rules: dict[str, object] = {
+        "rounds.rounds": rounds,
+        "rounds.min_participants": num_participants,
+        "logging.level": "info",
+        **(settings or {}),
+    }
+    coordinator = CoordinatorProcess(folder, rules)
+    with ExitStack() as stack:
+        stack.callback(coordinator.stop)
+        coordinator.start()
+        target = f"127.0.0.1:{coordinator.port}"
+        them = stack.enter_context(agents(target, num_participants, size))
+        them.go()
+        memory = them.finish()
+        seconds = [round_.seconds for round_ in coordinator.rounds()]
+        assert len(seconds) == rounds
+        return Session(seconds, coordinator.peak_memory_mb, memory)
+
+
+def wait_until(found: Callable[[], object], what: str) -> None:
+    """Poll for it. Raises SystemExit if it does not come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not found():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what} did not happen within {PATIENCE_S:.0f} s")
+        time.sleep(POLL_S)  # a poll: it ends when it is found
+
+
+def mb(num_bytes: float) -> float:
+    return num_bytes / 1e6
+
+
+def shm_folder() -> Path | None:
+    """A folder in memory, where fsync costs nothing; None if this system has none."""
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None

@@ -1,0 +1,152 @@
+"""Every benchmark runs, and writes the figures that docs/performance.md shows; none is asserted."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+PAGE = ROOT / "docs" / "performance.md"
+
+# What each of them must tell; a list is a table, of which these are columns.
+EXPECTED: dict[str, dict[str, set[str]]] = {
+    "baselines": {
+        "": {"tcp_mb_per_s", "bare_grpc_mb_per_s", "disk_mb_per_s"},
+        "memory": {"threads", "copy_gb_per_s", "float64_accumulation_gb_per_s"},
+    },
+    "round_overhead": {"": {"round_ms_median", "bare_grpc_ms", "ratio_to_bare_grpc"}},
+    "large_model": {
+        "by_participants": {
+            "participants",
+            "round_s_median",
+            "useful_mb_per_s",
+            "coordinator_peak_mb",
+            "participant_peak_mb",
+            "bare_grpc_s",
+            "ratio_to_bare_grpc",
+        },
+        "by_durability": {"data", "round_s_median"},
+    },
+    "aggregation": {
+        "memory": {"float64_accumulation_gb_per_s"},
+        "by_rule": {"rule", "updates", "store", "gb_per_s", "ratio_to_numpy"},
+    },
+    "recovery": {"": {"serving_s_median", "round_ends_s_median", "sent_twice_mb_up"}},
+    "restart": {"": {"serving_s_median", "without_snapshot_s"}},
+}
+ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
+
+
+async def run(script: str, *arguments: object, folder: Path) -> str:
+    """Its output. The folder is where it leaves its figures."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, arguments)),
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def figures(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "bench-results" / f"{name}.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
+    """With tiny sizes it prints and writes all its figures, says where they come from, and leaves
+    nothing else behind."""
+    printed = await run(name, "--quick", folder=tmp_path)
+    found = figures(tmp_path, name)
+    assert found["about"].keys() >= ABOUT
+    for table, keys in EXPECTED[name].items():
+        rows: Sequence[dict[str, Any]] = found[table] if table else [found]
+        assert rows
+        assert all(keys <= row.keys() for row in rows), (table, rows)
+        assert all(key in printed for key in keys)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench-results"]
+    assert [path.name for path in (tmp_path / "bench-results").iterdir()] == [f"{name}.json"]
+
+
+async def test_the_page_shows_the_figures(tmp_path):
+    """tables.py puts the figures between their marks, and leaves all else as it is."""
+    about = dict.fromkeys((*ABOUT, "system", "load_before", "revision"), "x")
+    made = {"round_ms_median": 1.5, "rows": [{"rule": "mean", "gb_per_s": 2.0}], "about": about}
+    (tmp_path / "bench-results").mkdir()
+    (tmp_path / "bench-results" / "one.json").write_text(json.dumps(made))
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Before.\n<!-- one -->\nold\n<!-- end -->\nBetween.\n"
+        "<!-- one: rows -->\nold\n<!-- end -->\n<!-- two -->\nkept\n<!-- end -->\n"
+        "<!-- one: columns -->\nkept\n<!-- end -->\nAfter.\n"
+    )
+    await run("tables", page, folder=tmp_path)
+    shown = page.read_text()
+    assert "old" not in shown
+    assert shown.count("kept") == 2
+    assert shown.startswith("Before.\n")
+    assert shown.endswith("After.\n")
+    assert shown.count("round ms median") == 1
+    assert shown.count("| mean | 2 |") == 2
+    again = page.read_text()
+    await run("tables", page, folder=tmp_path)
+    assert page.read_text() == again
+
+
+def test_the_page_names_what_there_is():
+    """Every mark in docs/performance.md is that of a benchmark."""
+    page = PAGE.read_text(encoding="utf-8")
+    marks = re.findall(r"^<!-- (\w+)(?:: [\w, ]+)? -->$", page, re.MULTILINE)
+    names = marks[::2]
+    assert names
+    assert set(marks[1::2]) == {"end"}
+    assert all((BENCHMARKS / f"{name}.py").exists() for name in names)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="who is left is looked up in /proc")
+async def test_a_benchmark_that_is_stopped_leaves_nobody(tmp_path):
+    """SIGTERM in the middle of it: coordinator and participants end with it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(BENCHMARKS / "recovery.py"), "--participants=2", "--kills=1000"),
+        *("--size=1000",),
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        while len(children_of(process.pid)) < 3:  # a coordinator and two agents
+            assert process.returncode is None
+            await asyncio.sleep(0.05)  # a poll: it ends when they are there
+        children = children_of(process.pid)
+        process.terminate()
+        assert await process.wait() == 143
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert not any(is_there(pid) for pid in children)
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def children_of(parent: int) -> list[int]:
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+    return [int(pid) for pid in listed.split()]
