@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -439,6 +440,8 @@ def test_unfinished_uploads_go_on_or_are_gone(store: WeightsStore) -> None:
     assert store.find_unfinished("3/a.2", "0123") is None
     found = store.find_unfinished("3/a.2", "0123abcd")
     if found is None:
+        keeps = isinstance(store, FileStore | PrefixedStore) and sys.platform != "win32"
+        assert not keeps, "files outlive their process"
         return
     assert store.find_unfinished("3/a.3", "0123abcd") is None
     assert (found.size, found.read(1, 3), found.read(4, 10)) == (6, b"bcd", b"ef")

@@ -1,6 +1,7 @@
 """Large updates on their way: cut off, gone on with, encoded, and looked at as they come."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
 from support.wire import Member, digest, npy, reason
-from xain_coordinator.server import uploads
+from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.ports import StoreUnavailable, WeightsStore
+from xain_coordinator.server import downloads, uploads
+from xain_coordinator.server.reception import Announced, Reception
+from xain_coordinator.stores.files import FileUnfinished
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_proto.fl import coordinator_pb2 as pb
@@ -103,8 +108,11 @@ async def test_the_same_upload_is_not_sent_twice(start, join):
     a = join(await start(), "a")
     await in_round(a)
     first = (await (await put(a))).ref
-    assert await found(a) == 0
+    assert await found(a) == len(DATA)
     assert (await (await put(a, end=MIB))).ref == first
+    assert (await (await put(a, len(DATA)))).ref == first
+    await a.end(first)
+    assert await found(a) == len(DATA)
 
 
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
@@ -157,6 +165,149 @@ async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_pa
     assert await found(a) == 0
 
 
+async def begun_again(start: Any, join: Any, tmp_path: Path) -> tuple[Any, Member]:
+    """A coordinator whose predecessor has received 3 MiB of an upload of a, and a."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    await coordinator.stop()
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await a.heartbeat()
+    return coordinator, a
+
+
+class Gate:
+    """Holds a thread that enters until it is opened."""
+
+    def __init__(self) -> None:
+        self._is_entered, self._is_open = threading.Event(), threading.Event()
+
+    def enter(self) -> None:
+        self._is_entered.set()
+        assert self._is_open.wait(PATIENCE_S)
+
+    async def entered(self) -> None:
+        assert await asyncio.to_thread(self._is_entered.wait, PATIENCE_S)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+async def test_what_is_read_again_is_not_lost_with_who_asked(start, join, tmp_path, monkeypatch):
+    """A question that is given up leaves its answer to the next one."""
+    coordinator, a = await begun_again(start, join, tmp_path)
+    gate, pick_up = Gate(), Reception.pick_up
+
+    def gated(self: Reception, *args: Any) -> bool:
+        gate.enter()
+        return pick_up(self, *args)
+
+    monkeypatch.setattr(Reception, "pick_up", gated)
+    announced = Announced(0, len(DATA), digest(DATA).hex())
+    uploads = coordinator._server.uploads
+    asked = [asyncio.ensure_future(uploads.find_unfinished("a", announced)) for _ in range(2)]
+    await gate.entered()
+    asked[0].cancel()
+    gate.open()
+    assert await asked[1] == 3 * MIB - MIB + HEADER_BYTES
+    await asyncio.wait(asked[:1])
+    offset = await found(a)
+    assert offset == 2 * MIB + HEADER_BYTES
+    assert (await (await put(a, offset))).ref.digest == digest(DATA)
+
+
+async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_path, monkeypatch):
+    _, a = await begun_again(start, join, tmp_path)
+
+    def fail(self: FileUnfinished, size: int) -> None:
+        raise StoreUnavailable("no")
+
+    monkeypatch.setattr(FileUnfinished, "go_on", fail)
+    code, _, _ = await refused(found(a))
+    assert code == Code.UNAVAILABLE
+    assert parts(tmp_path) == []
+    assert await found(a) == 0
+
+
+async def test_a_commit_outlives_its_line(start, join, monkeypatch):
+    """What was whole when the line broke is not sent again."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    gate, complete = Gate(), Reception.complete
+    completed: list[StoredWeights] = []
+
+    def gated(self: Reception) -> StoredWeights:
+        completed.append(complete(self))
+        gate.enter()
+        return completed[-1]
+
+    monkeypatch.setattr(Reception, "complete", gated)
+    call = await put(a)
+    await gate.entered()
+    coordinator._server.uploads.receiving["a"].cancel()
+    gate.open()
+    await refused(call)
+    assert await found(a) == len(DATA)
+    ref = (await (await put(a, len(DATA)))).ref
+    assert [measured.ref.key for measured in completed] == [ref.key]
+    await a.end(ref)
+
+
+async def test_a_damaged_part_is_not_the_senders_fault(start, join, tmp_path):
+    """What a disk has lost is asked for again, from the beginning."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    await coordinator.stop()
+    with parts(tmp_path)[0].open("r+b") as part:
+        part.seek(MIB)
+        part.write(bytes(4096))
+    a = join(await start(), "a")
+    await a.heartbeat()
+    code, why, _ = await refused(await put(a, await found(a)))
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert parts(tmp_path) == []
+    await a.end((await (await put(a))).ref)
+
+
+async def inside(member: Member, round_: int) -> None:
+    """Hand in an update that travels inside its reference."""
+    data = npy(np.ones(10, dtype=np.float32))
+    key = f"{round_}/{member.participant_id}"
+    ref = pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data)
+    await member.end(ref, round_=round_)
+
+
+async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
+    """Whatever is uploaded next, and at the end of the process."""
+    coordinator = await start(rounds={"rounds": 3})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 1)
+    await until(lambda: parts(tmp_path) == [])
+
+
+async def test_what_is_kept_of_a_round_that_is_over_ends_with_the_process(start, join, tmp_path):
+    coordinator = await start(rounds={"rounds": 3})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    await coordinator.stop()
+    assert parts(tmp_path) == []
+
+
 @pytest.mark.e2e
 async def test_an_upload_goes_on_after_kill_9(tmp_path):
     """The next coordinator has what the one before has written."""
@@ -200,23 +351,110 @@ async def connected(proxy: FaultProxy, coordinator: Any) -> CoordinatorClient:
     return client
 
 
+async def connected_again(client: CoordinatorClient) -> None:
+    """gRPC waits before it tries once more, and refuses at once until then."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await asyncio.to_thread(client.heartbeat, pb.TRAINING, 0)
+            except Refused:
+                await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
+            else:
+                return
+
+
+@pytest.mark.e2e
+async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
+    """Its next attempt begins where the coordinator before had it."""
+    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
+    await process.start()
+    client = CoordinatorClient(f"127.0.0.1:{process.port}", "a")
+    loop, chunks = asyncio.get_running_loop(), outgoing.Upload.chunks
+    offsets: list[int] = []
+
+    def killing(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+        offsets.append(offset)
+        for number, chunk in enumerate(chunks(self, offset)):
+            if number == 20 and len(offsets) == 1:
+                asyncio.run_coroutine_threadsafe(written_and_killed(), loop).result(PATIENCE_S)
+            yield chunk
+
+    async def written_and_killed() -> None:
+        await until(lambda: any(p.stat().st_size >= 4 * MIB for p in parts(tmp_path)))
+        await process.kill()
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", killing)
+    try:
+        await asyncio.to_thread(client.rendezvous)
+        with pytest.raises(Refused):
+            await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await process.start()
+        await connected_again(client)
+        ref = await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await asyncio.to_thread(client.end_round, 0, ref, 1, "")
+        assert len(offsets) == 2
+        assert offsets[1] > 2 * MIB
+    finally:
+        await asyncio.to_thread(client.close)
+        await process.end()
+
+
+async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, monkeypatch):
+    """What the coordinator has is not known then, so the next attempt asks once more."""
+    coordinator = await start()
+    client = await connected(proxy, coordinator)
+    is_away = True
+    find_unfinished, chunks = uploads.Uploads.find_unfinished, outgoing.Upload.chunks
+    offsets: list[int] = []
+
+    async def failing(self: uploads.Uploads, *args: Any) -> int:
+        if is_away:
+            raise StoreUnavailable("the disk is away")
+        return await find_unfinished(self, *args)
+
+    def cut_once(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+        offsets.append(offset)
+        for number, chunk in enumerate(chunks(self, offset)):
+            if number == 20 and len(offsets) == 1:
+                proxy.cut()
+            yield chunk
+
+    monkeypatch.setattr(uploads.Uploads, "find_unfinished", failing)
+    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await connected_again(client)
+    is_away = False
+    await asyncio.to_thread(client.put_weights, 0, LARGE)
+    await asyncio.to_thread(client.close)
+    assert offsets[0] == 0
+    assert len(offsets) == 2
+    assert offsets[1] > 0
+
+
 LARGE = np.random.default_rng(6).standard_normal(24 * MIB // 4, dtype=np.float32)
+
+
+# What a cut costs at most: what gRPC and the kernels have taken, and nobody has written.
+LOST_BYTES = 8 * MIB
 
 
 @pytest.mark.parametrize("encoding", ["plain", "int8"])
 async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch, encoding):
     """A line that is cut near the end costs little more than what was on its way."""
+    large = LARGE if encoding == "plain" else np.concatenate([LARGE, LARGE, -LARGE])
     coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
     client = await connected(proxy, coordinator)
     a = join(coordinator, "a")
     await a.until(pb.ROUND, 0)
-    await a.hand_in(np.zeros_like(LARGE))
+    await a.hand_in(np.zeros_like(large))
     await a.until(pb.ROUND, 1)
     work = await asyncio.to_thread(client.start_round)
     base = await asyncio.to_thread(client.get_weights, work.model)
 
     chunks = outgoing.Upload.chunks
-    cut_at = 20 * MIB if encoding == "plain" else 5 * MIB
+    cut_at = 20 * MIB if encoding == "plain" else 15 * MIB
     cuts: list[int] = []
 
     def cut_once(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
@@ -230,21 +468,21 @@ async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch
 
     monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
     before = proxy.num_bytes_up
-    ref = await asyncio.to_thread(client.put_weights, 1, LARGE, None, base, work.encoding)
+    ref = await asyncio.to_thread(client.put_weights, 1, large, None, base, work.encoding)
     await asyncio.to_thread(client.end_round, 1, ref, 1, "")
     await asyncio.to_thread(client.close)
     assert cuts
-    size = LARGE.nbytes if encoding == "plain" else LARGE.nbytes // 4
+    size = large.nbytes if encoding == "plain" else large.nbytes // 4
     # From the beginning again it would be cut_at more.
-    assert size <= proxy.num_bytes_up - before < size + cut_at - MIB / 2
+    assert size <= proxy.num_bytes_up - before < size + LOST_BYTES
     with coordinator.store.open(ref.key) as reader:
         stored = reader.read(0, reader.size)
     assert digest(stored) == ref.digest
     if encoding == "plain":
-        assert stored == npy(LARGE)
+        assert stored == npy(large)
     else:
-        decoded = np.frombuffer(stored[-LARGE.nbytes :], dtype=np.float32)
-        assert np.abs(decoded - LARGE).max() <= np.abs(LARGE).max() / 254 * 1.001
+        decoded = np.frombuffer(stored[-large.nbytes :], dtype=np.float32)
+        assert np.abs(decoded - large).max() <= np.abs(large).max() / 254 * 1.001
 
 
 @pytest.mark.parametrize(("encoding", "ratio"), [("float16", 2), ("int8", 4)])
@@ -272,6 +510,18 @@ async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ra
     ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
     await asyncio.to_thread(client.end_round, 1, ref, 1, "")
     await asyncio.to_thread(client.close)
+
+
+@pytest.mark.parametrize(("dtype", "encoding"), [(np.float32, pb.INT8), (np.float64, pb.PLAIN)])
+async def test_an_encoding_is_asked_for_where_there_is_one(start, join, dtype, encoding):
+    """Not of first weights, and only of a model that is float32."""
+    coordinator = await start(server={"update_encoding": "int8"}, rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    assert (await a.start()).encoding == pb.PLAIN
+    await a.hand_in(np.zeros(10, dtype))
+    await a.until(pb.ROUND, 1)
+    assert (await a.start()).encoding == encoding
 
 
 async def test_what_cannot_be_decoded_is_refused(start, join):
@@ -304,6 +554,41 @@ async def test_what_cannot_be_decoded_is_refused(start, join):
         code, why, details = await refused(call)
         assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
         assert message in details
+
+
+# --- downloads ---
+
+
+async def test_a_block_is_read_once_for_those_who_begin_one_after_another(start, join, monkeypatch):
+    """However far the first of them is by now; and what nobody came to is not read."""
+    coordinator = await start(rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await a.hand_in(LARGE)
+    await a.until(pb.ROUND, 1)
+    reads: list[int] = []
+    read_chunks = downloads._read_chunks
+
+    def counted(store: WeightsStore, key: str, offset: int, length: int) -> list[bytes]:
+        reads.append(offset // downloads.BLOCK_BYTES)
+        return read_chunks(store, key, offset, length)
+
+    monkeypatch.setattr(downloads, "_read_chunks", counted)
+    sender = downloads.Downloads(coordinator.driver, coordinator.store)
+
+    async def begin() -> bytes:
+        async for _, chunk in sender.send("1/global", 0):
+            return chunk
+        raise AssertionError("nothing came")
+
+    beginning = await begin()
+    assert reads == [0]
+    received = []
+    async for _, chunk in sender.send("1/global", 0):
+        received.append(chunk)
+        assert await begin() == beginning
+    assert b"".join(received) == npy(LARGE)
+    assert sorted(reads) == list(range(-(-len(npy(LARGE)) // downloads.BLOCK_BYTES)))
 
 
 # --- bounds ---

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode
+from xain_proto.np import DeltaCodec, NotEncodable, can_encode
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 # float32's own rounding of the difference, the product and the sum.
@@ -83,14 +83,6 @@ def test_bytes_that_no_encoder_writes_are_refused(bits: int) -> None:
         encoded[:4] = np.float32(scale).tobytes()
         with pytest.raises(ValueError, match="scale"):
             codec.decode(bytes(encoded), model)
-
-
-def test_a_vector_is_as_large_as_its_tiles() -> None:
-    for bits in (8, 16):
-        codec = DeltaCodec(bits)
-        for count in (1, TILE_ELEMENTS, TILE_ELEMENTS + 1, 3 * TILE_ELEMENTS):
-            tiles = [min(TILE_ELEMENTS, count - i) for i in range(0, count, TILE_ELEMENTS)]
-            assert codec.encoded_size(count) == sum(map(codec.encoded_bytes, tiles))
 
 
 def test_only_vectors_of_float32_that_fit_their_model_are_encoded() -> None:

@@ -401,7 +401,7 @@ class PacingMachine(RuleBasedStateMachine):
         """It was refused, and the server notes it. The work is begun anew, if it is still asked
         for."""
         name = sorted(self.work)[i % len(self.work)]
-        self.send(c.NoteRefusedUpdate(name, "rubbish"))
+        self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), "rubbish"))
 
     @rule(i=INDEX)
     def bring_all_but_one(self, i: int) -> None:

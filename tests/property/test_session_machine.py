@@ -498,7 +498,7 @@ class SessionMachine(RuleBasedStateMachine):
             del self.rows[name]
             self.out_until[name] = number + rules.refused_rounds + 1
         before = self.session
-        self.send(c.NoteRefusedUpdate(name, reason))
+        self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), reason))
         assert counts or self.session == before
 
     @rule(i=INDEX, times=st.integers(1, 3))

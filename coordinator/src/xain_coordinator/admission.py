@@ -32,7 +32,7 @@ class BaseModel:
     """The model that an update was trained from, read by ranges in step with the update.
 
     One thread at a time. It holds an open object and one buffer of _BASE_READ_BYTES from the first
-    use on, until close().
+    use on, until close(), and again from the next use on.
     """
 
     def __init__(self, store: WeightsStore, model: GlobalModel) -> None:
@@ -80,8 +80,11 @@ class BaseModel:
         return self._reader
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
+        reader, self._reader = self._reader, None
+        self._buffer = self._buffer[:0].copy()  # a slice would hold the whole
+        self._first = self._count = 0
+        if reader is not None:
+            reader.close()
 
 
 class Distance:
@@ -94,13 +97,15 @@ class Distance:
         self._base = base
         self._max_norm = max_norm
         self._squared = 0.0
-        self._work = np.empty(min(_BLOCK_ELEMENTS, base.size), dtype=np.float64)
+        self._work = np.empty(0, dtype=np.float64)
 
     def fits(self, header: NpyHeader) -> bool:
         return self._base.fits(header)
 
     def add(self, first: int, elements: NDArray[Any]) -> None:
         """The update's elements from index `first` on. What is beyond the model is left out."""
+        if not len(self._work):
+            self._work = np.empty(min(_BLOCK_ELEMENTS, self._base.size), dtype=np.float64)
         end = min(first + len(elements), self._base.size)
         for at in range(first, end, _BLOCK_ELEMENTS):
             count = min(_BLOCK_ELEMENTS, end - at)
@@ -123,6 +128,8 @@ class Distance:
             )
 
     def close(self) -> None:
+        """Let go of the model and the buffers; the next add() has them again."""
+        self._work = np.empty(0, dtype=np.float64)
         self._base.close()
 
 
@@ -218,7 +225,7 @@ class Inspector:
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
 
     def close(self) -> None:
-        """It holds nothing open any more. Harmless when repeated."""
+        """It holds nothing open and no buffers, until it is fed again. Harmless when repeated."""
         if self._distance is not None:
             self._distance.close()
 

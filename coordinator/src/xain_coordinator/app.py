@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
 from xain_coordinator.allocator import share_arenas
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
@@ -31,6 +32,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
     Clock,
     DirectAccess,
@@ -82,7 +84,8 @@ class SessionIsOver(Exception):
 class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
-    Raises JournalError, StoreError, ControllerFailed, PortTaken, SessionIsOver, OSError.
+    Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, SessionIsOver,
+    OSError.
     """
 
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
@@ -99,6 +102,7 @@ class Coordinator:
                 make_controller=controller_of_session,
             )
             _require_work(self.driver.session, config)
+            _require_rule(self.driver.session)
             opened = self._opened = _open_store(config)
             session = self.driver.session
             whole: WeightsStore = opened.store
@@ -224,6 +228,17 @@ def _require_work(session: Session, config: CoordinatorConfig) -> None:
         f"configured rules are not its own ({', '.join(names)}); --new-session opens one with the "
         "configured rules, another --data-dir leaves this one where it is"
     )
+
+
+def _require_rule(session: Session) -> None:
+    """The session's own rule and optimiser can be had: its first round must not end for nothing.
+    Raises PluginFailed."""
+    if session.phase is Phase.FINISHED:
+        return  # nothing is combined any more
+    rules = session.rules
+    rule_of_session(rules.aggregation, rules.aggregation_options)
+    if rules.optimizer:
+        optimizer_of_session(rules.optimizer, rules.optimizer_options)
 
 
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:
@@ -401,6 +416,7 @@ async def _start(
             JournalError,
             StoreError,
             ControllerFailed,
+            PluginFailed,
             PortTaken,
             SessionIsOver,
             OSError,

@@ -211,9 +211,10 @@ class RoundsSettings(Section):
     start_participants: int | None = Field(default=None, ge=1)
     start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
     controller: str = "random"
-    controller_options: dict[str, Any] = Field(default_factory=dict)
+    controller_options: dict[str, Option] = Field(default_factory=dict)
     tags: dict[str, TagValues] = Field(default_factory=dict)
-    refused_limit: int = Field(default=3, ge=0)
+    # Each refusal is written down, so that their number must have a bound.
+    refused_limit: int = Field(default=3, ge=0, le=100)
     refused_rounds: int = Field(default=3, ge=0)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
@@ -297,7 +298,7 @@ class RoundsSettings(Section):
     @model_validator(mode="after")
     def _can_select(self) -> Self:
         try:
-            make_controller(self.controller, self.controller_options)
+            _ = self.whole_controller_options
         except KeyError:
             raise WrongSetting(
                 "controller", f"it must be one of: {', '.join(known_controllers())}"
@@ -445,9 +446,17 @@ class AggregationSettings(Section):
         except WrongOption as error:
             raise WrongSetting(*_at("optimizer_options", error)) from None
 
+    @property
+    def whole_options(self) -> Mapping[str, Option]:
+        """Those of the rule that are given, and the defaults of the others. Raises WrongSetting."""
+        try:
+            return options_of(self.made_rule(), self.options)
+        except WrongOption as error:
+            raise WrongSetting(*_at("options", error)) from None
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        self.made_rule()
+        _ = self.whole_options
         if self.made_optimizer() is None and self.optimizer_options:
             raise WrongSetting(
                 "optimizer_options", "without aggregation.optimizer nothing would read them"
@@ -600,6 +609,12 @@ class CoordinatorConfig(Section):
                     "aggregation.rule",
                     f"a round may have {num_updates} updates with these [rounds], and {error}",
                 ) from None
+            except Exception as error:  # a plug-in's code runs here, and may raise anything
+                raise WrongSetting(
+                    "aggregation.rule",
+                    f"its check() fails with num_updates = {num_updates}: "
+                    f"{type(error).__name__}: {error}",
+                ) from error
         return self
 
     def rules(self) -> Rules:
@@ -620,7 +635,7 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             aggregation=self.aggregation.rule,
-            aggregation_options=options_of(self.aggregation.made_rule(), self.aggregation.options),
+            aggregation_options=self.aggregation.whole_options,
             optimizer=self.aggregation.optimizer,
             optimizer_options=options_of(self.aggregation.made_optimizer(), {}),
             seed=rounds.seed,

@@ -23,7 +23,13 @@ import structlog
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import advertise
-from xain_coordinator.core.commands import BeginUpload, Command, EndTrainingRound, Tick
+from xain_coordinator.core.commands import (
+    BeginUpload,
+    Command,
+    EndTrainingRound,
+    Heartbeat,
+    Tick,
+)
 from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
 from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
@@ -36,10 +42,11 @@ from xain_coordinator.core.errors import (
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
-from xain_coordinator.core.session import Session, begin, evolve, fold, open_session
+from xain_coordinator.core.session import Session, begin, evolve, open_session
 from xain_coordinator.core.values import Option, Phase, Rules
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
+from xain_coordinator.wave import Wave
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +114,7 @@ class Driver:
         self._worker: Worker | None = None
         self._waiting: list[_Decided] = []
         self._committing = False
-        self._changed = asyncio.Event()
+        self._changes = Wave()
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: float | None = None  # no lease ends before it; None: not known
         self._closing = False
@@ -201,7 +208,7 @@ class Driver:
                 effects = self._note_late(command)
         else:
             outcome, effects = decision.reply, decision.effects
-            self._decided = fold(self._decided, decision.events)
+            self._decided = decision.session
             records = [
                 Record(now, event)
                 for event in decision.events
@@ -212,6 +219,11 @@ class Driver:
         if not records and not self._waiting and not self._committing:
             self._take_effect((), self._decided, effects)
             return _unwrap(outcome)
+        if isinstance(command, Heartbeat) and isinstance(outcome, Advertisement) and not records:
+            # A sign of life changes nothing durable, and what it is answered is durable already: so
+            # it need not wait for a disk that is busy, and costs nobody its lease.
+            self._take_effect((), self.session, effects)
+            return advertise(self.session, command.participant_id)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Decided(records, self._decided, effects, outcome, answer))
         if not self._committing:
@@ -353,7 +365,6 @@ class Driver:
         """
         last: Advertisement | None = None
         while True:
-            changed = self._changed
             if not self._watchable or self.failure is not None:
                 raise Unavailable(_STOPPING)
             finished = self.session.phase is Phase.FINISHED
@@ -366,16 +377,15 @@ class Driver:
                 continue  # something may have changed while it was being sent
             if finished:
                 return
-            await changed.wait()
+            await self._changes.wait()
 
     async def changed(self) -> None:
         """Wait for the next change that somebody may be told of.
 
         Raises Unavailable when the coordinator stops.
         """
-        changed = self._changed
         if self._watchable and self.failure is None:
-            await changed.wait()
+            await self._changes.wait()
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
 
@@ -400,8 +410,7 @@ class Driver:
                 raise refused
 
     def _wake_watchers(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.wake()
 
     # --- the end ---
 

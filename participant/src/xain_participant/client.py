@@ -277,16 +277,22 @@ class CoordinatorClient:
             return ref
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
-        """Where an upload that broke off can go on; 0 if it must begin again."""
+        """Where an upload that broke off can go on; 0 if it must begin again.
+
+        Any other failure says nothing of what the coordinator has, so it is raised, and the next
+        attempt asks again.
+        """
         request = pb.FindUploadRequest(
             round=round_, size_bytes=upload.size_bytes, digest=upload.digest
         )
+        # What a coordinator before it has received is read again.
+        timeout_s = HAND_IN_TIMEOUT_S + upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
         try:
-            found = self._unary(lambda stub: stub.FindUpload, request)
-        except Refused:
-            # An earlier version does not know the question, and whatever else may be wrong shows
-            # when the upload is sent.
-            return 0
+            found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
+        except Refused as refused:
+            if refused.status is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            return 0  # an earlier version does not know the question
         return found.offset if upload.can_begin_at(found.offset) else 0
 
     def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:

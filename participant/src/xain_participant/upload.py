@@ -8,11 +8,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NotEncodable, can_encode, npy_header
+from xain_proto.np import (
+    ENCODING_BITS,
+    TILE_ELEMENTS,
+    DeltaCodec,
+    NotEncodable,
+    can_encode,
+    npy_header,
+)
 
 CHUNK_BYTES = 1 << 20
-
-_BITS = {pb.FLOAT16: 16, pb.INT8: 8}
 
 
 class Upload:
@@ -38,8 +43,8 @@ class Upload:
         self._base = base
         self._codec: DeltaCodec | None = None
         self.encoding: pb.Encoding.ValueType = pb.PLAIN
-        if base is not None and encoding in _BITS and can_encode(vector, base):
-            codec = DeltaCodec(_BITS[encoding])
+        if base is not None and encoding in ENCODING_BITS and can_encode(vector, base):
+            codec = DeltaCodec(ENCODING_BITS[encoding])
             try:
                 self.digest = self._decoded_digest(codec, base)
             except NotEncodable:
@@ -65,7 +70,7 @@ class Upload:
             return 0 <= offset <= self.size_bytes
         at = offset - len(self.start)
         tile_bytes = TILE_ELEMENTS * self._vector.itemsize
-        return offset == 0 or (0 <= at < len(self.data) and at % tile_bytes == 0)
+        return offset in (0, self.size_bytes) or (0 <= at < len(self.data) and at % tile_bytes == 0)
 
     def chunks(self, offset: int = 0) -> Iterator[bytes]:
         """The object from a byte on, as it travels: pieces of about CHUNK_BYTES, at least one.
@@ -86,5 +91,5 @@ class Upload:
             if len(gathered) >= CHUNK_BYTES:
                 yield bytes(gathered)
                 gathered.clear()
-        if gathered or not self._vector.size:
+        if gathered or at == len(self.data):
             yield bytes(gathered)

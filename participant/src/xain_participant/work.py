@@ -22,6 +22,7 @@ from xain_participant.participant import (
 )
 from xain_participant.result import Keeper, NotKept, Result
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import ENCODING_BITS, can_encode
 from xain_workloads.model import Layout, TensorSpec
 
 # What the coordinator says when it looks for what we have put into the store, and finds nothing or
@@ -104,7 +105,8 @@ class Work:
         assignment = self._assignment
         weights = self._client.get_weights(assignment.model)
         self._put = self._base = None
-        if assignment.encoding != pb.PLAIN and weights.nbytes > INLINE_BYTES:
+        is_encoded = assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
+        if is_encoded and weights.nbytes > INLINE_BYTES:
             self._base = weights.copy()  # what training gets is its own to change
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))

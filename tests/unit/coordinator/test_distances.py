@@ -2,6 +2,8 @@
 papers say, step by step."""
 
 import math
+import tracemalloc
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from xain_coordinator.aggregation.distances import (
     gram,
     squares,
 )
+from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.aggregation.rules import make_rule
 
 Array = NDArray[Any]
 
@@ -123,15 +127,30 @@ def test_multi_krum_selects_among_those_it_can_trust() -> None:
 @settings(deadline=None)
 @given(rounds(), st.integers(1, 20))
 def test_the_geometric_median(round_: tuple[Array, Array, Array], num_iterations: int) -> None:
-    """Weiszfeld's iterations on the vectors themselves."""
+    """Weiszfeld's iterations on the vectors themselves, from the mean or from that of a majority:
+    where they end nearer to all."""
     updates, base, counts = round_
     smoothing = 0.1
-    point = updates.mean(axis=0)
-    for _ in range(num_iterations):
-        inverse = np.array([1 / max(smoothing, norm(point - one)) for one in updates])
-        point = (inverse[:, np.newaxis] * updates).sum(axis=0) / inverse.sum()
-    rule = GeometricMedian(num_iterations, smoothing)
-    np.testing.assert_allclose(run(rule, updates, base, counts), point, atol=1e-4)
+
+    def distances(point: Array) -> float:
+        return math.fsum(norm(point - one) for one in updates)
+
+    def end_of(point: Array) -> Array:
+        for _ in range(num_iterations):
+            inverse = np.array([1 / max(smoothing, norm(point - one)) for one in updates])
+            point = (inverse[:, np.newaxis] * updates).sum(axis=0) / inverse.sum()
+        return point
+
+    found = run(GeometricMedian(num_iterations, smoothing), updates, base, counts)
+    least = sorted(distances(one) for one in updates)[len(updates) // 2]
+    # Of updates that are as good but for rounding, either belongs to the majority.
+    near = [one for one in updates if distances(one) < least - 1e-6]
+    ties = [one for one in updates if abs(distances(one) - least) <= 1e-6]
+    num_missing = len(updates) // 2 + 1 - len(near)
+    majorities = [np.array([*near, *some]) for some in combinations(ties, num_missing)]
+    ends = [end_of(rows.mean(axis=0)) for rows in (updates, *majorities)]
+    assert min(norm(found - end) for end in ends) < 1e-4
+    assert distances(found) <= distances(ends[0]) + 1e-4
 
 
 def test_no_other_point_is_nearer_to_all() -> None:
@@ -145,6 +164,29 @@ def test_no_other_point_is_nearer_to_all() -> None:
     found = run(GeometricMedian(1000), updates, np.zeros(4))
     for _ in range(200):
         assert distances(found) <= distances(found + chance.normal(size=4) * 1e-3) + 1e-9
+
+
+@pytest.mark.parametrize(("n", "f"), [(5, 2), (9, 4), (101, 50)])
+@pytest.mark.parametrize("size", [10.0, 1e6, 1e12, 1e30, 3e38])
+def test_the_largest_minority_does_not_carry_the_median_away(n: int, f: int, size: float) -> None:
+    """It is within (1 - a) / sqrt(1 - 2a) times the radius of the honest, where a = f / n.
+
+    Source: Minsker 2015, Geometric Median and Robust Estimation in Banach Spaces, Lemma 2.1.
+    """
+    honest = np.random.default_rng(0).normal(size=(n - f, 40))
+    updates = np.concatenate([np.full((f, 40), size), honest])
+    centre = honest.mean(axis=0)
+    radius = max(norm(one - centre) for one in honest)
+    bound = (1 - f / n) / math.sqrt(1 - 2 * f / n) * radius
+    assert norm(run(GeometricMedian(), updates, np.zeros(40)) - centre) <= bound
+
+
+def test_the_least_smoothing() -> None:
+    """With less, updates that are all the same would give no weights."""
+    with pytest.raises(WrongOption, match="smoothing must not be less than 1e-100"):
+        make_rule("geometric_median", {"smoothing": 1e-101})
+    weights = GeometricMedian(smoothing=1e-100).weigh(gram(np.ones((3, 2))), np.ones(3, np.int64))
+    assert weights[:3].tolist() == pytest.approx([1 / 3] * 3)
 
 
 # --- clipping -------------------------------------------------------------------------------------
@@ -179,6 +221,14 @@ def test_adaptive_norm_clipping(round_: tuple[Array, Array, Array], quantile: fl
         assert not weights[:-1][clipped].any()
 
 
+def test_a_threshold_needs_no_quantile() -> None:
+    """One of the two would be read by nothing."""
+    with pytest.raises(WrongOption, match="nothing would read quantile beside a threshold"):
+        make_rule("norm_clipping", {"threshold": 2.0, "quantile": 0.5})
+    assert options_of(make_rule("norm_clipping", {"threshold": 2}), {}) == {"threshold": 2.0}
+    assert options_of(make_rule("norm_clipping", {}), {}) == {"threshold": 0.0, "quantile": 0.5}
+
+
 @settings(deadline=None)
 @given(rounds(), st.floats(0.1, 300), st.integers(1, 5))
 def test_centred_clipping(
@@ -195,6 +245,27 @@ def test_centred_clipping(
         point = point + np.mean(steps, axis=0)
     combined = run(CentredClipping(tau, num_iterations), updates, base, counts)
     np.testing.assert_allclose(combined, point, atol=1e-5)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Krum(1), MultiKrum(1), GeometricMedian(3), CentredClipping()],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_weighing_needs_no_second_table(rule: Surveyor) -> None:
+    """That of the products is 8 k² bytes, and all that there is of such a size."""
+    k = 500
+    products = gram(np.random.default_rng(1).normal(size=(k, 8)))
+    counts = np.ones(k, np.int64)
+    tracemalloc.start()
+    try:
+        rule.weigh(products, counts)
+        assert tracemalloc.get_traced_memory()[1] < k**2
+    finally:
+        tracemalloc.stop()
 
 
 # --- participants that send whatever they like ----------------------------------------------------

@@ -203,6 +203,28 @@ async def test_without_anything_on_its_way_nothing_waits(bench):
         await bench.driver.submit(c.Heartbeat("b"))
 
 
+async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
+    """It is told what is durable, which the round that is being opened is not; and the lease that
+    it renews counts at once."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    await bench.driver.submit(c.Rendezvous("b"))
+    bench.journal.hold()
+    opening = await bench.submit(c.InitialisationDone(MODEL))
+    await bench.journal.writing()
+    bench.clock.time_s = RULES.lease_s - 1
+    standby = r.Advertisement(Phase.STANDBY, 0, False)
+    assert await bench.driver.submit(c.Heartbeat("a")) == standby
+    leaving = await bench.submit(c.Heartbeat("b", c.ParticipantState.FINISHED))
+    assert not leaving.done()
+    bench.clock.time_s = RULES.lease_s + 1
+    ticking = await bench.submit(c.Tick())
+    for _ in range(3):
+        bench.journal.let_go()
+    for task in (opening, leaving, ticking):
+        await task
+    assert list(bench.driver.session.members) == ["a"]
+
+
 async def test_commands_share_an_append(bench):
     """Group commit: what comes while the disk is at work is written together, in order."""
     bench.journal.hold()
@@ -232,7 +254,7 @@ async def test_a_failing_append_fails_everybody_who_waits(bench):
     bench.journal.hold()
     waiting = [await bench.submit(c.Rendezvous("b"))]
     await bench.journal.writing()
-    waiting += [await bench.submit(c.Rendezvous("c")), await bench.submit(c.Heartbeat("a"))]
+    waiting += [await bench.submit(c.Rendezvous("c")), await bench.submit(c.Heartbeat("stranger"))]
     bench.journal.fail()
     for task in waiting:
         await fails(task)

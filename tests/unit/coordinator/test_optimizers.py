@@ -3,18 +3,20 @@ the engine, over several rounds; and their state, kept and found again."""
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from support.aggregation import hand_in, load, model_of, work_on
-from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
+from xain_coordinator.aggregation.averages import Mean
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.optimizers import MOMENTUM, OPTIMIZERS, SECOND_MOMENT
+from xain_coordinator.aggregation.rules import RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel
@@ -163,20 +165,34 @@ def test_stale_updates_and_an_optimiser() -> None:
     assert load(store, model.state[MOMENTUM]).tolist() == [4.0] * 3
 
 
-def test_a_model_that_leaves_the_range() -> None:
-    """Nothing of the round is published, its state neither."""
+@dataclass(frozen=True)
+class Nothing(Mean):
+    """A rule that makes no numbers."""
+
+    value: ClassVar[float] = math.nan
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        return np.full(tile.shape[1], self.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a result that is no number no step makes one. Nothing of the round is published, its state
+    neither."""
+    monkeypatch.setitem(cast(dict[str, Any], RULES), "nothing", Nothing)
+    monkeypatch.setattr(Nothing, "value", value)
     store = MemoryStore()
     vectors = [np.full(3, 3e38, np.float32)]
     work = work_on(
         store,
-        "mean",
+        "nothing",
         vectors,
         np.zeros(3, np.float32),
         optimizer="fedavgm",
-        optimizer_options={"learning_rate": 100.0},
     )
     with pytest.raises(
-        RuleFailed, match="'mean' with optimiser 'fedavgm' leaves the range of float32 in round 3"
+        RuleFailed,
+        match="'nothing' with optimiser 'fedavgm' leaves the range of float32 in round 3",
     ):
         aggregate(store, work)
     assert not [*store.keys("4/"), *store.keys("optimizer/")]
@@ -192,6 +208,23 @@ def test_one_huge_round_does_not_end_the_session(name: str) -> None:
         model = aggregate(store, work)
         for ref in (model.ref, *model.state.values()):
             assert np.isfinite(load(store, ref)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_one_hostile_participant_does_not_end_the_session(name: str, dtype: str) -> None:
+    """It sends the largest number there is, now above zero and now below, in every round."""
+    store = MemoryStore()
+    largest = np.finfo(dtype).max
+    model = model_of(store, np.zeros(3, dtype))
+    for round_ in range(8):
+        base = load(store, model.ref)
+        hostile = np.full(3, largest * (-1) ** (round_ // 3), dtype)
+        for vectors in ([base, base, hostile], [hostile]):
+            updates = hand_in(store, vectors, round_=model.round)
+            model = aggregate(store, Aggregate(model.round, "mean", updates, model, optimizer=name))
+            for ref in (model.ref, *model.state.values()):
+                assert np.isfinite(load(store, ref)).all()
 
 
 # --- state that is there already, or not any more -------------------------------------------------

@@ -1,6 +1,8 @@
 """Plug-ins as they are installed: a distribution of its own, with an entry point, on the path. The
 example of docs/aggregation.md is one of them."""
 
+import asyncio
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -11,10 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.aggregation import load, work_on
-from xain_coordinator import plugins
+from support.aggregation import load, npy, put, work_on
+from xain_coordinator import app, plugins
+from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
+from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.aggregation.rules import RULES, known_rules, make_rule
+from xain_coordinator.aggregation.sources import UpdateChanged
+from xain_coordinator.app import EXIT_ERROR, Coordinator
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.plugins import AGGREGATORS, PluginFailed
 from xain_coordinator.stores.memory import MemoryStore
@@ -179,6 +185,173 @@ def test_a_plug_in_that_is_gone_in_the_middle_of_a_session(site: Path) -> None:
     aggregate(store, work)
     with pytest.raises(PluginFailed, match="other options than the rule 'midrange' has now"):
         aggregate(store, replace(work, options={"far": 1}))
+
+
+SURVEYOR = """
+import numpy as np
+class Rule:
+    takes_stale = False
+    needs_base = False
+    def check(self, num_updates): ...
+    def survey(self, differences): return np.zeros(1)
+    def weigh(self, surveyed, num_samples): return np.ones(len(num_samples) + 1)
+    def combine(self, tile, weights): return tile.mean(axis=0, dtype=np.float64)
+"""
+
+
+def install_rule(site: Path, source: str) -> None:
+    install(site, "acme_odd", source, f"[{AGGREGATORS}]\nodd = acme_odd:Rule\n")
+
+
+def test_a_rule_that_surveys_takes_no_stale_updates(site: Path) -> None:
+    """Their weights follow from their age, and the survey would be left out without a word."""
+    install_rule(site, SURVEYOR.replace("takes_stale = False", "takes_stale = True"))
+    with pytest.raises(PluginFailed, match="'odd' is no rule: it has both survey and takes_stale"):
+        make_rule("odd", {})
+
+
+def test_a_weight_for_a_global_model_that_is_not_there(site: Path) -> None:
+    """A round that initialises has none, and the rule is named."""
+    install_rule(site, SURVEYOR)
+    store = MemoryStore()
+    vectors = [np.ones(5, np.float32)] * 3
+    aggregate(store, work_on(store, "odd", vectors, vectors[0]))
+    store.delete("4/global")
+    with pytest.raises(RuleFailed, match="'odd' gives the global model a weight of 1 in round 3"):
+        aggregate(store, work_on(store, "odd", vectors, None))
+
+
+@pytest.mark.parametrize(
+    ("part", "body"),
+    [
+        ("check", "raise KeyError('k')"),
+        ("survey", "raise KeyError('k')"),
+        ("weigh", "raise KeyError('k')"),
+        ("combine", "raise KeyError('k')"),
+        ("survey", "return None"),
+        ("weigh", "return None"),
+        ("combine", "return None"),
+    ],
+)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_rule_that_raises(site: Path, part: str, body: str, num_threads: int) -> None:
+    """It is named, and the session goes on once the plug-in has been put right."""
+    install_rule(site, re.sub(rf"(def {part}\(.*?\)): .*", rf"\1: {body}", SURVEYOR))
+    store = MemoryStore()
+    vectors = [np.ones(30_000, np.float32)] * 3
+    work = work_on(store, "odd", vectors, vectors[0])
+    with pytest.raises(PluginFailed, match=f"'odd' fails in {part}.. in round 3: [A-Z][a-z]*Error"):
+        aggregate(store, work, num_threads=num_threads)
+    put(store, "3/p001", npy(np.zeros(30_000, np.float32)))
+    if part != "check":  # nothing has been read yet
+        with pytest.raises(UpdateChanged, match="3/p001"):
+            aggregate(store, work)
+
+
+@pytest.mark.parametrize(
+    ("entry", "body", "told"),
+    [
+        ("acme_odd", "...", "the plug-in 'odd' is no rule: it is not a class"),
+        ("acme_odd:made", "...", "the plug-in 'odd' is no rule: it is not a class"),
+        ("acme_odd:Rule", "def __init__(self, depth: 'Nowhere' = 0): ...", "NameError: name 'No"),
+        ("acme_odd:Rule", "def __init__(self): {}['depth']", "made: KeyError: 'depth'"),
+        (
+            "acme_odd:Rule",
+            "def check(self, num_updates): raise ValueError('needs five')",
+            "its check() fails with num_updates = 1: ValueError: needs five",
+        ),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used(site: Path, entry: str, body: str, told: str) -> None:
+    """It is told in one line at the start."""
+    lines = SURVEYOR.replace("class Rule:\n", f"class Rule:\n    {body}\n")
+    if "def check" in body:
+        lines = lines.replace("    def check(self, num_updates): ...\n", "")
+    made = "made = Rule()\n" if entry.endswith("made") else ""
+    install(site, "acme_odd", lines + made, f"[{AGGREGATORS}]\nodd = {entry}\n")
+    line = error_of(aggregation__rule="odd")
+    assert line.startswith('command line: aggregation.rule is "odd"; ')
+    assert told in line
+    assert "\n" not in line
+
+
+PICKY = """
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+import numpy as np
+class Side(Enum):
+    LEAST = "least"
+    MOST = "most"
+@dataclass(frozen=True)
+class Rule:
+    takes_stale = False
+    side: Side = Side.LEAST
+    table: Path = Path("a")
+    scale: float = 1.0
+    def __post_init__(self):
+        if self.scale > 10: object.__setattr__(self, "scale", self.scale + 1)
+    def check(self, num_updates): ...
+    def combine(self, tile, weights): return tile.mean(axis=0, dtype=np.float64)
+"""
+
+
+def test_options_that_a_journal_keeps_as_they_were_given(site: Path) -> None:
+    """Those that the rule turns into something of its own are not lost."""
+    install_rule(site, PICKY)
+    given = {"aggregation.options.side": "most", "aggregation.options.table": "b"}
+    config = settings.load(CoordinatorConfig, overrides={"aggregation.rule": "odd", **given})
+    options = config.rules().aggregation_options
+    assert options == {"side": "most", "table": "b", "scale": 1.0}
+    assert make_rule("odd", options) == config.aggregation.made_rule()
+
+
+def test_options_that_make_another_rule(site: Path) -> None:
+    """After a crash the session would go on with that one."""
+    install_rule(site, PICKY)
+    told = error_of(aggregation__rule="odd", **{"aggregation__options.scale": "11"})
+    assert "made again from {'scale': 12.0}, Rule would have 13.0 in the place of 12.0" in told
+
+
+def test_options_that_no_journal_keeps() -> None:
+    """They are refused where they are given."""
+    with pytest.raises(WrongOption, match="depth: it must be text, a number or true/false"):
+        options_of(object(), {"depth": [1]})
+
+
+def open_session(config: CoordinatorConfig) -> None:
+    async def start_and_stop() -> None:
+        coordinator = Coordinator(config)
+        await coordinator.start()
+        await coordinator.stop()
+
+    asyncio.run(start_and_stop())
+
+
+async def _status_of(config: CoordinatorConfig) -> object:
+    """The exit status of a start that fails."""
+    with contextlib.ExitStack() as at_end:
+        return await app._start(config, False, asyncio.Event(), at_end)
+
+
+def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
+    """It is told when the coordinator starts, and not at the end of a round."""
+    install_rule(site, PICKY)
+    overrides: dict[str, object] = {
+        "server.port": 0,
+        "journal.path": str(tmp_path / "journal.sqlite"),
+        "storage.path": str(tmp_path / "weights"),
+        "metrics.kind": "none",
+    }
+    odd = settings.load(CoordinatorConfig, overrides={**overrides, "aggregation.rule": "odd"})
+    open_session(odd)
+    open_session(odd)
+    (site / "acme_odd-1.2.dist-info" / "entry_points.txt").unlink()
+    plugins._search.cache_clear()
+    other = settings.load(CoordinatorConfig, overrides=overrides)
+    with pytest.raises(PluginFailed, match="opened with the rule 'odd', and no plug-in gives it"):
+        Coordinator(other)
+    assert asyncio.run(_status_of(other)) == EXIT_ERROR
 
 
 def test_there_is_no_such_plug_in() -> None:

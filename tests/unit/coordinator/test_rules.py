@@ -262,7 +262,7 @@ def test_options_of_a_file_keep_their_types(tmp_path: Path) -> None:
         'optimizer = "fedadam"\n[aggregation.optimizer_options]\nlearning_rate = 0.5\n'
     )
     rules = load(CoordinatorConfig, file).rules()
-    assert rules.aggregation_options == {"threshold": 2.0, "quantile": 0.5}
+    assert rules.aggregation_options == {"threshold": 2.0}
     assert rules.optimizer == "fedadam"
     assert rules.optimizer_options == {
         "learning_rate": 0.5,

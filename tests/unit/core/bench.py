@@ -259,7 +259,7 @@ class Bench:
         for _ in range(times):
             with pytest.raises(UnusableUpdate) as caught:
                 self.end(name, "bad", first_bad=0)
-            self.send(c.NoteRefusedUpdate(name, str(caught.value)))
+            self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), str(caught.value)))
 
     def tick(self, *, at: float | None = None) -> Decision:
         return self.send(c.Tick(), at=at)

@@ -167,8 +167,17 @@ def test_what_was_accepted_of_it_counts() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.end("a")
     for _ in range(LIMIT):
-        bench.send(c.NoteRefusedUpdate("a", "late"))
+        bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "late"))
     assert bench.selected == ("a", "b")
+    assert refusals(bench, "a") == Refusals()
+
+
+def test_what_came_too_late_is_no_fault() -> None:
+    """Its sender began to bring it for a round that is over."""
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    bench.end_all()
+    assert bench.session.trained_by("a") == 1
+    assert bench.send(c.NoteRefusedUpdate("a", 0, "late")).events == ()
     assert refusals(bench, "a") == Refusals()
 
 
@@ -203,12 +212,12 @@ def test_in_asp_what_it_trains_is_given_up() -> None:
     assert bench.selected == ("a", "b")
     bench.end("b")
     assert bench.session.opened.carried == {"a": 0}
-    bench.send(c.NoteRefusedUpdate("a", "1"))
+    bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "1"))
     bench.answers = False
     bench.end("b")
     assert bench.phase is Phase.AGGREGATING
-    bench.send(c.NoteRefusedUpdate("a", "2"))
-    bench.send(c.NoteRefusedUpdate("a", "3"))
+    bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "2"))
+    bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "3"))
     bench.answers = True
     bench.answer()
     assert left_out(bench) == ["a"]
@@ -255,8 +264,8 @@ def test_of_those_who_have_left_not_too_many_are_remembered(
 def test_strangers_and_those_who_owe_nothing_are_not_counted() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     events = len(bench.journal)
-    bench.send(c.NoteRefusedUpdate("stranger", "whatever"))
-    bench.send(c.NoteRefusedUpdate("c", "it is not selected"))
+    bench.send(c.NoteRefusedUpdate("stranger", bench.session.trained_by("stranger"), "whatever"))
+    bench.send(c.NoteRefusedUpdate("c", bench.session.trained_by("c"), "it is not selected"))
     assert len(bench.journal) == events
 
 
@@ -272,7 +281,7 @@ def test_after_the_end_nothing_is_counted() -> None:
     bench = opened_round("a", rules=strict(rounds=1))
     bench.end_all()
     assert bench.phase is Phase.FINISHED
-    assert bench.send(c.NoteRefusedUpdate("a", "late")).events == ()
+    assert bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "late")).events == ()
 
 
 def test_a_restart_forgets_no_refusal() -> None:
@@ -288,5 +297,5 @@ def test_a_restart_forgets_no_refusal() -> None:
 
 def test_a_long_reason_is_cut() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
-    bench.send(c.NoteRefusedUpdate("a", "x" * 10_000))
+    bench.send(c.NoteRefusedUpdate("a", bench.session.trained_by("a"), "x" * 10_000))
     assert len(bench.happened(e.UpdateRefused)[0].reason) == 200

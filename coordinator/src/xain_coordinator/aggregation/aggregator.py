@@ -51,7 +51,8 @@ class Aggregator(Protocol):
 class Surveyor(Aggregator, Protocol):
     """A rule that weighs each update as a whole, by where it lies: the updates are read twice.
 
-    The second time, `combine` gets the rows that `weigh` gave a weight, with those weights.
+    The second time, `combine` gets the rows that `weigh` gave a weight, with those weights. Such a
+    rule cannot take stale updates, whose weights follow from their age.
 
     needs_base: it moves updates towards the global model. In a round that initialises there is
         none, and the updates are averaged instead.
@@ -72,7 +73,8 @@ class Surveyor(Aggregator, Protocol):
 
         surveyed: the sum of what the blocks have given.
         num_samples: (k,), n_k.
-        Returns (k + 1,): of the updates, and behind them that of the global model.
+        Returns (k + 1,): of the updates, and behind them that of the global model, which is 0 in a
+        round that initialises: there is none.
         Raises RuleFailed.
         """
 

@@ -104,17 +104,25 @@ class GeometricMedian:
     Fewer than half of the participants, whatever they send, cannot carry it away. Every participant
     counts the same, unlike in the source: who makes up a sample count would be the majority.
 
-    max_iterations: it ends earlier where the weights do not change any more.
-    smoothing: ν, below which a distance counts as ν, so that nothing is divided by zero.
-    Source: Pillutla et al. 2022, Robust Aggregation for Federated Learning, Algorithm 2, begun at
-    the mean.
+    The iterations end long before they arrive if they begin far away, as the mean does where a few
+    updates are huge. They are therefore run from two points: the mean, and the mean of the
+    n / 2 + 1 updates with the least sums of distances to the others. The better end is kept.
+
+    max_iterations: of each run; it ends earlier where the weights do not change any more.
+    smoothing: ν, below which a distance counts as ν, so that nothing is divided by zero; not less
+        than 1e-100.
+    Source: Pillutla et al. 2022, Robust Aggregation for Federated Learning, Algorithm 2.
     """
 
     takes_stale: ClassVar[bool] = False
     needs_base: ClassVar[bool] = False
 
-    max_iterations: Annotated[int, Field(ge=1, le=10_000)] = 100
+    max_iterations: Annotated[int, Field(ge=1, le=10_000)] = 1000
     smoothing: PositiveFloat = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.smoothing < _LEAST_SMOOTHING:
+            raise ValueError(f"smoothing must not be less than {_LEAST_SMOOTHING}")
 
     def check(self, num_updates: int) -> None:
         pass
@@ -124,14 +132,28 @@ class GeometricMedian:
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         usable, products = _usable(surveyed)
-        weights = np.full(len(products), 1 / len(products))
+        num_usable = len(products)
+        majority = np.zeros(num_usable)
+        among = _by_distances(products)[: num_usable // 2 + 1]
+        majority[among] = 1 / len(among)
+        weights = self._descend(products, majority)
+        from_mean = self._descend(products, np.full(num_usable, 1 / num_usable))
+        # Only if it is clearly better. Beside a huge distance the sum shows nothing of small ones,
+        # and a point far off can seem as good.
+        least = _distances_to(products, weights).sum() * (1 - _SAME_SUM)
+        if _distances_to(products, from_mean).sum() < least:
+            weights = from_mean
+        return _spread(len(surveyed), usable, weights, of_base=0.0)
+
+    def _descend(self, products: Float64, weights: Float64) -> Float64:
+        """From the point with these weights to where the iterations end."""
         for _ in range(self.max_iterations):
             inverse = 1 / np.maximum(self.smoothing, _distances_to(products, weights))
             before, weights = weights, inverse / inverse.sum()
             # Each by itself: the little that is left of an outlier's weight can be what matters.
             if (np.abs(weights - before) <= _SETTLED * before).all():
                 break
-        return _spread(len(surveyed), usable, weights, of_base=0.0)
+        return weights
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return average(tile, np.asarray(weights, np.float64))
@@ -146,8 +168,9 @@ class NormClipping:
 
     threshold: the radius, a Euclidean norm; 0: the least that takes in a share `quantile` of this
         round's updates as they are.
-    quantile: unlike in Andrew et al., where the threshold follows a noisy count from round to
-        round, because nobody may see a norm, it is that of the norms themselves.
+    quantile: 0.5 unless it is given, which it cannot be beside a threshold: nothing would read it.
+        Unlike in Andrew et al., where the threshold follows a noisy count from round to round,
+        because nobody may see a norm, it is that of the norms themselves.
     Sources: Sun et al. 2019, Can You Really Backdoor Federated Learning?, section 3.2; Andrew et
     al. 2021, Differentially Private Learning with Adaptive Clipping.
     """
@@ -156,7 +179,16 @@ class NormClipping:
     needs_base: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    quantile: Annotated[float, Field(gt=0, le=1)] = 0.5
+    quantile: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold and self.quantile is not None:
+            raise ValueError(
+                "nothing would read quantile beside a threshold; leave one of them out"
+            )
+        if not self.threshold and self.quantile is None:
+            # Kept with the session like any other option, so that a later default changes none.
+            object.__setattr__(self, "quantile", 0.5)
 
     def check(self, num_updates: int) -> None:
         pass
@@ -166,7 +198,7 @@ class NormClipping:
 
     def weigh(self, surveyed: Float64, num_samples: NDArray[np.int64]) -> Float64:
         norms = np.sqrt(surveyed)
-        radius = self.threshold or np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1]
+        radius = self.threshold or self._norm_at_quantile(norms)
         if not math.isfinite(radius):
             raise RuleFailed(
                 f"rule 'norm_clipping' with quantile = {self.quantile} finds no threshold: more "
@@ -174,6 +206,10 @@ class NormClipping:
             )
         weights = shares(num_samples) * _clipping(norms, radius)
         return np.append(weights, 1 - weights.sum())
+
+    def _norm_at_quantile(self, norms: Float64) -> float:
+        assert self.quantile is not None
+        return float(np.sort(norms)[math.ceil(self.quantile * len(norms)) - 1])
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         return average(tile, np.asarray(weights, np.float64))
@@ -220,6 +256,8 @@ class CentredClipping:
 
 
 _SETTLED = 1e-12  # a change of a weight that no dtype of a model shows
+_LEAST_SMOOTHING = 1e-100  # of a smaller one, k times 1/ν could be beyond the range of numbers
+_SAME_SUM = 1e-9  # more than the rounding of distances between huge updates and small ones
 
 
 def squares(differences: Float64) -> Float64:
@@ -249,12 +287,14 @@ def _usable(products: Float64) -> tuple[NDArray[np.intp], Float64]:
     usable = np.flatnonzero(np.isfinite(products.diagonal()))
     if not len(usable):
         raise RuleFailed("the squared norm of every update is beyond the range of numbers")
+    if len(usable) == len(products):
+        return usable, products  # as nearly always: no second table
     return usable, products[np.ix_(usable, usable)]
 
 
 def _distances_to(products: Float64, weights: Float64) -> Float64:
     """Of each update to the point Σ weights_i · difference_i: (k,)."""
-    to_each = (products * weights).sum(axis=1)
+    to_each = np.einsum("ij,j->i", products, weights)
     of_point = (to_each * weights).sum()
     # Rounding can leave less than nothing of a distance of zero.
     squared = products.diagonal() - 2 * to_each + of_point
@@ -272,12 +312,31 @@ def _by_score(products: Float64, f: int) -> NDArray[np.intp]:
     first; of equal ones in the order of their names."""
     n = len(products)
     usable, among = _usable(products)
-    norms = among.diagonal()
-    distances = np.full((n, n), np.inf)
-    distances[np.ix_(usable, usable)] = np.maximum(norms + norms[:, np.newaxis] - 2 * among, 0)
-    np.fill_diagonal(distances, np.inf)  # not one of the others
-    scores = np.sort(distances, axis=1)[:, : n - f - 2].sum(axis=1)
+    scores = np.full(n, np.inf)
+    num_nearest = n - f - 2
+    for i, index in enumerate(usable):
+        distances = _squared_distances(among, i)
+        distances[i] = np.inf  # not one of the others
+        if len(distances) >= num_nearest:
+            scores[index] = np.sort(distances)[:num_nearest].sum()
     return np.argsort(scores, kind="stable")
+
+
+def _by_distances(products: Float64) -> NDArray[np.intp]:
+    """The updates, that with the least sum of distances to the others first; of equal ones in the
+    order of their names."""
+    sums = [np.sqrt(_squared_distances(products, i)).sum() for i in range(len(products))]
+    return np.argsort(sums, kind="stable")
+
+
+def _squared_distances(products: Float64, i: int) -> Float64:
+    """(k,): of one update to each. Row by row, because a table of them all would be as large again
+    as that of the products."""
+    norms, row = products.diagonal(), products[i]
+    with np.errstate(over="ignore"):
+        squared = (norms[i] - row) + (norms - row)
+    # Rounding can leave less than nothing of a distance of zero.
+    return np.asarray(np.maximum(squared, 0))
 
 
 def _equal_weights(n: int, chosen: NDArray[np.intp]) -> Float64:

@@ -7,7 +7,8 @@ state.
 Memory is two tiles of TILE_BYTES, however many participants there are and however large the model
 is: all that is read and made of some columns, and the same of those that are read meanwhile. Beside
 them each thread has its scratch of a few pieces that fit into a processor's cache, and the rules
-that compare any two updates have a table of 8 k² bytes, and one more for each thread.
+that compare any two updates have a table of 8 k² bytes for their sum, and one more for each thread:
+no thread surveys a block before all but the last few before it are added.
 
 The result depends on the updates, the state and their order alone, so making it again after a crash
 gives the same bytes: columns are worked on each by itself, and what is summed over columns is
@@ -18,8 +19,8 @@ Weights are little-endian, whatever the machine.
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,9 +39,8 @@ from xain_coordinator.aggregation.aggregator import (
 from xain_coordinator.aggregation.averages import WeightedAverage
 from xain_coordinator.aggregation.crew import Crew, Job
 from xain_coordinator.aggregation.optimizers import Optimizer
-from xain_coordinator.aggregation.options import WrongOption
 from xain_coordinator.aggregation.publishing import Publication, publication
-from xain_coordinator.aggregation.rules import RULES, make_optimizer, make_rule
+from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
 from xain_coordinator.core.effects import Aggregate
@@ -88,7 +88,7 @@ def aggregate(
     optimizer = None
     # An initialisation comes from nowhere, so there is no direction to step in.
     if work.optimizer and not work.base.is_empty:
-        optimizer = make_optimizer(work.optimizer, work.optimizer_options)
+        optimizer = optimizer_of_session(work.optimizer, work.optimizer_options)
     weights = work.updates[0].weights
     dtype, length = _little_endian(weights.dtype), weights.shape[0]
     num_rows = len(work.updates) + 1
@@ -101,9 +101,9 @@ def aggregate(
         making = _Making(work, rule, optimizer, dtype, tiles, num_threads)
         try:
             return making.make()
-        except RuleFailed:
+        except (RuleFailed, PluginFailed):
             # If what lies in the store is not what was accepted, that is why, and a person can put
-            # it right. Otherwise it would fail for ever.
+            # it right. Otherwise a rule would fail for ever.
             making.verify()
             raise
 
@@ -111,19 +111,9 @@ def aggregate(
 def _rule(work: Aggregate) -> Aggregator:
     """Raises RuleFailed, and PluginFailed where a plug-in is not what it was when the session was
     opened: that can be put right, so it does not end the session."""
-    try:
-        rule = make_rule(work.rule, work.options)
-    except KeyError:
-        raise PluginFailed(
-            f"the session was opened with the rule {work.rule!r}, and no plug-in gives it any "
-            "more; install it again"
-        ) from None
-    except WrongOption as error:
-        raise PluginFailed(
-            f"the session was opened with other options than the rule {work.rule!r} has now: "
-            f"{error}; install the version that it had"
-        ) from None
-    rule.check(len(work.updates))
+    rule = rule_of_session(work.rule, work.options)
+    with _calling(work, "check"):
+        rule.check(len(work.updates))
     if any(work.staleness) and not rule.takes_stale:
         usable = ", ".join(name for name, one in sorted(RULES.items()) if one.takes_stale)
         raise RuleFailed(
@@ -133,6 +123,24 @@ def _rule(work: Aggregate) -> Aggregator:
     if is_surveyor(rule) and rule.needs_base and work.base.is_empty:
         return WeightedAverage()  # there is nothing to be near to yet
     return rule
+
+
+@contextmanager
+def _calling(work: Aggregate, part: str) -> Iterator[None]:
+    """Part of a rule. What it raises of a plug-in's own is told as the plug-in's failure."""
+    try:
+        yield
+    except (RuleFailed, MemoryError):
+        raise
+    except Exception as error:
+        # It is another's code that runs here, and may raise anything; whose it is must be told. Put
+        # right, it can do its work: the session goes on.
+        if work.rule in RULES:
+            raise
+        raise PluginFailed(
+            f"the plug-in {work.rule!r} fails in {part}() in round {work.round}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +217,17 @@ class _Making:
             extras=bases,
             block=block,
         )
-        total = _OrderedSum()
+        total = _OrderedSum(self.num_threads)
 
         def survey(slot: Slot, index: int) -> None:
             base = slot.extras[0] if bases else np.zeros(1, self.dtype)
-            with np.errstate(over="ignore", invalid="ignore"):  # the rule looks at what comes out
-                differences = np.subtract(slot.rows, base, dtype=np.float64)
-                total.add(index, rule.survey(differences))
+            with total.turn_of(index) as turn:
+                if turn is None:
+                    return
+                # The rule looks at what comes out.
+                with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
+                    differences = np.subtract(slot.rows, base, dtype=np.float64)
+                    turn(rule.survey(differences))
 
         def compute(slot: Slot, start: int) -> Iterator[Job]:
             num_columns = slot.rows.shape[1]
@@ -224,12 +236,18 @@ class _Making:
                 yield partial(survey, piece, (start + first) // block)
 
         tiles.work_through(compute)
-        weights = rule.weigh(total.result, num_samples)
-        if weights.shape != (k + 1,) or not np.isfinite(weights).all() or not weights.any():
-            raise RuleFailed(
-                f"rule {self.work.rule!r} gives {k} updates and the global model no usable weights "
-                f"in round {self.work.round}"
-            )
+        with _calling(self.work, "weigh"):
+            weights = rule.weigh(total.result, num_samples)
+            if weights.shape != (k + 1,) or not np.isfinite(weights).all() or not weights.any():
+                raise RuleFailed(
+                    f"rule {self.work.rule!r} gives {k} updates and the global model no usable "
+                    f"weights in round {self.work.round}"
+                )
+            if weights[k] and not bases:
+                raise RuleFailed(
+                    f"rule {self.work.rule!r} gives the global model a weight of {weights[k]:g} in "
+                    f"round {self.work.round}, which initialises: there is no global model yet"
+                )
         return weights
 
     # --- the last pass ---
@@ -251,16 +269,16 @@ class _Making:
                 with np.errstate(over="ignore", invalid="ignore"):  # looked at below
                     combined = self._combine(slot.rows, weights)
                     after: Iterable[Float64] = ()
+                    # A sum, say, that no step makes meaningful.
+                    is_usable = optimizer is None or bool(np.isfinite(combined).all())
                     if optimizer is not None:
                         combined, after = _step(optimizer, combined, slot, names, list(state))
+                        combined = _within(self.dtype, combined)
                     model, *memory = slot.made
                     np.copyto(model, combined, casting="same_kind")
                     for place, values in zip(memory, after, strict=True):
-                        # What overflows stays at the end of the range: the steps where it does are
-                        # small or none, and one huge update does not end the session.
-                        largest = np.finfo(place.dtype).max
-                        np.copyto(place, np.clip(values, -largest, largest), casting="same_kind")
-                if not np.isfinite(model).all():
+                        np.copyto(place, _within(place.dtype, values), casting="same_kind")
+                if not (is_usable and np.isfinite(model).all()):
                     raise RuleFailed(
                         f"{self._maker} leaves the range of {self.dtype.name} in round {work.round}"
                     )
@@ -288,13 +306,17 @@ class _Making:
         )
 
     def _combine(self, tile: NDArray[Any], weights: Weights) -> Float64:
-        combined = self.rule.combine(tile, weights)
+        with _calling(self.work, "combine"):
+            combined = self.rule.combine(tile, weights)
+            self._check_combined(combined, tile)
+        return combined
+
+    def _check_combined(self, combined: Float64, tile: NDArray[Any]) -> None:
         if combined.shape != tile.shape[1:] or combined.dtype != np.float64:
             raise RuleFailed(
                 f"rule {self.work.rule!r} made {combined.dtype} of shape {combined.shape} out of "
                 f"{tile.shape[1]} columns; it must make as many float64"
             )
-        return combined
 
     @property
     def _maker(self) -> str:
@@ -314,6 +336,14 @@ def _step(
     return stepped, [after[name] for name in names]
 
 
+def _within(dtype: DType, values: Float64) -> Float64:
+    """What leaves the range stays at its end, so that one huge update does not end the session:
+    what an optimiser remembers of it would lead out of the range for many rounds."""
+    largest = np.finfo(dtype).max
+    clipped: Float64 = np.clip(values, -largest, largest, dtype=np.float64)
+    return clipped
+
+
 def _write(begun: Publication, values: NDArray[Any]) -> None:
     per_piece = max(1, _WRITE_BYTES // values.itemsize)
     for start in range(0, len(values), per_piece):
@@ -321,23 +351,48 @@ def _write(begun: Publication, values: NDArray[Any]) -> None:
 
 
 class _OrderedSum:
-    """Adds parts in the order of their numbers, from 0, in whatever order they come."""
+    """Adds parts in the order of their numbers, from 0, in whatever order they come.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    max_parts: so many exist at a time. Who would make a later one waits; whoever takes numbers in
+    order, as the jobs of a crew do, never waits for ever, because the first one does not wait.
+    """
+
+    def __init__(self, max_parts: int) -> None:
+        self._max_parts = max_parts
+        self._changed = threading.Condition()
         self._early: dict[int, Float64] = {}
         self._num_added = 0
         self._total: Float64 | None = None
+        self._has_failed = False
 
-    def add(self, index: int, part: Float64) -> None:
-        with self._lock:
+    @contextmanager
+    def turn_of(self, index: int) -> Iterator[Callable[[Float64], None] | None]:
+        """Waits until the part may be made, and gives what takes it; None if another part could
+        not be made, and this one would be for nothing."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_failed or index < self._num_added + self._max_parts
+            )
+            has_failed = self._has_failed
+        try:
+            yield None if has_failed else partial(self._add, index)
+        except BaseException:  # whatever it is, nobody may wait for this part
+            with self._changed:
+                self._has_failed = True
+                self._changed.notify_all()
+            raise
+
+    def _add(self, index: int, part: Float64) -> None:
+        with self._changed:
             self._early[index] = part
-            while (part_ := self._early.pop(self._num_added, None)) is not None:
-                self._num_added += 1
+            while self._num_added in self._early:
+                next_ = self._early.pop(self._num_added)
                 if self._total is None:
-                    self._total = part_.copy()
+                    self._total = next_.copy()
                 else:
-                    self._total += part_
+                    self._total += next_
+                self._num_added += 1
+            self._changed.notify_all()
 
     @property
     def result(self) -> Float64:

@@ -38,7 +38,8 @@ class Optimizer(Protocol):
         """From a slice of the global model, of the rule's result and of the state, those after it.
 
         All (t,) float64; none of those that are given is changed. The state has the names of
-        begin(). Runs in several threads at once.
+        begin(). What leaves the range of the dtype it is kept in stays at the end of the range.
+        Runs in several threads at once.
         """
 
 
@@ -56,7 +57,7 @@ class FedAvgM:
         return {MOMENTUM: 0.0}
 
     def step(self, base: Float64, result: Float64, state: State) -> tuple[Float64, State]:
-        momentum = self.beta * state[MOMENTUM] + (result - base)
+        momentum = self.beta * state[MOMENTUM] + _difference(base, result)
         return base + self.learning_rate * momentum, {MOMENTUM: momentum}
 
 
@@ -77,14 +78,15 @@ class _Adaptive:
         return {MOMENTUM: 0.0, **begins} if self.beta1 else begins
 
     def step(self, base: Float64, result: Float64, state: State) -> tuple[Float64, State]:
-        delta = result - base
+        delta = _difference(base, result)
         second = self._second_moment(state[SECOND_MOMENT], delta * delta)
         after = {SECOND_MOMENT: second}
         momentum = delta
         if self.beta1:  # without, m' is Δ and nothing need be remembered
             momentum = self.beta1 * state[MOMENTUM] + (1 - self.beta1) * delta
             after[MOMENTUM] = momentum
-        return base + self.learning_rate * momentum / (np.sqrt(second) + self.tau), after
+        # Divided first, so that the learning rate leads to no quotient of two infinite numbers.
+        return base + self.learning_rate * (momentum / (np.sqrt(second) + self.tau)), after
 
     def _second_moment(self, v: Float64, squared: Float64) -> Float64:
         """v' of v and Δ²."""
@@ -119,6 +121,13 @@ class FedYogi(_Adaptive):
 
     def _second_moment(self, v: Float64, squared: Float64) -> Float64:
         return v - (1 - self.beta2) * squared * np.sign(v - squared)
+
+
+def _difference(base: Float64, result: Float64) -> Float64:
+    """Δ, a number always: of an infinite one the steps would make what is no number."""
+    largest = np.finfo(np.float64).max
+    difference = result - base
+    return np.clip(difference, -largest, largest, out=difference)
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {

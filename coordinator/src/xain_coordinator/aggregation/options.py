@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from xain_coordinator.core.values import Option
+from xain_coordinator.plugins import PluginFailed
 
 T = TypeVar("T")
 
@@ -30,24 +31,36 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
 
     Values are held against the annotations of the parameters: text, which is all that flags and the
     environment have, is read as their type. What has none is taken as it is.
-    what: for messages, such as "rule 'krum'". Raises WrongOption.
+    what: for messages, such as "rule 'krum'". Raises WrongOption, and PluginFailed if the class is
+    not one that can be made in this way, whatever the options.
     """
-    parameters = inspect.signature(kind).parameters
-    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
+    try:
+        parameters = inspect.signature(kind).parameters
+        hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
+        adapters: dict[str, TypeAdapter[object]] = {
+            name: TypeAdapter(hints[name]) for name in options if name in hints
+        }
+    except Exception as error:  # another's annotations are evaluated, and may raise anything
+        raise _cannot_be_made(what, error) from error
     values: dict[str, object] = {}
     for name, value in options.items():
         if name not in parameters:
             have = f"it has: {', '.join(parameters)}" if parameters else "it has none"
             raise WrongOption(name, f"{what} has no such option; {have}")
-        values[name] = _read(name, value, hints[name]) if name in hints else value
+        values[name] = _read(name, value, adapters[name]) if name in adapters else value
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:  # of what a constructor says of them together
         raise WrongOption("", f"{what}: {error}") from error
+    except Exception as error:  # it can be another's constructor, which may raise anything
+        raise _cannot_be_made(what, error) from error
 
 
-def _read(name: str, value: object, hint: Any) -> object:
-    adapter: TypeAdapter[object] = TypeAdapter(hint)
+def _cannot_be_made(what: str, error: Exception) -> PluginFailed:
+    return PluginFailed(f"{what} cannot be made: {type(error).__name__}: {error}")
+
+
+def _read(name: str, value: object, adapter: TypeAdapter[object]) -> object:
     try:
         if isinstance(value, str):
             return adapter.validate_strings(value)
@@ -60,10 +73,31 @@ def _read(name: str, value: object, hint: Any) -> object:
 
 def options_of(made: object, given: Mapping[str, object]) -> Mapping[str, Option]:
     """All options that something was made with, defaults among them, so that it can be made again
-    whatever a later version's defaults are. Of what is no dataclass only those that were given."""
-    values = given
-    if is_dataclass(made):
-        values = {field.name: getattr(made, field.name) for field in fields(made) if field.init}
-    return {
-        name: value for name, value in values.items() if isinstance(value, bool | int | float | str)
-    }
+    whatever a later version's defaults are. Of what is no dataclass only those that were given.
+
+    One whose type a journal cannot keep, such as a path, is kept as it was given; a default of such
+    a type is left out.
+    Raises WrongOption if one was not given as a journal can keep it, or if a dataclass made of them
+    would not be the same.
+    """
+    values: dict[str, Option] = {}
+    for name, value in given.items():
+        if not isinstance(value, bool | int | float | str):
+            raise WrongOption(name, "it must be text, a number or true/false")
+        values[name] = value
+    if not is_dataclass(made) or isinstance(made, type):
+        return values
+    parameters = [field.name for field in fields(made) if field.init]
+    for name in parameters:
+        value = getattr(made, name)
+        if type(value) in (bool, int, float, str):  # a member of an enumeration is none of them
+            values[name] = value
+    again = make(type(made), type(made).__name__, values)
+    for name in parameters:
+        if name in values and getattr(again, name) != getattr(made, name):
+            raise WrongOption(
+                name,
+                f"made again from {values}, {type(made).__name__} would have "
+                f"{getattr(again, name)!r} in the place of {getattr(made, name)!r}",
+            )
+    return values

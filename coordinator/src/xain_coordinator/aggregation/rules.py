@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from xain_coordinator.aggregation.aggregator import Aggregator
+from xain_coordinator.aggregation.aggregator import Aggregator, is_surveyor
 from xain_coordinator.aggregation.averages import Identity, Mean, Sum, WeightedAverage
 from xain_coordinator.aggregation.distances import (
     CentredClipping,
@@ -12,7 +12,7 @@ from xain_coordinator.aggregation.distances import (
     NormClipping,
 )
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
-from xain_coordinator.aggregation.options import make
+from xain_coordinator.aggregation.options import WrongOption, make
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
 from xain_coordinator.plugins import AGGREGATORS, PluginFailed, known, load
 
@@ -43,14 +43,60 @@ def known_rules() -> list[str]:
 def make_rule(name: str, options: Mapping[str, object]) -> Aggregator:
     """Raises KeyError if there is no such rule, PluginFailed if it is there and cannot be used, and
     WrongOption."""
-    made = make(load(AGGREGATORS, name, RULES), f"rule {name!r}", options)
+    kind = load(AGGREGATORS, name, RULES)
+    if not isinstance(kind, type):
+        raise PluginFailed(f"the plug-in {name!r} is no rule: it is not a class")
+    made: Aggregator = make(kind, f"rule {name!r}", options)
     parts = _PARTS + (_PARTS_OF_SURVEYORS if hasattr(made, "survey") else ())
     missing = [part for part in parts if not hasattr(made, part)]
     if missing:
         raise PluginFailed(f"the plug-in {name!r} is no rule: it has no {', '.join(missing)}")
+    if is_surveyor(made) and made.takes_stale:
+        # The weights of stale updates follow from their age, and no survey would be asked for any.
+        raise PluginFailed(
+            f"the plug-in {name!r} is no rule: it has both survey and takes_stale = True; a rule "
+            "that surveys cannot take stale updates"
+        )
     return made
 
 
 def make_optimizer(name: str, options: Mapping[str, object]) -> Optimizer:
     """Raises KeyError if there is no such optimiser, and WrongOption."""
     return make(OPTIMIZERS[name], f"optimiser {name!r}", options)
+
+
+def rule_of_session(name: str, options: Mapping[str, object]) -> Aggregator:
+    """The rule that a session was opened with.
+
+    Raises PluginFailed if there is none any more, or one that is not what it was: that can be put
+    right, so it does not end the session.
+    """
+    try:
+        return make_rule(name, options)
+    except KeyError:
+        raise PluginFailed(
+            f"the session was opened with the rule {name!r}, and no plug-in gives it any more; "
+            "install it again"
+        ) from None
+    except WrongOption as error:
+        raise PluginFailed(
+            f"the session was opened with other options than the rule {name!r} has now: {error}; "
+            "install the version that it had"
+        ) from None
+
+
+def optimizer_of_session(name: str, options: Mapping[str, object]) -> Optimizer:
+    """The optimiser that a session was opened with, by another version perhaps.
+
+    Raises PluginFailed if this one has none of that name, or with other options.
+    """
+    try:
+        return make_optimizer(name, options)
+    except KeyError:
+        why = "this version has no such optimiser"
+    except WrongOption as error:
+        why = f"it has other options now: {error}"
+    raise PluginFailed(
+        f"the session was opened with the optimiser {name!r}, and {why}; install the version that "
+        "it was opened with"
+    )

@@ -40,8 +40,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return (), _begin_upload(session, command), ()
         case c.EndTrainingRound():
             return _end_training_round(session, command)
-        case c.NoteRefusedUpdate(participant_id, reason):
-            return _note_refused(session, participant_id, reason), r.Done(), ()
+        case c.NoteRefusedUpdate():
+            return _note_refused(session, command), r.Done(), ()
         case c.Tick():
             expired = tuple(_expired(session, now))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -185,16 +185,18 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     return (*bound, accepted), r.Done(), command.metrics
 
 
-def _note_refused(session: Session, participant_id: str, reason: str) -> tuple[e.Event, ...]:
-    """Counted only of those who owe an update, and not of those who are left out already: so it is
-    bounded, however often somebody sends what cannot be used."""
-    rules = session.rules
+def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
+    """Counted only of those who owe an update, for the round that they owe, and not of those who
+    are left out already: so it is bounded, however often somebody sends what cannot be used."""
+    rules, participant_id = session.rules, command.participant_id
     if rules.refused_limit == 0 or session.phase is Phase.FINISHED:
         return ()
     if not session.owes_update(participant_id) or session.is_left_out(participant_id):
         return ()
     round_ = session.trained_by(participant_id)
-    refused = e.UpdateRefused(participant_id, round_, reason[:MAX_REASON])
+    if command.round != round_:
+        return ()  # it came too late, which is no fault
+    refused = e.UpdateRefused(participant_id, round_, command.reason[:MAX_REASON])
     if session.in_a_row(participant_id) + 1 < rules.refused_limit:
         return (refused,)
     until = session.round + rules.refused_rounds + 1

@@ -69,9 +69,13 @@ class EndTrainingRound:
 
 @dataclass(frozen=True, slots=True)
 class NoteRefusedUpdate:
-    """An update of this participant was refused as unusable, for this reason."""
+    """An update of this participant was refused as unusable, for this reason.
+
+    round: the one that it trained when it began to bring the update.
+    """
 
     participant_id: str
+    round: int
     reason: str
 
 

@@ -29,11 +29,12 @@ from xain_coordinator.core.values import Phase, Point, Round
 @dataclass(frozen=True, slots=True)
 class Decision:
     """events in order; durable ones are to be committed before the reply goes out and the effects
-    run."""
+    run. session: what they lead to."""
 
     events: tuple[e.Event, ...]
     reply: r.Reply
     effects: tuple[Effect, ...]
+    session: Session
 
 
 def decide(
@@ -69,7 +70,7 @@ def decide(
         effects.append(RecordMetrics(points))
     if any(isinstance(event, _NOTIFYING) for event in happened):
         effects.append(Notify())
-    return Decision(tuple(happened), reply, tuple(effects))
+    return Decision(tuple(happened), reply, tuple(effects), session)
 
 
 def _last(session: Session) -> Round:

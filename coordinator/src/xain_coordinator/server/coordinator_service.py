@@ -108,6 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
         ref = reply.model.ref
+        encoding = self._uploads.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
         # An empty model travels inside, but what is made of it need not be small.
         offer = (
@@ -124,9 +125,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             metadata=dict(reply.model.metadata),
             update_accepted=reply.update_accepted,
             upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url)
-            if offer and self._uploads.encoding == pb.PLAIN  # a store does not decode
+            if offer and encoding == pb.PLAIN  # a store does not decode
             else None,
-            encoding=self._uploads.encoding,
+            encoding=encoding,
         )
 
     async def EndTrainingRound(
@@ -237,10 +238,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _noting_refusal(self, participant_id: str) -> AsyncIterator[None]:
         """What is refused within it as unusable is counted, and only then told: a refusal that was
         heard of is not forgotten by a crash."""
+        round_ = self._driver.session.trained_by(participant_id)
         try:
             yield
         except errors.UnusableUpdate as refusal:
-            await self._driver.submit(c.NoteRefusedUpdate(participant_id, str(refusal)))
+            await self._driver.submit(c.NoteRefusedUpdate(participant_id, round_, str(refusal)))
             raise
 
 

@@ -48,8 +48,8 @@ class Downloads:
     access: DirectAccess | None = None
     # The latest small model, or its reading: everybody asks for it at once.
     _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
-    # Parts of larger ones, by key and offset, the oldest first. Those who have been told of a round
-    # at the same time read its model at about the same pace.
+    # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
+    # who have been told of a round at the same time read its model at about the same pace.
     _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
 
     async def send(self, key: str, offset: int) -> AsyncIterator[tuple[WeightsRef, bytes]]:
@@ -74,8 +74,9 @@ class Downloads:
         holds no more than this."""
         start = offset - offset % BLOCK_BYTES
         block = self._block(ref, start)
-        if start + BLOCK_BYTES < ref.size_bytes:
-            self._block(ref, start + BLOCK_BYTES)  # read while this one is sent
+        is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
+        if is_last and start + BLOCK_BYTES < ref.size_bytes:
+            self._block(ref, start + BLOCK_BYTES)  # read while the rest of this one is sent
         number, at = divmod(offset - start, CHUNK_BYTES)
         chunk = (await asyncio.shield(block))[number]
         return chunk[at:] if at else chunk
@@ -83,14 +84,15 @@ class Downloads:
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[list[bytes]]:
         """In chunks. Read once for all who are there at about the same time."""
         place = (ref.key, start)
-        block = self._blocks.get(place)
+        block = self._blocks.pop(place, None)
         if block is None:
             length = min(BLOCK_BYTES, ref.size_bytes - start)
             work = run_to_end(_read_chunks, self.store, ref.key, start, length)
-            block = self._blocks[place] = asyncio.ensure_future(work)
+            block = asyncio.ensure_future(work)
             block.add_done_callback(lambda read: self._forget_failed_block(place, read))
-            while len(self._blocks) > MAX_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
+        self._blocks[place] = block  # at the end
+        while len(self._blocks) > MAX_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
         return block
 
     def _forget_failed_block(

@@ -1,21 +1,23 @@
 """One upload on its way to the store, and what is kept of it when it breaks off.
 
-Bytes wait here, no more once they are FULL_BYTES, while those before are measured, decoded and
-written in a thread, which takes all that waits at once. So an upload holds two to four chunks in
-memory beside what gRPC holds.
+Bytes wait here, no more once they are FULL_BYTES or FULL_MESSAGES, while those before are measured,
+decoded and written in a thread, which takes all that waits at once. So an upload holds two to four
+chunks in memory beside what gRPC holds.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xain_coordinator.admission import CHUNK_BYTES, BaseModel, Inspector
-from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.ports import StoreError, Unfinished, Upload, WeightsStore
+from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
 FULL_BYTES = CHUNK_BYTES
+# However small they are: an object costs some hundred bytes beside what is in it.
+FULL_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Decoder:
     def go_on(self, header: NpyHeader, offset: int) -> None:
         """The next bytes are those after the first `offset` of the object. Raises InvalidUpdate."""
         first, odd = divmod(offset - header.data_offset, header.dtype.itemsize)
-        if odd or first % TILE_ELEMENTS or not 0 <= first < self._base.size:
+        is_border = first % TILE_ELEMENTS == 0 or first == self._base.size
+        if odd or not is_border or not 0 <= first <= self._base.size:
             raise InvalidUpdate(f"no tile of the update begins at its byte {offset}")
         self._has_header = True
         self._num_elements = first
@@ -128,6 +131,7 @@ class Reception:
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
         self._upload: Upload | None = None
+        self._is_picked_up = False
 
     @property
     def offset(self) -> int:
@@ -153,12 +157,12 @@ class Reception:
     @property
     def has_a_chunk(self) -> bool:
         """Worth a trip to a thread."""
-        return self._waiting_bytes >= CHUNK_BYTES
+        return self._waiting_bytes >= CHUNK_BYTES or len(self._waiting) >= FULL_MESSAGES
 
     @property
     def is_full(self) -> bool:
         """No more is to be added before some of it is written."""
-        return self._waiting_bytes >= FULL_BYTES
+        return self._waiting_bytes >= FULL_BYTES or len(self._waiting) >= FULL_MESSAGES
 
     def take_waiting(self) -> list[bytes]:
         """What flush() is to write next."""
@@ -169,6 +173,8 @@ class Reception:
         """Measure and write. Raises InvalidUpdate, and the store's errors."""
         if self._upload is None:
             self._upload = self._store.upload(self.key, self._label)
+        if len(waiting) > 1 and sum(map(len, waiting)) <= CHUNK_BYTES:
+            waiting = [b"".join(waiting)]  # a piece costs as much to measure as some KiB
         for data in waiting:
             for piece in (data,) if self.decoder is None else self.decoder.feed(data):
                 if self.offset + len(piece) > self.announced.size_bytes:
@@ -178,19 +184,21 @@ class Reception:
                 self._inspector.feed(piece)
                 self._upload.write(piece)
 
-    def pick_up(self, unfinished: Unfinished) -> bool:
+    def pick_up(self) -> bool:
         """Go on with what a process before us has written. Whether there is something to go on
-        with; if not, nothing of it stays. Raises the store's errors."""
+        with; if not, nothing of it stays. Raises InvalidUpdate, and the store's errors."""
+        unfinished = self._store.find_unfinished(self.key, self._label)
+        if unfinished is None:
+            return False
         try:
             size = self._read_again(unfinished)
-        except (InvalidUpdate, StoreError):
-            unfinished.abort()
-            raise
-        if size == 0:
-            unfinished.abort()
-            return False
-        self._upload = unfinished.go_on(size)
-        return True
+            if size:
+                self._upload = unfinished.go_on(size)
+        finally:
+            if self._upload is None:
+                unfinished.abort()
+        self._is_picked_up = size > 0
+        return self._is_picked_up
 
     def _read_again(self, unfinished: Unfinished) -> int:
         """Measure what is there, to the last border of a chunk: a write may have been cut short.
@@ -219,13 +227,19 @@ class Reception:
     def complete(self) -> StoredWeights:
         """Check the whole, make it durable. Leaves nothing behind if it fails.
 
-        Raises InvalidUpdate, and the store's errors.
+        Raises InvalidUpdate, UploadMissing if the digest is wrong of what was picked up, and the
+        store's errors.
         """
         try:
             # An upload of nothing has not been begun.
             self.flush(self.take_waiting())
             assert self._upload is not None
             if self._inspector.digest != self.announced.digest:
+                if self._is_picked_up:
+                    # After a power cut a file need not hold what its sender has sent.
+                    raise UploadMissing(
+                        "what the coordinator before had of the upload is damaged; begin again at 0"
+                    )
                 raise InvalidUpdate(
                     "the upload's digest is not the one announced; send it again from its beginning"
                 )
@@ -239,7 +253,7 @@ class Reception:
     def drop_waiting(self) -> None:
         """Of a broken upload only what is written counts: the rest may have been cut."""
         self.take_waiting()
-        self._end_decoding()
+        self._close()
 
     def abort(self) -> None:
         """Leave nothing behind. Harmless after a commit."""

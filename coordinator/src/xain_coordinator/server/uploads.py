@@ -47,15 +47,13 @@ from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.server.reception import Announced, Decoder, Reception
 from xain_coordinator.threads import run_to_end, wait_to_end
 from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
-from xain_proto.np import DeltaCodec
+from xain_proto.np import ENCODING_BITS, DeltaCodec
 
 P = ParamSpec("P")
 
 # What came of broken uploads is kept of so many participants. Each is a file as large as what came,
 # open, and some KiB of memory.
 MAX_BROKEN = 64
-
-_BITS = {Encoding.FLOAT16: 16, Encoding.INT8: 8}
 
 # Copies within the store, and their measuring, at a time: more would only share the same line.
 NUM_ADOPTIONS = 4
@@ -110,6 +108,9 @@ class Uploads:
     _small_uploads: GroupWriter = field(init=False)
     # What came of the uploads that broke off, by participant, the latest at the end.
     _broken: dict[str, Reception] = field(default_factory=dict)
+    # What is being read again of what a predecessor has received, by participant. It belongs to
+    # nobody's call, as an adoption does not.
+    _picking_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._small_uploads = GroupWriter(self.store)
@@ -191,14 +192,10 @@ class Uploads:
                     f"the upload ended after {reception.offset} of {header.size_bytes} bytes; "
                     "FindUpload says where it can go on"
                 )
-            async with self.exclusive(participant_id):
-                # Much may have happened meanwhile; this is the last look before the commit.
-                latest = await self._begin(participant_id, announced)
-                if isinstance(latest, WeightsRef):
-                    return latest
-                measured = await run_to_end(reception.complete)
-                self._keep(place, measured)
-                return measured.ref
+            # Once it is whole, a line that breaks does not throw it away.
+            return await wait_to_end(
+                asyncio.ensure_future(self._commit(participant_id, place, reception))
+            )
         except asyncio.CancelledError:
             is_broken = True
             raise
@@ -207,6 +204,21 @@ class Uploads:
                 await self._keep_broken(participant_id, reception)
             elif reception.is_open:
                 await run_to_end(reception.abort)
+
+    async def _commit(self, participant_id: str, place: str, reception: Reception) -> WeightsRef:
+        """Make what is whole durable, and the one that its sender hands in."""
+        announced = reception.announced
+        async with self.exclusive(participant_id):
+            # Much may have happened meanwhile; this is the last look before the commit.
+            latest = await self._begin(participant_id, announced)
+            if isinstance(latest, WeightsRef):
+                return latest
+            if self._holds(place, announced.digest):
+                return self._measured[place].ref
+            measured = await run_to_end(reception.complete)
+            self._keep(place, measured)
+        await self._drop_broken(participant_id)  # an earlier attempt, ended by this one
+        return measured.ref
 
     async def _pump(self, reception: Reception, requests: AsyncIterator[PutWeightsRequest]) -> None:
         """All that comes, into the store: while a thread writes, the next chunks arrive."""
@@ -230,51 +242,66 @@ class Uploads:
             await writer.end()
         await run_to_end(reception.flush, reception.take_waiting())
 
+    def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
+        """How updates of this model are wanted."""
+        return self.encoding if _has_differences(model) else Encoding.PLAIN
+
     # --- uploads that go on ---
 
     async def find_unfinished(self, participant_id: str, announced: Announced) -> int:
         """How much of an upload that broke off is there to be gone on with: bytes of the object.
+        All of them if nothing is missing; what comes next is then answered from its header.
 
         An upload of the participant that still seems to be under way ends: whoever asks has lost
         its connection. Raises as `receive` does.
         """
         place = await self._begin(participant_id, announced)
-        if isinstance(place, WeightsRef) or self._holds(place, announced.digest):
-            return 0  # what comes next is answered without its bytes
+        if isinstance(place, WeightsRef):
+            return announced.size_bytes
         earlier = self.receiving.get(participant_id)
-        if earlier is not None:
+        if earlier is not None and not self._holds(place, announced.digest):
             earlier.cancel()
             await asyncio.wait([earlier])
+        if self._holds(place, announced.digest):
+            return announced.size_bytes
+        if participant_id not in self._broken:
+            await self._picked_up(participant_id, place, announced)
         kept = self._broken.get(participant_id)
-        if kept is None:
-            kept = await self._pick_up(participant_id, place, announced)
-            if kept is None:
-                return 0
-            await self._keep_broken(participant_id, kept)
-        return kept.offset if kept.announced == announced else 0
+        return kept.offset if kept is not None and kept.announced == announced else 0
 
-    async def _pick_up(
-        self, participant_id: str, place: str, announced: Announced
-    ) -> Reception | None:
-        """What our predecessor has received of it."""
-        label = self._label(participant_id, announced)
-        key = _attempt_at(place)
-        unfinished = await run_to_end(self.store.find_unfinished, key, label)
-        if unfinished is None:
-            return None
-        reception = Reception(self.store, key, announced, self._inspector(announced.round), label)
+    async def _picked_up(self, participant_id: str, place: str, announced: Announced) -> None:
+        """What our predecessor has received of it is among the broken ones. Raises StoreError."""
+        picking_up = self._picking_up.get(participant_id)
+        if picking_up is None:
+            picking_up = asyncio.ensure_future(self._pick_up(participant_id, place, announced))
+            self._picking_up[participant_id] = picking_up
+
+            def forget(ended: asyncio.Task[None]) -> None:
+                del self._picking_up[participant_id]
+                if not ended.cancelled():
+                    ended.exception()  # all who asked may have gone
+
+            picking_up.add_done_callback(forget)
+        await asyncio.shield(picking_up)
+
+    async def _pick_up(self, participant_id: str, place: str, announced: Announced) -> None:
+        reception = self._new_reception(participant_id, place, announced)
         try:
-            found = await run_to_end(reception.pick_up, unfinished)
+            if await run_to_end(reception.pick_up):
+                await self._keep_broken(participant_id, reception)
         except InvalidUpdate:
-            found = False  # it is not ours to blame on the sender: a disk may have lost it
-        if not found:
-            await run_to_end(reception.abort)
-        return reception if found else None
+            pass  # it is not ours to blame on the sender: a disk may have lost it
+        finally:
+            if self._broken.get(participant_id) is not reception:
+                await run_to_end(reception.abort)
 
     async def _reception(
         self, participant_id: str, place: str, announced: Announced, offset: int
     ) -> Reception:
         """A new one, or the one that is to go on at this offset. Raises UploadMissing."""
+        picking_up = self._picking_up.get(participant_id)
+        if picking_up is not None:
+            await asyncio.wait([picking_up])
         kept = self._broken.get(participant_id)
         if offset:
             if kept is None or kept.announced != announced or kept.offset != offset:
@@ -283,6 +310,9 @@ class Uploads:
                 )
             return self._broken.pop(participant_id)
         await self._drop_broken(participant_id)
+        return self._new_reception(participant_id, place, announced)
+
+    def _new_reception(self, participant_id: str, place: str, announced: Announced) -> Reception:
         label = self._label(participant_id, announced)
         inspector = self._inspector(announced.round)
         return Reception(self.store, _attempt_at(place), announced, inspector, label)
@@ -291,11 +321,11 @@ class Uploads:
         """Raises InvalidUpdate."""
         if encoding == Encoding.PLAIN:
             return
-        bits = _BITS.get(encoding)
+        bits = ENCODING_BITS.get(encoding)
         if bits is None:
             raise InvalidUpdate(f"no encoding of updates has the number {encoding}")
         model = self._model_of(reception.announced.round)
-        if model is None or model.dtype != "float32":
+        if model is None or not _has_differences(model):
             raise InvalidUpdate(
                 "only updates of a float32 model that there is can be encoded; send it as it is"
             )
@@ -309,15 +339,22 @@ class Uploads:
     async def _keep_broken(self, participant_id: str, reception: Reception) -> None:
         """The latest of each participant, and of all no more than MAX_BROKEN."""
         reception.drop_waiting()
-        await self._drop_broken(participant_id)
+        # Before anything is waited for: whoever is cancelled here has kept it all the same.
+        replaced = self._broken.pop(participant_id, None)
         self._broken[participant_id] = reception
+        if replaced is not None:
+            await run_to_end(replaced.abort)
+        for other in self._unwanted():
+            await self._drop_broken(other)
+        while len(self._broken) > MAX_BROKEN:
+            await self._drop_broken(next(iter(self._broken)))
+
+    def _unwanted(self) -> list[str]:
+        """Participants that have left, and those whose broken upload is of a round that is over."""
         members = self.driver.session.members
         places = {p: update_key(r.announced.round, p) for p, r in self._broken.items()}
         wanted = self._wanted(places.values())
-        for other in list(self._broken):
-            is_wanted = other in members and places[other] in wanted
-            if not is_wanted or len(self._broken) > MAX_BROKEN:
-                await self._drop_broken(other)
+        return [p for p, place in places.items() if p not in members or place not in wanted]
 
     async def _drop_broken(self, participant_id: str) -> None:
         reception = self._broken.pop(participant_id, None)
@@ -332,6 +369,12 @@ class Uploads:
     async def close(self) -> None:
         """Let go of the uploads that have broken off. The next process goes on with them, where the
         store can. Nothing is received any more."""
+        for receiving in list(self.receiving.values()):
+            receiving.cancel()  # its call may have ended, and what came of it not be kept yet
+        if ending := [*self.receiving.values(), *self._picking_up.values()]:
+            await asyncio.wait(ending)
+        for participant_id in self._unwanted():
+            await self._drop_broken(participant_id)
         while self._broken:
             _, reception = self._broken.popitem()
             await run_to_end(reception.suspend)
@@ -519,6 +562,8 @@ class Uploads:
             self._measured_round = self.driver.session.round
             wanted = self._wanted(self._measured)
             self._measured = {p: m for p, m in self._measured.items() if p in wanted}
+            for participant_id in self._unwanted():
+                self._in_background(self._broken.pop(participant_id).abort)
         replaced = self._measured.get(place)
         self._measured[place] = measured
         if replaced is not None and replaced.ref.key != measured.ref.key:
@@ -593,6 +638,11 @@ class _Writer:
         self._ends = True
         if self._writing is not None:
             await wait_to_end(self._writing)
+
+
+def _has_differences(model: GlobalModel) -> bool:
+    """Whether the differences of its updates to it have an encoding."""
+    return model.dtype == "float32" and not model.is_empty
 
 
 def _attempt_at(place: str) -> str:

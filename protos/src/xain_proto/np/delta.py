@@ -25,6 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray as Array
 
+from xain_proto.fl.coordinator_pb2 import Encoding
+
+ENCODING_BITS = {Encoding.INT8: 8, Encoding.FLOAT16: 16}  # of an element
 TILE_ELEMENTS = 65_536
 
 _SCALE_BYTES = 4
@@ -44,7 +47,7 @@ class DeltaCodec:
     """Encodes and decodes tiles. It owns the buffers for one tile, so one thread uses it at a time,
     and what it returns is good until the next call.
 
-    bits: 8 or 16.
+    bits: 8 or 16, as in ENCODING_BITS.
     """
 
     def __init__(self, bits: int) -> None:
@@ -56,11 +59,6 @@ class DeltaCodec:
     def encoded_bytes(self, num_elements: int) -> int:
         """Of a tile with so many elements."""
         return _SCALE_BYTES + num_elements * self._dtype.itemsize
-
-    def encoded_size(self, num_elements: int) -> int:
-        """Of a whole vector."""
-        num_tiles = -(-num_elements // TILE_ELEMENTS)
-        return num_tiles * _SCALE_BYTES + num_elements * self._dtype.itemsize
 
     def encode(self, tile: Float32s, model: Float32s) -> memoryview:
         """tile, model: (n,) float32, n at most TILE_ELEMENTS.

@@ -1,0 +1,70 @@
+"""What an upload holds in memory while it comes, and while it waits to go on."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from xain_coordinator.admission import BaseModel, Distance, Inspector
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.ports import Reader
+from xain_coordinator.server.reception import FULL_MESSAGES, Announced, Reception
+from xain_coordinator.stores.files import FileStore
+from xain_proto.np import npy_header
+
+MIB = 1 << 20
+VECTOR = np.ones(2 * MIB // 4, dtype=np.float32)
+DATA = npy_header(VECTOR.dtype, VECTOR.shape) + VECTOR.tobytes()
+DIGEST = xxhash.xxh3_128(DATA).hexdigest()
+ANNOUNCED = Announced(0, len(DATA), DIGEST)
+
+
+class Store(FileStore):
+    """Knows the readers that it has opened."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.readers: list[Reader] = []
+
+    def open(self, key: str, offset: int = 0, length: int | None = None) -> Reader:
+        self.readers.append(super().open(key, offset, length))
+        return self.readers[-1]
+
+
+def test_tiny_messages_do_not_pile_up(tmp_path: Path) -> None:
+    """However small they are, a bounded number waits, and what they carry is measured together."""
+    reception = Reception(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
+    for at in range(FULL_MESSAGES):
+        assert not reception.is_full
+        assert not reception.has_a_chunk
+        reception.add(DATA[2 * at : 2 * at + 2])
+    assert reception.is_full
+    assert reception.has_a_chunk
+    reception.flush(reception.take_waiting())
+    assert not reception.is_full
+    reception.add(DATA[2 * FULL_MESSAGES :])
+    measured = reception.complete()
+    assert (measured.ref.digest, measured.shape) == (DIGEST, VECTOR.shape)
+
+
+def test_a_broken_upload_holds_no_memory(tmp_path: Path) -> None:
+    """What reads the model in step is let go of, and comes back when the upload goes on."""
+    store = Store(tmp_path)
+    store.put({"0/global": npy_header(VECTOR.dtype, VECTOR.shape) + bytes(VECTOR.nbytes)})
+    ref = WeightsRef("0/global", len(DATA), "")
+    model = GlobalModel(round=0, ref=ref, dtype="float32", shape=VECTOR.shape)
+    norm = float(np.sqrt(VECTOR.size))
+    tracemalloc.start()
+    try:
+        distance = Distance(BaseModel(store, model), norm * 1.001)
+        reception = Reception(store, "0/a", ANNOUNCED, Inspector(distance))
+        reception.flush([DATA[:MIB]])
+        assert tracemalloc.get_traced_memory()[0] > MIB
+        reception.drop_waiting()
+        assert tracemalloc.get_traced_memory()[0] < MIB / 4
+    finally:
+        tracemalloc.stop()
+    reception.flush([DATA[MIB:]])
+    assert len(store.readers) == 2, "the model is opened again"
+    assert reception.complete().ref.digest == DIGEST
