@@ -17,11 +17,14 @@ CREATE  = uv venv --quiet --allow-existing --python '>=3.11' $(VENV)
 INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
 endif
 
+# They need a Docker engine, where there is one.
+CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py
+
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead aggregation recovery restart s3_store fleet large_model
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test kills simulate bench check format lint types protos protos-check lock setup setup-dev clean
+.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check lock setup setup-dev clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,8 +32,18 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-test: setup-dev  ## every test
-	$(BIN)/python -m pytest
+test: test-systems test-code test-containers  ## every test
+
+# Two beside each other (make --jobs=2) take little more than half the time: the second computes,
+# the others mostly wait for processes and for the engine.
+test-systems: setup-dev
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/integration tests/e2e
+
+test-code: setup-dev
+	$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/e2e
+
+test-containers: setup-dev
+	$(BIN)/python -m pytest $(CONTAINER_TESTS)
 
 simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults, or one: SEED=7
 	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))

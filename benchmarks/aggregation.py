@@ -14,13 +14,13 @@ numpy, and float64 accumulation, which is what an average cannot do without. Pri
 writes bench-results/aggregation.json.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import baselines
+import flags
 import numpy as np
 import results
 from baselines import Array
@@ -153,12 +153,10 @@ def rows_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__)
     parser.add_argument(
         "--updates",
-        type=lambda text: [int(part) for part in text.split(",")],
+        type=flags.numbers,
         default=[4, 8, 16, 64],
         metavar="K,K",
         help="numbers of updates; default: 4,8,16,64",
@@ -167,7 +165,6 @@ def main() -> None:
     parser.add_argument(
         "--rule", action="append", metavar="NAME", help="only this one; may be given again"
     )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     given = parser.parse_args()
     results.end_on_signal()
     elements = baselines.ELEMENTS

@@ -7,7 +7,6 @@ can be faster than the same bytes over bare streams between as many processes, a
 faster than the memory. Prints a table; writes bench-results/baselines.json.
 """
 
-import argparse
 import asyncio
 import functools
 import multiprocessing as mp
@@ -24,6 +23,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+import flags
 import grpc
 import numpy as np
 import results
@@ -325,12 +325,9 @@ def memory(elements: int = ELEMENTS, rows: int = 8) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__)
     parser.add_argument("--participants", type=int, default=4, help="processes beside the server")
     parser.add_argument("--size", type=int, default=25_000_000, help="of the model, in float32")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     given = parser.parse_args()
     results.end_on_signal()
     if given.quick:

@@ -1,6 +1,7 @@
 """Thousands of participants on one coordinator process: 100, 500 and 2,000, a model of 10 float32.
 
-    python benchmarks/fleet.py [--participants 100 500 2000] [--rounds 3] [--skip-aggregation]
+    python benchmarks/fleet.py [--participants 100,500,2000] [--rounds 3] [--skip-aggregation]
+                               [--quick]
 
 For each number a coordinator and two processes of participants (fleet_agents.py): all start at
 once and join; they train, and only their heartbeats go on, for a heartbeat interval; the
@@ -8,34 +9,45 @@ coordinator is killed with SIGKILL and started again; then come the rounds. At l
 number heartbeats while four more hand in models of 250 MB, so that a gigabyte is aggregated.
 
 Beside it, in the same run, a bare grpc.aio server (fleet_bare.py), which answers the same
-participants with bytes made beforehand and does nothing else. Everything shares the machine's
-cores, the participants too. Prints medians and ratios; writes bench-results/fleet.json.
+participants with bytes made beforehand and does nothing else; and, as a control of the last part,
+the same heartbeats on it while numpy aggregates as much in two threads of another process.
+Everything shares the machine's cores, the participants too, so that a heartbeat takes long wherever
+the cores are busy: what the coordinator adds to that is its ratio to the control. Prints medians
+and ratios; writes bench-results/fleet.json.
 
 join_s: from the start of the participants to the last that is told of round 0.
 told_s: from the opening of a round to the last that has its work. round_s: to its new model.
 heartbeat_cpu_ms: of the coordinator's processor time, a heartbeat's share when nothing else is on.
 memory_kb: what each participant adds to the coordinator's memory.
 back_s: from the start of the new process to the last of all streams that stands again.
+opening: of the heartbeats that were sent and answered in the first two seconds of a round, in which
+everybody is told of it, the 99th percentile.
 rejoined: rendezvous after the restart; there should be none. slow: heartbeats then that took so
 long that an agent would have asked again over a second connection.
+
+Of the last part each heartbeat counts where it was both sent and answered: aggregating, from the
+last update accepted to the new model; transferring, from a round's opening to the last update;
+opening, in the first two seconds of these. across: sent while aggregating, answered afterwards.
 """
 
 import argparse
 import json
 import os
 import resource
-import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import flags
 import numpy as np
 import results
 from numpy.typing import NDArray
@@ -49,16 +61,31 @@ from xain_participant.connection import SILENCE_S
 AGENTS = Path(__file__).with_name("fleet_agents.py")
 BARE = Path(__file__).with_name("fleet_bare.py")
 NUM_PROCESSES = 2  # of participants
-INTERVAL_S = 10.0  # between two heartbeats
 PATIENCE_S = 180.0  # for what takes seconds; a benchmark that hangs must end
 POLL_S = 0.1
 SPARE_FILES = 200
 HEAVY = 4  # participants with large models
-HEAVY_SIZE = 62_500_000  # float32: 250 MB each, a gigabyte together
 HEAVY_ROUNDS = 3  # the first initialises
+OPENING_S = 2.0
+TILE = 1 << 18  # elements that numpy takes at once, so that its float64 stay in the cache
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, Any]
+Heartbeats = Sequence[Sequence[float]]  # when sent, seconds until answered
+Spans = Sequence[tuple[float, float]]  # from when to when
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """interval_s: between two heartbeats. heavy_size: of the large models, in float32; by default
+    250 MB each, a gigabyte together. control_s: how long numpy aggregates at least."""
+
+    interval_s: float = 10.0
+    heavy_size: int = 62_500_000
+    control_s: float = 10.0
+
+
+QUICK = Scale(interval_s=1.0, heavy_size=50_000, control_s=0.5)
 
 
 class Server:
@@ -169,10 +196,13 @@ class Crowd:
 
 
 class Heavy(Participant):
-    """Training that takes no time, of a model that takes some."""
+    """Training that takes no time, of a model that takes some. size: in float32."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
 
     def init_weights(self) -> NDArray[np.float32]:
-        return np.random.default_rng(os.getpid()).random(HEAVY_SIZE, np.float32)
+        return np.random.default_rng(os.getpid()).random(self._size, np.float32)
 
     def train_round(
         self, weights: NDArray[np.float32], epochs: int, epoch_base: int
@@ -208,16 +238,45 @@ def coordinator(folder: Path, settings: dict[str, object]) -> Iterator[tuple[Ser
         server.kill()
 
 
-def p99_ms(heartbeats: Sequence[Sequence[float]]) -> float | None:
+@contextmanager
+def bare(folder: Path, scale: Scale) -> Iterator[tuple[Server, int]]:
+    port = free_port()
+    command = [sys.executable, str(BARE), str(port), str(round(1000 * scale.interval_s))]
+    server = Server(command, folder / "log")
+    try:
+        yield server, port
+    finally:
+        server.kill()
+
+
+def within(heartbeats: Heartbeats, spans: Spans) -> Heartbeats:
+    """Those that were sent and answered in one of them."""
+    return [
+        (sent_at, answered_s)
+        for sent_at, answered_s in heartbeats
+        if any(begin <= sent_at and sent_at + answered_s <= end for begin, end in spans)
+    ]
+
+
+def across(heartbeats: Heartbeats, spans: Spans) -> Heartbeats:
+    """Those that were sent in one of them, and answered after it."""
+    return [
+        (sent_at, answered_s)
+        for sent_at, answered_s in heartbeats
+        if any(begin <= sent_at <= end < sent_at + answered_s for begin, end in spans)
+    ]
+
+
+def p99_ms(heartbeats: Heartbeats) -> float | None:
     seconds = sorted(answered_s for _, answered_s in heartbeats)
     return round(1000 * seconds[int(0.99 * (len(seconds) - 1))], 1) if seconds else None
 
 
-def idle(crowd: Crowd, server: Server) -> Figures:
+def idle(crowd: Crowd, server: Server, interval_s: float) -> Figures:
     """Nothing but heartbeats."""
     crowd.ask("forget")
     cpu_s = server.cpu_s
-    time.sleep(1.5 * INTERVAL_S)
+    time.sleep(1.5 * interval_s)
     beats = crowd.ask("heartbeats")["heartbeats"]
     spent_s = server.cpu_s - cpu_s
     return {
@@ -226,9 +285,13 @@ def idle(crowd: Crowd, server: Server) -> Figures:
     }
 
 
-def measure(number: int, rounds: int) -> Figures:
+def measure(number: int, rounds: int, scale: Scale) -> Figures:
     """One coordinator and so many participants."""
-    settings: dict[str, object] = {"rounds.rounds": rounds + 1, "rounds.min_participants": number}
+    settings: dict[str, object] = {
+        "rounds.rounds": rounds + 1,
+        "rounds.min_participants": number,
+        "server.heartbeat_time_s": scale.interval_s,
+    }
     with results.scratch() as folder, coordinator(folder, settings) as (server, port):
         memory_kb = server.memory_kb
         crowd = Crowd(port, number)
@@ -239,16 +302,20 @@ def measure(number: int, rounds: int) -> Figures:
                 "participants": number,
                 "join_s": round(joined_at - crowd.started_at, 2),
                 "memory_kb": round((server.memory_kb - memory_kb) / number, 1),
-                **idle(crowd, server),
+                **idle(crowd, server, scale.interval_s),
                 **restart(crowd, server),
             }
+            crowd.ask("forget")
             crowd.ask("train")
             wait(lambda: bool(server.events("session_finished")), "the rounds", server)
             # The first initialises, and the restart fell into it.
             opened = {event["round"]: event["at"] for event in server.events("round_opened")}
             published = {event["round"]: event["at"] for event in server.events("model_published")}
-            told = crowd.ask("look")["told"]
+            seen = crowd.ask("heartbeats")
+            told = seen["told"]
             numbers = range(1, rounds + 1)
+            openings = [(opened[round_], opened[round_] + OPENING_S) for round_ in numbers]
+            figures["opening_p99_ms"] = p99_ms(within(seen["heartbeats"], openings))
             told_s = [told[round_][1] - opened[round_] for round_ in numbers]
             round_s = [published[round_] - opened[round_] for round_ in numbers]
             figures["told_s"] = round(statistics.median(told_s), 3)
@@ -276,38 +343,34 @@ def is_back(seen: Figures, number: int) -> bool:
     return bool(seen["lost"] >= number and seen["watching"] == number)
 
 
-def measure_bare(number: int) -> Figures:
+def measure_bare(number: int, scale: Scale) -> Figures:
     """The same participants on a server that does nothing."""
-    with results.scratch() as folder:
-        port = free_port()
-        server = Server([sys.executable, str(BARE), str(port)], folder / "log")
+    with results.scratch() as folder, bare(folder, scale) as (server, port):
+        memory_kb = server.memory_kb
+        crowd = Crowd(port, number)
         try:
-            memory_kb = server.memory_kb
-            crowd = Crowd(port, number)
-            try:
-                wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
-                used_kb = server.memory_kb - memory_kb
-                figures = idle(crowd, server)
-                began = time.monotonic()
-                assert server.process.stdin is not None
-                server.process.stdin.write(b"tell\n")
-                server.process.stdin.flush()
-                told_at = crowd.all_told(1, server)
-                return {
-                    "bare_memory_kb": round(used_kb / number, 1),
-                    "bare_told_s": round(told_at - began, 3),
-                    **{f"bare_{name}": value for name, value in figures.items()},
-                }
-            finally:
-                crowd.end()
+            wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
+            used_kb = server.memory_kb - memory_kb
+            figures = idle(crowd, server, scale.interval_s)
+            began = time.monotonic()
+            assert server.process.stdin is not None
+            server.process.stdin.write(b"tell\n")
+            server.process.stdin.flush()
+            told_at = crowd.all_told(1, server)
+            return {
+                "bare_memory_kb": round(used_kb / number, 1),
+                "bare_told_s": round(told_at - began, 3),
+                **{f"bare_{name}": value for name, value in figures.items()},
+            }
         finally:
-            server.kill()
+            crowd.end()
 
 
-def measure_aggregation(number: int) -> Figures:
+def measure_aggregation(number: int, scale: Scale) -> Figures:
     """Heartbeats while a gigabyte is aggregated. Those who train are the first by name, so that
     the others are connected, and nothing else."""
-    settings = {
+    settings: dict[str, object] = {
+        "server.heartbeat_time_s": scale.interval_s,
         "rounds.rounds": HEAVY_ROUNDS,
         "rounds.min_participants": HEAVY,
         "rounds.fraction_participants": f"{(HEAVY - 0.5) / (number + HEAVY):.9f}",
@@ -317,7 +380,7 @@ def measure_aggregation(number: int) -> Figures:
     }
     with results.scratch() as folder, coordinator(folder, settings) as (server, port):
         crowd = Crowd(port, number)
-        command = [sys.executable, __file__, "--heavy", str(port)]
+        command = [sys.executable, __file__, "--heavy", str(scale.heavy_size), str(port)]
         heavy: list[subprocess.Popen[bytes]] = []
         try:
             wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
@@ -325,22 +388,23 @@ def measure_aggregation(number: int) -> Figures:
             heavy = [subprocess.Popen([*command, f"a-{i}"]) for i in range(HEAVY)]
             wait(lambda: bool(server.events("session_finished")), "the rounds", server)
             beats = crowd.ask("heartbeats")["heartbeats"]
-            handed_in = server.events("update_accepted")
-            spans = [
-                (max(e["at"] for e in handed_in if e["round"] == made["round"]), made["at"])
-                for made in server.events("model_published")
-            ]
-            during = [
-                (sent_at, answered_s)
-                for sent_at, answered_s in beats
-                if any(begin <= sent_at + answered_s and sent_at <= end for begin, end in spans)
-            ]
+            opened = [event["at"] for event in server.events("round_opened")]
+            published = [event["at"] for event in server.events("model_published")]
+            seconds = aggregation_seconds(folder / "data" / "metrics.jsonl", server)
+            closed = [at - s for at, s in zip(published, seconds, strict=True)]
+            aggregating = list(zip(closed, published, strict=True))
+            transferring = list(zip(opened, closed, strict=True))
+            opening = [(at, min(at + OPENING_S, end)) for at, end in transferring]
             return {
                 "participants": number,
-                "aggregation_s": round(statistics.median(end - begin for begin, end in spans), 2),
-                "heartbeats_during": len(during),
-                "p99_ms_during_aggregation": p99_ms(during),
-                "p99_ms_with_transfers": p99_ms(beats),
+                "aggregation_s": round(statistics.median(seconds), 3),
+                "aggregating": len(within(beats, aggregating)),
+                "aggregating_p99_ms": p99_ms(within(beats, aggregating)),
+                "across": len(across(beats, aggregating)),
+                "transferring": len(within(beats, transferring)),
+                "transferring_p99_ms": p99_ms(within(beats, transferring)),
+                "opening": len(within(beats, opening)),
+                "opening_p99_ms": p99_ms(within(beats, opening)),
             }
         finally:
             for process in heavy:
@@ -349,10 +413,69 @@ def measure_aggregation(number: int) -> Figures:
             crowd.end()
 
 
-def ratios(row: Figures) -> Figures:
-    """To the bare server."""
-    names = ("told_s", "heartbeat_cpu_ms", "memory_kb")
-    return {f"{name}_ratio": round(row[name] / row[f"bare_{name}"], 2) for name in names}
+def aggregation_seconds(metrics: Path, server: Server) -> list[float]:
+    """Of each round, from the last update accepted to the new model."""
+    name = "aggregation_seconds"
+
+    def told() -> list[float]:
+        points = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        return [float(json.loads(point)["fields"][name]) for point in points if name in point]
+
+    wait(lambda: len(told()) == HEAVY_ROUNDS, "the rounds to be measured", server)
+    return told()
+
+
+def measure_control(number: int, scale: Scale) -> Figures:
+    """The same heartbeats on a server that does nothing, while numpy aggregates as much."""
+    with results.scratch() as folder, bare(folder, scale) as (server, port):
+        crowd = Crowd(port, number)
+        try:
+            wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
+            command = [sys.executable, __file__, "--numpy", str(scale.heavy_size)]
+            command.append(str(scale.control_s))
+            crowd.ask("forget")
+            answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S)
+            spans = json.loads(answer.stdout)
+            beats = within(crowd.ask("heartbeats")["heartbeats"], spans)
+        finally:
+            crowd.end()
+    return {
+        "numpy_s": round(statistics.median(end - begin for begin, end in spans), 3),
+        "numpy_aggregating": len(beats),
+        "numpy_aggregating_p99_ms": p99_ms(beats),
+    }
+
+
+def aggregate(size: int, at_least_s: float) -> list[tuple[float, float]]:
+    """What a coordinator does with the large models, in memory and two threads, again and again.
+    Returns when each time began and ended."""
+    rng = np.random.default_rng(0)
+    updates = [rng.random(size, np.float32) for _ in range(HEAVY)]
+    model = np.empty(size, np.float32)
+
+    def average(first: int, last: int) -> None:
+        for begin in range(first, last, TILE):
+            tile = slice(begin, min(begin + TILE, last))
+            total = np.zeros(tile.stop - tile.start, np.float64)
+            for update in updates:
+                total += np.multiply(update[tile], 10.0, dtype=np.float64)  # n_k
+            model[tile] = total / (10.0 * HEAVY)
+
+    spans: list[tuple[float, float]] = []
+    with ThreadPoolExecutor(2) as threads:
+        while sum(end - begin for begin, end in spans) < at_least_s:
+            began = time.monotonic()
+            list(threads.map(average, (0, size // 2), (size // 2, size)))
+            spans.append((began, time.monotonic()))
+    return spans
+
+
+def ratios(row: Figures, pairs: Sequence[tuple[str, str]]) -> Figures:
+    """Of the first of each pair to the second; None where that is nothing."""
+    return {
+        f"{name}_ratio": round(row[name] / row[other], 2) if row[name] and row[other] else None
+        for name, other in pairs
+    }
 
 
 def raise_file_limit(most: int) -> None:
@@ -369,27 +492,44 @@ def raise_file_limit(most: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--participants", type=int, nargs="+", default=[100, 500, 2000])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--skip-aggregation", action="store_true")
-    parser.add_argument("--heavy", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.heavy:
-        port, name = arguments.heavy
+    parser = flags.parser(__doc__)
+    parser.add_argument(
+        "--participants",
+        type=flags.numbers,
+        default=[100, 500, 2000],
+        metavar="N,N",
+        help="how many; default: 100,500,2000",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="that are measured; default: 3")
+    parser.add_argument("--skip-aggregation", action="store_true", help="leave out the last part")
+    parser.add_argument("--heavy", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--numpy", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.heavy:
+        size, port, name = given.heavy
         configure("warning", console=False, third_party=False)
-        sys.exit(run(Heavy(), f"127.0.0.1:{port}", name))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    numbers = arguments.participants
-    raise_file_limit(max(numbers) + HEAVY)
+        sys.exit(run(Heavy(int(size)), f"127.0.0.1:{port}", name))
+    if given.numpy:
+        size, at_least_s = given.numpy
+        print(json.dumps(aggregate(int(size), float(at_least_s))))
+        return
+    results.end_on_signal()
+    scale = Scale()
+    if given.quick:
+        given.participants, given.rounds, scale = [4], 1, QUICK
+    most = max(given.participants)
+    raise_file_limit(most + HEAVY)
     fleets = []
-    for number in numbers:
-        row = {**measure(number, arguments.rounds), **measure_bare(number)}
-        fleets.append({**row, **ratios(row)})
+    for number in given.participants:
+        row = {**measure(number, given.rounds, scale), **measure_bare(number, scale)}
+        names = ("told_s", "heartbeat_cpu_ms", "memory_kb")
+        fleets.append({**row, **ratios(row, [(name, f"bare_{name}") for name in names])})
         print(json.dumps(fleets[-1]), file=sys.stderr)
-    figures: Figures = {"rounds": arguments.rounds, "fleets": fleets}
-    if not arguments.skip_aggregation:
-        figures["aggregation"] = [measure_aggregation(max(numbers))]
+    figures: Figures = {"rounds": given.rounds, "fleets": fleets}
+    if not given.skip_aggregation:
+        row = {**measure_aggregation(most, scale), **measure_control(most, scale)}
+        pair = ("aggregating_p99_ms", "numpy_aggregating_p99_ms")
+        figures["aggregation"] = [{**row, **ratios(row, [pair])}]
     results.report("fleet", figures)
 
 

@@ -25,17 +25,15 @@ from typing import Any
 import grpc
 import numpy as np
 import xxhash
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from xain_participant import protocol as p
 from xain_participant.agent import MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S
 from xain_participant.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
-    ERROR_DOMAIN,
     HAND_IN_TIMEOUT_S,
     IDENTITY_KEY,
+    told_with,
 )
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
@@ -150,7 +148,8 @@ class LightAgent:
             event = await asking
         except grpc.aio.AioRpcError as error:
             self._crowd.num_refused += 1
-            event = p.RefusedBy(call, reason_of(error), error.code().name, error.details() or "")
+            reason, _ = told_with(error)
+            event = p.RefusedBy(call, reason, error.code().name, error.details() or "")
         if call in (p.Call.RENDEZVOUS, p.Call.HEARTBEAT) and not isinstance(event, p.RefusedBy):
             self._is_back.set()
         self.post(event)
@@ -180,7 +179,7 @@ class LightAgent:
     async def _watch(self) -> None:
         failures = 0
         while not self.done.is_set():
-            has_told = False
+            has_told, retry_after_s = False, 0.0
             try:
                 async for message in self._stub.Watch(pb.WatchRequest(), metadata=self._metadata):
                     now = time.monotonic()
@@ -193,6 +192,7 @@ class LightAgent:
                     self.post(advertised(message), work)
             except grpc.aio.AioRpcError as error:
                 self._crowd.num_refused += not has_told
+                _, retry_after_s = told_with(error)
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
             self._crowd.watching.pop(self._name, None)
@@ -203,7 +203,10 @@ class LightAgent:
                 await self._is_back.wait()
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
-            await asyncio.sleep(self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
+            pause_s = self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
+            if retry_after_s:
+                pause_s = p.jittered(self._chance, retry_after_s)
+            await asyncio.sleep(pause_s)
 
     async def _begin_round(self) -> p.Event:
         return self._assign(
@@ -253,16 +256,6 @@ def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertised
         message.session_id,
         message.cause,
     )
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """The coordinator's code."""
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-            return str(info.reason)
-    return ""
 
 
 async def run(target: str, first: int, number: int) -> None:

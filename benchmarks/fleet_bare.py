@@ -25,9 +25,6 @@ OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
 ]
 
-ACCEPTED = pb.RendezvousResponse(
-    reply=pb.ACCEPT, heartbeat_interval_ms=10_000, session_id="bare"
-).SerializeToString()
 STANDBY = pb.HeartbeatResponse(state=pb.STANDBY, session_id="bare").SerializeToString()
 WAITING = pb.WatchResponse(state=pb.STANDBY, session_id="bare").SerializeToString()
 TOLD = pb.WatchResponse(
@@ -35,11 +32,14 @@ TOLD = pb.WatchResponse(
 ).SerializeToString()
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, heartbeat_interval_ms: int) -> None:
     told = asyncio.Event()
+    accepted = pb.RendezvousResponse(
+        reply=pb.ACCEPT, heartbeat_interval_ms=heartbeat_interval_ms, session_id="bare"
+    ).SerializeToString()
 
     async def rendezvous(request: bytes, context: object) -> bytes:
-        return ACCEPTED
+        return accepted
 
     async def heartbeat(request: bytes, context: object) -> bytes:
         return STANDBY
@@ -71,8 +71,10 @@ async def serve(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("port", type=int)
+    parser.add_argument("heartbeat_interval_ms", type=int)
     configure("info", console=False, third_party=False)
-    asyncio.run(serve(parser.parse_args().port))
+    given = parser.parse_args()
+    asyncio.run(serve(given.port, given.heartbeat_interval_ms))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import baselines
+import flags
 import processes
 import results
 
@@ -119,12 +120,10 @@ def by_rule(given: argparse.Namespace, num_bytes: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__)
     parser.add_argument(
         "--participants",
-        type=lambda text: [int(part) for part in text.split(",")],
+        type=flags.numbers,
         default=[2, 4, 8, 16],
         metavar="N,N",
         help="numbers of participants; default: 2,4,8,16",
@@ -133,7 +132,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="after the warm-up")
     parser.add_argument("--no-rules", action="store_true", help="without the table by rule")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     given = parser.parse_args()
     results.end_on_signal()
     given.few = FEW

@@ -14,12 +14,12 @@ How long it takes to read a long journal is measured by restart.py. Prints media
 bench-results/recovery.json.
 """
 
-import argparse
 import statistics
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import flags
 import grpc
 import processes
 import results
@@ -119,13 +119,10 @@ def measure(participants: int, size: int, kills: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__)
     parser.add_argument("--participants", type=int, default=8)
     parser.add_argument("--size", type=int, default=5_000_000, help="of the model, in float32")
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     given = parser.parse_args()
     results.end_on_signal()
     if given.quick:

@@ -10,7 +10,6 @@ that and killed. Measured is the time from the start of the process to the line 
 serves. Prints seconds; writes bench-results/restart.json.
 """
 
-import argparse
 import hashlib
 import json
 import sqlite3
@@ -24,6 +23,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import flags
 import results
 
 from xain_coordinator.config import CoordinatorConfig
@@ -131,12 +131,9 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__, quick="a short journal: does it work?")
     parser.add_argument("--participants", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--quick", action="store_true", help="a short journal: does it work?")
     arguments = parser.parse_args()
     results.end_on_signal()
     num_starts = STARTS

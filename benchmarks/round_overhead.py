@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import flags
 import grpc
 import processes
 import results
@@ -86,13 +87,10 @@ def call_echo(port: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__, quick="few rounds, to see that it works")
     parser.add_argument("--participants", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=30, help="after the warm-up")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
-    parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
     parser.add_argument("--role", default="main", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()

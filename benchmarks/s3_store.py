@@ -8,7 +8,6 @@ in memory: parts of 16 MiB wait in files, reads come in ranges. Prints medians a
 bench-results/s3_store.json.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import flags
 import results
 
 from support.s3_servers import SeaweedFS
@@ -38,12 +38,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = flags.parser(__doc__, quick="a small object, to see that it works")
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a small object, to see that it works")
     arguments = parser.parse_args()
     results.end_on_signal()
     if arguments.quick:

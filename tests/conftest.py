@@ -3,9 +3,12 @@
 A test that kills its server starts one of its own.
 """
 
+import functools
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+from botocore.loaders import create_loader
 
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
 
@@ -19,10 +22,18 @@ def running(kind: type[S3Server]) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def seaweedfs() -> Iterator[S3Server]:
+def _read_once() -> Iterator[None]:
+    """What botocore knows of S3: each store would read it anew, which takes longer than most of
+    the tests that open one."""
+    with mock.patch("botocore.session.create_loader", functools.cache(create_loader)):
+        yield
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(_read_once: None) -> Iterator[S3Server]:
     yield from running(SeaweedFS)
 
 
 @pytest.fixture(scope="session")
-def minio_gateway() -> Iterator[S3Server]:
+def minio_gateway(_read_once: None) -> Iterator[S3Server]:
     yield from running(MinioGateway)

@@ -40,6 +40,28 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
         "by_rule": {"rule", "updates", "store", "gb_per_s", "ratio_to_numpy"},
     },
     "recovery": {"": {"serving_s_median", "round_ends_s_median", "sent_twice_mb_up"}},
+    "fleet": {
+        "fleets": {
+            "participants",
+            "join_s",
+            "told_s",
+            "told_s_ratio",
+            "round_s",
+            "heartbeat_cpu_ms",
+            "heartbeat_cpu_ms_ratio",
+            "memory_kb",
+            "back_s",
+            "opening_p99_ms",
+        },
+        "aggregation": {
+            "aggregation_s",
+            "aggregating_p99_ms",
+            "transferring_p99_ms",
+            "opening_p99_ms",
+            "numpy_aggregating_p99_ms",
+            "aggregating_p99_ms_ratio",
+        },
+    },
     "restart": {"": {"serving_s_median", "without_snapshot_s"}},
 }
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}

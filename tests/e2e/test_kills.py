@@ -118,7 +118,7 @@ class Killer:
 
     async def _start_coordinator(self) -> None:
         coordinator = self._training.coordinator
-        await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.5)]))
+        await asyncio.sleep(self._away_s())
         try:
             await coordinator.start()
         except AssertionError:
@@ -143,7 +143,7 @@ class Killer:
         for _ in range(50):
             if participant.book() and participant.book()[-1][0] == "trained":
                 break
-            await asyncio.sleep(PACE_S / 25)
+            await asyncio.sleep(PACE_S / 25)  # a poll, in time bounded on purpose
         await self._restart(participant)
 
     async def _restart(self, participant: ParticipantProcess) -> None:
@@ -151,11 +151,15 @@ class Killer:
         if participant.status == 0:
             return  # it had heard of the end
         self.num_kills += 1
-        await asyncio.sleep(self._chance.choice([0.0, self._chance.uniform(0.0, 0.5)]))
+        await asyncio.sleep(self._away_s())
         await participant.start()
 
+    def _away_s(self) -> float:
+        """For how long one that was killed stays away."""
+        return self._chance.choice([0.0, self._chance.uniform(0.0, 0.5)])
+
     async def _some_time(self, at_most_s: float) -> bool:
-        await asyncio.sleep(self._chance.uniform(0.0, at_most_s))
+        await asyncio.sleep(self._chance.uniform(0.0, at_most_s))  # chance is the point
         return not self._training.is_over
 
 

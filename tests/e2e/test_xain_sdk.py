@@ -37,12 +37,9 @@ def sdk_python() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[SeaweedFS]:
-    if (missing := SeaweedFS.missing()) is not None:
-        pytest.skip(missing)
-    with SeaweedFS() as running:
-        yield running
+@pytest.fixture
+def server(seaweedfs: SeaweedFS) -> SeaweedFS:
+    return seaweedfs
 
 
 class Bucket:

@@ -65,10 +65,11 @@ async def put(store: Reachable, work: pb.StartTrainingRoundResponse, data: bytes
     return pb.WeightsRef(key=work.upload.key, size_bytes=len(data), digest=digest(data))
 
 
-async def first_round(start: Any, join: Any, *names: str) -> tuple[Any, ...]:
+async def first_round(start: Any, join: Any, *names: str, **settings: Any) -> tuple[Any, ...]:
     """A coordinator, and members whose round 0 has made a model that is not small; 1 is open."""
     names = names or ("a",)
-    coordinator = await start(rounds={"rounds": 2, "min_participants": len(names)})
+    rounds = {"rounds": 2, "min_participants": len(names)}
+    coordinator = await start(rounds=rounds, **settings)
     members = [join(coordinator, name) for name in names]
     for member in members:
         await member.rendezvous()
@@ -159,6 +160,35 @@ async def test_a_bad_one_is_refused_and_a_good_one_may_follow(store, start, join
     await member.end(await put(store, work, good), round_=1)
     await member.until(pb.FINISHED, 1)
     assert await member.download("2/global") == good
+
+
+async def test_one_that_is_too_far_away_is_refused(store, start, join):
+    """The bound on its norm holds for what we have not seen coming, too."""
+    _, member = await first_round(start, join, server={"max_update_norm": 5.0})
+    work = await member.start()
+    update = np.zeros(SIZE, np.float32)
+    update[[0, -1]] = 6, 8
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(await put(store, work, npy(update)), round_=1)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "is 10 away" in caught.value.details()
+    update[[0, -1]] = 3, 4
+    await member.end(await put(store, work, npy(update)), round_=1)
+
+
+async def test_one_that_is_only_named_is_refused_when_it_is_too_far_away(store, start, join):
+    """As XAIN's participants do it: it lies in the store, under the name that they say."""
+    coordinator, member = await first_round(start, join, server={"max_update_norm": 5.0})
+    update = np.zeros(SIZE, np.float32)
+    update[[0, -1]] = 6, 8
+    coordinator.store.put({"1/mine": npy(update)})
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(None, round_=1, name="mine")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "is 10 away" in caught.value.details()
+    update[[0, -1]] = 3, 4
+    coordinator.store.put({"1/mine": npy(update)})
+    await member.end(None, round_=1, name="mine")
 
 
 @pytest.mark.parametrize("claim", ["size", "digest"])
@@ -284,10 +314,10 @@ def late_before(coordinator: Any, store: Reachable, late: list[dict[str, bytes]]
     """The lost request arrives when its successor is accepted, before that is aggregated."""
     take_effect = coordinator.driver._take_effect
 
-    def arrive(*arguments: Any) -> None:
+    def arrive(*arguments: Any, **keywords: Any) -> None:
         while late:
             store.put(late.pop())
-        take_effect(*arguments)
+        take_effect(*arguments, **keywords)
 
     return arrive
 

@@ -388,6 +388,7 @@ async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
         await asyncio.to_thread(client.rendezvous)
         with pytest.raises(Refused):
             await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await process.died()  # the client may hear of it first
         await process.start()
         await connected_again(client)
         ref = await asyncio.to_thread(client.put_weights, 0, LARGE)

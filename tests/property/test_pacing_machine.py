@@ -219,17 +219,17 @@ class PacingMachine(RuleBasedStateMachine):
             self.work[event.participant_id] = Work(held.round, held.digest, told=False)
         if isinstance(event, e.RoundOpened):
             assert self.session.open_round is not None
-            assert self.session.open_round.carried == was.training
+            assert self.session.open_round.carried == was.carried
             out = {name for name in was.members if self._is_out(name, event.round)}
             # As if they had gone, but no more than may.
             n = max(len(was.members) - len(out), self.rules.num_required)
             wanted = ceil(self.rules.fraction_participants * n)
             k = ceil(wanted * (1 + self.rules.over_selection))
-            drawn = event.selected[len(was.training) :]
+            drawn = event.selected[len(was.carried) :]
             # One that was needed in the round before, and is out, may train that still.
-            pool = set(was.members) - out - set(was.training)
+            pool = set(was.members) - out - set(was.carried)
             num_good = min(max(0, k - self._num_busy(was)), len(pool))
-            num_needed = self.rules.min_participants - len(was.training) - num_good
+            num_needed = self.rules.min_participants - len(was.carried) - num_good
             assert len(drawn) == num_good + max(0, num_needed)
             assert len(out & set(drawn)) == max(0, num_needed)
             assert event.num_wanted == (
@@ -258,12 +258,12 @@ class PacingMachine(RuleBasedStateMachine):
     def _num_busy(self, session: Session) -> int:
         """Of those who are carried over, whose round began less than a deadline ago."""
         opened = {one.round: one.at for _, one in self.journal if isinstance(one, e.RoundOpened)}
-        return sum(self.now < opened[n] + DEADLINE_S for n in session.training.values())
+        return sum(self.now < opened[n] + DEADLINE_S for n in session.carried.values())
 
     def _check_carried(self, was: Session, round_: Round) -> None:
         """Those who owe an update are carried over exactly as far as the staleness allows, and what
         nobody trains any more is forgotten."""
-        carried = self.session.training
+        carried = self.session.carried
         assert set(self.session.bases) == set(carried.values())
         if not self._is_buffered(was):
             assert carried == {}
@@ -574,8 +574,11 @@ class PacingMachine(RuleBasedStateMachine):
     def only_what_is_needed_is_kept(self) -> None:
         """Bounded by those who train, whatever the number of rounds."""
         session = self.session
-        carried = session.open_round.carried if session.open_round else session.training
-        assert session.open_round is None or session.training == {}
+        carried = session.open_round.carried if session.open_round else session.carried
+        assert session.open_round is None or session.carried == {}
+        busy = session.open_round.selected if session.open_round else session.carried
+        is_over = session.phase is Phase.FINISHED
+        assert set(session.unselected) == (set() if is_over else set(session.members) - set(busy))
         assert set(session.bases) >= set(carried.values())
         assert len(session.bases) <= len(NAMES) + len(SPARE)
         assert session.earlier_rounds == set(carried.values())

@@ -733,6 +733,9 @@ class SessionMachine(RuleBasedStateMachine):
         session, round_ = self.session, self.session.open_round
         assert session.num_eligible == len(self._eligible())
         assert set(session.turns) == set(session.members)
+        busy = session.carried if round_ is None else round_.selected
+        is_over = session.phase is Phase.FINISHED
+        assert set(session.unselected) == (set() if is_over else set(self._eligible()) - set(busy))
         if round_ is not None:
             assert all(self._is_eligible(name) for name in round_.selected)
 

@@ -131,7 +131,7 @@ class ParticipantMachine:
         )
         try:
             code = agent.run()
-        except Exception as error:
+        except Exception as error:  # whatever the code under test does
             self._oracle.fail(f"{self.name} ends with {error!r}")
             return
         self._exited(process, runtime, code)

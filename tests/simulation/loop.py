@@ -168,7 +168,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def _end(task: asyncio.Task[Any]) -> None:
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own
     coroutine: Any = task.get_coro()
     # Thrown, not closed: closing does not reach into async generators. And closed, as not all that
     # is thrown is let through.

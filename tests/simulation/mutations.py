@@ -181,7 +181,7 @@ def _restore_too_little(journal: Any) -> tuple[Snapshot, int] | None:
 
 @contextmanager
 def _session_time_starts_anew() -> Iterator[None]:
-    opened = Driver.open.__func__  # type: ignore[attr-defined]
+    opened = Driver.open.__func__  # type: ignore[attr-defined]  # a classmethod
 
     def open_at_zero(cls: type[Driver], journal: Any, clock: Any, *rest: Any) -> Driver:
         return opened(cls, journal, lambda _: clock(0.0), *rest)

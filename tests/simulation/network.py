@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from simulation.hub import Hub, Process
+from simulation.hub import Hub, Killed, Process
 from simulation.loop import VirtualLoop
 from simulation.threads import Thread, current
 
@@ -579,6 +579,9 @@ class Server:
             self._handlers[f"/{service}/{name}"] = handler
 
     def start(self) -> None:
+        """Raises Killed: a coroutine that is being buried may come this far."""
+        if not self.process.is_alive:
+            raise Killed
         self.is_serving = True
         self.network.listen(self)
 
@@ -671,9 +674,9 @@ class ServerCall:
             else:
                 self._deserialize = handler.request_deserializer
             if handler.response_streaming:
+                self._serialize = serialize
                 async for message in handler.unary_stream(request, self):
-                    self._answer(serialize(message))
-                    await asyncio.sleep(0.0001)
+                    await self.write(message)
             elif handler.request_streaming:
                 self._answer(serialize(await handler.stream_unary(request, self)))
             else:
@@ -685,7 +688,7 @@ class ServerCall:
             if not self._is_ended:
                 self._fail("was cancelled by itself")
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the code under test does
             self._fail(f"raised {error!r}")
         finally:
             self._forget()
@@ -733,6 +736,13 @@ class ServerCall:
         return self._deserialize(data)
 
     # --- the context ---
+
+    async def read(self) -> Any:
+        return await anext(self, grpc.aio.EOF)
+
+    async def write(self, message: Any) -> None:
+        self._answer(self._serialize(message))
+        await asyncio.sleep(0.0001)
 
     def invocation_metadata(self) -> Metadata:
         return self._call.metadata

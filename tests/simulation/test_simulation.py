@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from simulation.__main__ import main
 from simulation.mutations import MUTATIONS
-from simulation.scenario import Kind, from_seed
+from simulation.network import Noise
+from simulation.scenario import Fault, Kind, Scenario, from_seed
 from simulation.world import Failed, simulate
 
 pytestmark = pytest.mark.timeout(600)  # many runs in one test, on whatever machine
@@ -83,6 +85,19 @@ def test_a_seed_is_one_history() -> None:
         histories.add(tuple(sorted(ran.stdout.splitlines())))
     assert len(histories) == 1
     assert len(histories.pop()) == 8
+
+
+def test_a_coordinator_that_dies_while_it_starts_serves_nobody() -> None:
+    """Whichever of its first steps is the last: what arrives for it afterwards, arrives nowhere."""
+    killed = Fault(Kind.KILL_COORDINATOR, at=4.0, seconds=1.0, count=1)
+    noise = Noise(duplicated=1.0, slow=0.5, slow_s=60.0)
+    scenario = Scenario(seed=3, rounds=1, noise=noise, faults=(killed,), quiet_at=160.0)
+    lines: list[str] = []
+    simulate(scenario, show=lines.append)
+    (begins,) = (float(line.split()[0]) for line in lines if line.endswith("coord2    starts"))
+    for num_steps in range(1, 9):
+        again = replace(killed, at=begins + 1e-5, seconds=60.0, count=num_steps)
+        simulate(replace(scenario, faults=(killed, again)))
 
 
 def first_failure() -> Failed:

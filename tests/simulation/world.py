@@ -304,7 +304,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
             "xain_coordinator.server.reception.CHUNK_BYTES": CHUNK_BYTES,
-            "xain_coordinator.server.reception.FULL_BYTES": 2 * CHUNK_BYTES,
+            "xain_coordinator.server.streams.CHUNK_BYTES": 2 * CHUNK_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:

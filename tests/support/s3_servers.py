@@ -302,6 +302,7 @@ class SeaweedFS(S3Server):
             "-volume.max=0",
             "-volume.preStopSeconds=0",
             "-master.volumeSizeLimitMB=64",
+            "-master.peers=none",  # else it waits for an election, after a kill for some 15 s
             "-master.telemetry=false",
             f"-filer.localSocket={self.folder / 'filer.sock'}",
             "-s3",

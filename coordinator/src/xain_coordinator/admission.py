@@ -31,8 +31,8 @@ _BLOCK_ELEMENTS = 65_536  # 512 KiB in float64: they stay in a processor's own m
 class BaseModel:
     """The model that an update was trained from, read by ranges in step with the update.
 
-    One thread at a time. It holds an open object and one buffer of _BASE_READ_BYTES from the first
-    use on, until close(), and again from the next use on.
+    One thread at a time. It holds an open object from the first use on, until close(), and one
+    buffer of _BASE_READ_BYTES, until rest() or close(); and again from the next use on.
     """
 
     def __init__(self, store: WeightsStore, model: GlobalModel) -> None:
@@ -62,6 +62,9 @@ class BaseModel:
 
     def _read(self, first: int) -> None:
         reader = self._open()
+        if not len(self._buffer):
+            num_elements = max(_BASE_READ_BYTES // self.dtype.itemsize, _BLOCK_ELEMENTS)
+            self._buffer = np.empty(min(num_elements, self.size), dtype=self.dtype)
         count = min(len(self._buffer), self.size - first)
         itemsize = self.dtype.itemsize
         view = self._buffer[:count].view(np.uint8).data
@@ -75,14 +78,16 @@ class BaseModel:
             header = parse_npy_header(reader.read(0, MAX_HEADER_BYTES))
             assert header is not None, "what we have published has a header"
             self._data_offset = header.data_offset
-            num_elements = max(_BASE_READ_BYTES // self.dtype.itemsize, _BLOCK_ELEMENTS)
-            self._buffer = np.empty(min(num_elements, self.size), dtype=self.dtype)
         return self._reader
 
-    def close(self) -> None:
-        reader, self._reader = self._reader, None
-        self._buffer = self._buffer[:0].copy()  # a slice would hold the whole
+    def rest(self) -> None:
+        """Let go of the buffer."""
+        self._buffer = np.empty(0, dtype=self.dtype)
         self._first = self._count = 0
+
+    def close(self) -> None:
+        self.rest()
+        reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
@@ -127,9 +132,14 @@ class Distance:
                 f"at most {self._max_norm:g} is taken; train with a smaller learning rate"
             )
 
-    def close(self) -> None:
-        """Let go of the model and the buffers; the next add() has them again."""
+    def rest(self) -> None:
+        """Let go of the buffers; the next add() has them again."""
         self._work = np.empty(0, dtype=np.float64)
+        self._base.rest()
+
+    def close(self) -> None:
+        """Let go of the model, too."""
+        self.rest()
         self._base.close()
 
 
@@ -223,6 +233,11 @@ class Inspector:
             self._distance.check()
         ref = WeightsRef(key, self.size, self.digest)
         return StoredWeights(ref, header.dtype.name, header.shape, self._first_bad)
+
+    def rest(self) -> None:
+        """It holds no buffers until it is fed again."""
+        if self._distance is not None:
+            self._distance.rest()
 
     def close(self) -> None:
         """It holds nothing open and no buffers, until it is fed again. Harmless when repeated."""

@@ -66,6 +66,7 @@ EXIT_ERROR = 1
 EXIT_FENCED = 3  # another coordinator goes on; starting this one again would not help
 
 SWITCH_INTERVAL_S = 0.0005
+COLLECTED_OBJECTS = 10_000
 
 # How long a start waits for a remote store: long enough for a stack that comes up together.
 PATIENCE_S = 60.0
@@ -378,6 +379,10 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
     # What has been imported stays until the end; looking through it again at every collection
     # would cost a small round a tenth of its time.
     gc.freeze()
+    # What a collection finds alive are the calls under way, and what it has found several times is
+    # looked through with everything else: that holds up a thousand participants for a tenth of a
+    # second. With Python's 700 objects there would be a collection every few calls.
+    gc.set_threshold(COLLECTED_OBJECTS)
     # Threads that store updates must not keep the event loop from the interpreter for 5 ms a time,
     # Python's default: a whole small round takes but four times that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -14,6 +14,7 @@ Nobody waits for that, and nothing rests on it.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from typing import Any, Protocol
 import structlog
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.answers import advertise
+from xain_coordinator.core.answers import advertise, answer
 from xain_coordinator.core.commands import (
     BeginUpload,
     Command,
     EndTrainingRound,
     Heartbeat,
+    StartTrainingRound,
     Tick,
 )
 from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
@@ -40,7 +42,7 @@ from xain_coordinator.core.errors import (
     Unavailable,
 )
 from xain_coordinator.core.points import late_point
-from xain_coordinator.core.replies import Advertisement, Reply, UploadTo
+from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session, begin, evolve, open_session
 from xain_coordinator.core.values import Option, Phase, Rules
@@ -60,6 +62,10 @@ MAX_UNSAVED_RECORDS = 30_000
 
 # Late updates that are remembered, so that one which is sent again is not counted again.
 MAX_LATE = 10_000
+
+# Of more updates that are committed together there is one line in the log. A person reads the names
+# of a few; of thousands the lines alone would cost a noticeable part of the round.
+MAX_UPDATE_LINES = 8
 
 # How long an update waits for a model to be made.
 NEXT_ROUND_S = 30.0
@@ -224,12 +230,24 @@ class Driver:
             # it need not wait for a disk that is busy, and costs nobody its lease.
             self._take_effect((), self.session, effects)
             return advertise(self.session, command.participant_id)
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Decided(records, self._decided, effects, outcome, answer))
+        if isinstance(outcome, Assignment) and outcome == self._durable_assignment(command, now):
+            # Nor does the question what to train: a fleet that is told of a round asks it while the
+            # first updates of that round are on their way to the disk.
+            return outcome
+        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Decided(records, self._decided, effects, outcome, answered))
         if not self._committing:
             self._committing = True
             self._spawn(self._commit())
-        return await answer
+        return await answered
+
+    def _durable_assignment(self, command: Command, now: float) -> Reply | None:
+        """What this is answered by what is on the disk; None if that refuses it."""
+        assert isinstance(command, StartTrainingRound), "only it is answered by an assignment"
+        try:
+            return answer(self.session, command, now)[1]
+        except Refusal:
+            return None
 
     async def _commit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -239,8 +257,11 @@ class Driver:
                 records = [record for decided in group for record in decided.records]
                 if records:
                     await loop.run_in_executor(self._disk, self._journal.append, records)
+                is_told = _log_many_updates(records)
                 for decided in group:
-                    self._take_effect(decided.records, decided.session, decided.effects)
+                    self._take_effect(
+                        decided.records, decided.session, decided.effects, is_told=is_told
+                    )
                     _resolve(decided.answer, decided.outcome)
                 if records:
                     self._num_records, self._at = self._num_records + len(records), records[-1].at
@@ -256,12 +277,19 @@ class Driver:
             self._committing = False
 
     def _take_effect(
-        self, records: Sequence[Record], session: Session, effects: Sequence[Effect]
+        self,
+        records: Sequence[Record],
+        session: Session,
+        effects: Sequence[Effect],
+        *,
+        is_told: bool = False,
     ) -> None:
+        """is_told: the log has a line already for all updates that are accepted here."""
         assert self._worker is not None, "start() comes first"
         for record in records:
             self.history.apply(record.event)
-            _log_event(self.session, session, record.event)
+            if not (is_told and isinstance(record.event, e.UpdateAccepted)):
+                _log_event(self.session, session, record.event)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):
@@ -400,7 +428,7 @@ class Driver:
                 return await self.submit(command)
             except NotInRound as refusal:
                 refused = refusal
-            if self._decided.goes_on(command.participant_id):
+            if self._decided.is_carried_over(command.participant_id):
                 try:
                     async with asyncio.timeout_at(gives_up_at):
                         await self.changed()
@@ -497,6 +525,18 @@ def _named(participants: Sequence[str]) -> dict[str, object]:
     if len(participants) > MAX_NAMES_OF_A_ROUND:
         fields["num_participants"] = len(participants)
     return fields
+
+
+def _log_many_updates(records: Sequence[Record]) -> bool:
+    """One line for the updates of a commit if they are too many for a line each, which there is at
+    debug all the same. Returns whether there was one."""
+    accepted = [r.event for r in records if isinstance(r.event, e.UpdateAccepted)]
+    if len(accepted) <= MAX_UPDATE_LINES or logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
+        return False
+    for number in dict.fromkeys(event.round for event in accepted):
+        names = [event.update.participant_id for event in accepted if event.round == number]
+        log.info("updates_accepted", round=number, num_updates=len(names), **_named(names))
+    return True
 
 
 def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None:

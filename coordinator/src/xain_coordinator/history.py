@@ -6,7 +6,8 @@ any may be asked for; what models have in common is in memory once.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel
@@ -17,6 +18,10 @@ MAX_DEPARTED = 1000
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
 MAX_NAMES_OF_A_ROUND = 200
+
+# Events that the record of a round may lack until somebody asks for it: all its names are copied
+# when they are written into it, which with each update would take longer than all the rest.
+MAX_UNWRITTEN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,27 @@ class RoundRecord:
     def num_contributors(self) -> int:
         return len(self.contributors) if self.counts is None else self.counts[1]
 
+    def after(self, events: Iterable[e.Event]) -> "RoundRecord":
+        """As in the session: what was accepted stays, what is owed somebody else will do."""
+        selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
+        num_samples = self.num_samples
+        for event in events:
+            match event:
+                case e.UpdateAccepted(_, update):
+                    contributors[update.participant_id] = None
+                    num_samples += update.num_samples
+                case e.ParticipantsSelected(_, more):
+                    selected |= dict.fromkeys(more)
+                case e.ParticipantLeft(participant_id) | e.ParticipantLeftOut(participant_id):
+                    if participant_id not in contributors:
+                        selected.pop(participant_id, None)
+        return replace(
+            self,
+            selected=tuple(selected),
+            contributors=tuple(contributors),
+            num_samples=num_samples,
+        )
+
     def published(self, at: float) -> "RoundRecord":
         """The round when it is over: short enough to be kept."""
         over = replace(self, seconds=at - self.opened_at)
@@ -54,73 +80,89 @@ class RoundRecord:
         return replace(over, selected=(), contributors=(), counts=counts)
 
 
-@dataclass(slots=True)
 class History:
-    """Fold with `apply`, in the order of the journal."""
+    """Fold with `apply`, in the order of the journal.
 
-    rounds: deque[RoundRecord] = field(default_factory=lambda: deque(maxlen=MAX_ROUNDS))
-    models: dict[str, GlobalModel] = field(default_factory=dict)  # by key, oldest first
-    contributions: Counter[str] = field(default_factory=Counter)
-    # Those of `contributions` who have left, longest ago first.
-    departed: dict[str, None] = field(default_factory=dict)
+    models: by key, oldest first. contributions: by participant. departed: those of `contributions`
+    who have left, longest ago first.
+    """
+
+    def __init__(
+        self,
+        rounds: Iterable[RoundRecord] = (),
+        models: Mapping[str, GlobalModel] | None = None,
+        contributions: Mapping[str, int] | None = None,
+        departed: Iterable[str] = (),
+    ) -> None:
+        self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
+        self._unwritten: list[e.Event] = []  # of the round that runs
+        self.models = dict(models or {})
+        self.contributions = Counter(contributions or {})
+        self.departed = dict.fromkeys(departed)
+
+    @property
+    def rounds(self) -> deque[RoundRecord]:
+        """Oldest first. The last one may run."""
+        self._write()
+        return self._rounds
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return self._content() == other._content()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"History{self._content()!r}"
+
+    def _content(self) -> tuple[object, ...]:
+        return self.rounds, self.models, self.contributions, self.departed
 
     def apply(self, event: e.Event) -> None:
         match event:
-            case e.RoundOpened(number, selected, _, at):
-                self.rounds.append(RoundRecord(number, selected, at))
-            case e.ParticipantsSelected(_, more):
-                latest = self.rounds[-1]
-                self.rounds[-1] = replace(latest, selected=(*latest.selected, *more))
             case e.UpdateAccepted(_, update):
-                latest = self.rounds[-1]
-                self.rounds[-1] = replace(
-                    latest,
-                    contributors=(*latest.contributors, update.participant_id),
-                    num_samples=latest.num_samples + update.num_samples,
-                )
+                self._note(event)
                 self.contributions[update.participant_id] += 1
             case e.ParticipantJoined(participant_id):
                 self.departed.pop(participant_id, None)
             case e.ParticipantLeft(participant_id):
+                self._note(event)
                 self._leave(participant_id)
-            case e.ParticipantLeftOut(participant_id):
-                self._release(participant_id)
+            case e.ParticipantLeftOut() | e.ParticipantsSelected():
+                self._note(event)
+            case e.RoundOpened(number, selected, _, at):
+                self.rounds.append(RoundRecord(number, selected, at))
             case e.ModelInitialised(model):
                 self._keep(model)
             case e.ModelPublished(_, model, at):
-                self.rounds[-1] = self.rounds[-1].published(at)
+                self.rounds.append(self.rounds.pop().published(at))
                 self._keep(model)
             case _:
                 pass
 
     def copy(self) -> "History":
         """As it is now, for a reader in another thread."""
-        return History(
-            self.rounds.copy(),
-            self.models.copy(),
-            self.contributions.copy(),
-            self.departed.copy(),
-        )
+        return History(self.rounds, self.models, self.contributions, self.departed)
+
+    def _note(self, event: e.Event) -> None:
+        self._unwritten.append(event)
+        if len(self._unwritten) == MAX_UNWRITTEN:
+            self._write()
+
+    def _write(self) -> None:
+        """Bring the round that runs up to date."""
+        if self._unwritten:
+            if self._rounds and self._rounds[-1].seconds is None:
+                self._rounds.append(self._rounds.pop().after(self._unwritten))
+            self._unwritten = []
 
     def _leave(self, participant_id: str) -> None:
-        self._release(participant_id)
         if participant_id in self.contributions:
             self.departed[participant_id] = None
         if len(self.departed) > MAX_DEPARTED:
             forgotten = next(iter(self.departed))
             del self.departed[forgotten], self.contributions[forgotten]
-
-    def _release(self, participant_id: str) -> None:
-        """As in the session: what was accepted stays, what is owed somebody else will do."""
-        latest = self.rounds[-1] if self.rounds else None
-        if (
-            latest is not None
-            and latest.seconds is None
-            and participant_id in latest.selected
-            and participant_id not in latest.contributors
-        ):
-            selected = tuple(p for p in latest.selected if p != participant_id)
-            self.rounds[-1] = replace(latest, selected=selected)
 
     def _keep(self, model: GlobalModel) -> None:
         # Each event that is read back from a journal brings its own copy of what never changes.

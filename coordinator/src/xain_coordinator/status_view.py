@@ -1,6 +1,7 @@
 """What `xain-coordinator status` shows: the answers of the Inspection service, for people or as
 one JSON object."""
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +32,10 @@ class NoStatus(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the coordinator answered. The four answers are moments apart."""
+    """What the coordinator answered. The answers are moments apart."""
 
     status: inspection_pb2.GetStatusResponse
-    participants: inspection_pb2.ListParticipantsResponse
+    participants: inspection_pb2.ListParticipantsResponse  # all pages that were asked for
     rounds: inspection_pb2.ListRoundsResponse
     models: inspection_pb2.ListModelsResponse
 
@@ -42,11 +43,14 @@ class Snapshot:
 def fetch(address: str, *, everything: bool = False) -> Snapshot:
     """Ask the coordinator at "host:port".
 
-    everything: as many rounds and models as it gives, not the latest few.
+    everything: all participants, and as many rounds and models as it gives, not the first or latest
+    few.
 
     Raises NoStatus within DEADLINE_S or little more.
     """
     limits = (_ALL, _ALL) if everything else (_MAX_ROUNDS, _MAX_MODELS)
+    page_size = 0 if everything else _MAX_PARTICIPANTS
+    gives_up_at = time.monotonic() + DEADLINE_S
     # A list of models with their layouts may exceed gRPC's usual 4 MiB.
     options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
     with grpc.insecure_channel(address, options=options) as channel:
@@ -56,7 +60,8 @@ def fetch(address: str, *, everything: bool = False) -> Snapshot:
             pending = (
                 stub.GetStatus.future(inspection_pb2.GetStatusRequest(), timeout=DEADLINE_S),
                 stub.ListParticipants.future(
-                    inspection_pb2.ListParticipantsRequest(), timeout=DEADLINE_S
+                    inspection_pb2.ListParticipantsRequest(page_size=page_size),
+                    timeout=DEADLINE_S,
                 ),
                 stub.ListRounds.future(
                     inspection_pb2.ListRoundsRequest(limit=limits[0]), timeout=DEADLINE_S
@@ -65,10 +70,16 @@ def fetch(address: str, *, everything: bool = False) -> Snapshot:
                     inspection_pb2.ListModelsRequest(limit=limits[1]), timeout=DEADLINE_S
                 ),
             )
-            status, participants, rounds, models = pending
-            return Snapshot(
-                status.result(), participants.result(), rounds.result(), models.result()
-            )
+            status = pending[0].result()
+            participants = pending[1].result()
+            while everything and participants.next_page_token:
+                request = inspection_pb2.ListParticipantsRequest(
+                    page_token=participants.next_page_token
+                )
+                participants.ClearField("next_page_token")
+                left_s = max(0.0, gives_up_at - time.monotonic())
+                participants.MergeFrom(stub.ListParticipants(request, timeout=left_s))
+            return Snapshot(status, participants, pending[2].result(), pending[3].result())
         except grpc.RpcError as error:
             raise NoStatus(_why(address, error)) from None
 
@@ -220,15 +231,18 @@ def _participants(snapshot: Snapshot) -> Table:
         if has_tags:
             row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
         table.add_row(*row)
-    _more(table, len(everybody) - _MAX_PARTICIPANTS)
+    shown = min(len(everybody), _MAX_PARTICIPANTS)
+    _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
     return table
 
 
 def _selected(one: inspection_pb2.ParticipantStatus) -> str:
-    if not one.HasField("left_out_until"):
-        return "yes" if one.selected else ""
-    left_out = f"out until {one.left_out_until}"
-    return f"yes ({left_out})" if one.selected else left_out
+    if one.HasField("left_out_until"):
+        left_out = f"out until {one.left_out_until}"
+        return f"yes ({left_out})" if one.selected else left_out
+    if one.not_eligible_because:
+        return "not eligible"  # --json says why
+    return "yes" if one.selected else ""
 
 
 def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:

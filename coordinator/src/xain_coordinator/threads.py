@@ -28,8 +28,8 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException:
-            if not running.done():
+        except BaseException as error:
+            if not running.done() or running.exception() is not error:
                 raise  # thrown at us, by whoever ends the event loop
             break  # the work's own; raised below
     if cancelled is not None:

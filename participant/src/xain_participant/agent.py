@@ -364,6 +364,7 @@ class Agent:
         failures = 0
         while not self._closing:
             lost = False
+            retry_after_s = 0.0
             try:
                 watch = self._client.watch()
                 for message in watch:
@@ -383,6 +384,7 @@ class Agent:
                     self._info("no_watch", reason="the coordinator has none; heartbeats must do")
                     return
                 self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
+                retry_after_s = refused.retry_after_s
             if lost:
                 # Thousands may have lost theirs. The protocol says when it is our turn to connect;
                 # a stream that went ahead would do so at once.
@@ -390,8 +392,11 @@ class Agent:
                 self._is_back.get()
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
+            pause_s = self._watch_chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
+            if retry_after_s:
+                pause_s = p.jittered(self._watch_chance, retry_after_s)
             with suppress(Empty):
-                self._hung_up.get(self._watch_chance.uniform(MIN_WATCH_PAUSE_S, ceiling))
+                self._hung_up.get(pause_s)
 
     def _close(self) -> None:
         self._closing = True
@@ -417,7 +422,7 @@ class Agent:
                 self._tell("joined")
             case p.AskedToWait(retry_after_s):
                 self._info("asked_to_wait", retry_after_s=retry_after_s)
-                self._tell("waiting", message="the coordinator has no place now")
+                self._tell("waiting", message="the coordinator asks us to come again later")
             case p.Trained(round_):
                 result = self._work.result
                 assert result is not None, "the worker keeps what it has trained"

@@ -86,13 +86,17 @@ class Refused(Exception):
 
     reason: the coordinator's code, such as "NOT_A_MEMBER"; empty if it gave none, which is so
     whenever the answer does not come from the coordinator itself.
+    retry_after_s: when to come again; 0 if the coordinator leaves it to us.
     """
 
-    def __init__(self, reason: str, status: grpc.StatusCode, message: str) -> None:
+    def __init__(
+        self, reason: str, status: grpc.StatusCode, message: str, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(message or reason or status.name)
         self.reason = reason
         self.status = status
         self.message = message
+        self.retry_after_s = retry_after_s
 
     def __repr__(self) -> str:
         return f"Refused({self.reason!r}, {self.status.name}, {self.message!r})"
@@ -436,16 +440,22 @@ def _damaged(ref: pb.WeightsRef, what: str) -> Refused:
 def _refused(error: grpc.RpcError) -> Refused:
     # Every error of a blocking call is the call, too; the types do not say so.
     call = cast(grpc.Call, error)
-    return Refused(_reason(call), call.code(), call.details() or "")
+    reason, retry_after_s = told_with(call)
+    return Refused(reason, call.code(), call.details() or "", retry_after_s)
 
 
-def _reason(call: grpc.Call) -> str:
+def told_with(call: Any) -> tuple[str, float]:
+    """What a refused call, blocking or not, says beside its status: the coordinator's code and when
+    to come again, in seconds; empty and 0 if it does not say."""
     try:
         status = rpc_status.from_call(call)
     except ValueError:
-        return ""  # details of another status: some proxy rewrote one of them
+        return "", 0.0  # details of another status: some proxy rewrote one of them
+    reason, retry_after_s = "", 0.0
     for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-            return str(info.reason)
-    return ""
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+            reason = str(info.reason)
+        elif detail.Unpack(retry):
+            retry_after_s = max(0.0, retry.retry_delay.ToMicroseconds() / 1e6)
+    return reason, retry_after_s

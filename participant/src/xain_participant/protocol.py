@@ -32,6 +32,10 @@ DEFAULT_HEARTBEAT_INTERVAL_S = 10.0
 # By which part of the interval a heartbeat comes earlier, at most.
 HEARTBEAT_JITTER = 0.25
 
+# By which part of the time that we are asked to wait we come later, at most: there is no harm in it
+# if everybody was told another time, and there is if everybody was told the same.
+RETRY_JITTER = 0.25
+
 # The longest pause between two attempts of a member to reach its coordinator, unless that asks for
 # more: one that has restarted is found within this.
 MAX_RECONNECT_S = 2.0
@@ -348,6 +352,11 @@ def _verdict(refused: RefusedBy) -> _Verdict:
     return verdict
 
 
+def jittered(chance: Random, retry_after_s: float) -> float:
+    """How long to wait, asked to wait for so long: never shorter."""
+    return chance.uniform(retry_after_s, (1.0 + RETRY_JITTER) * retry_after_s)
+
+
 # --- the protocol ---------------------------------------------------------------------------------
 
 
@@ -391,6 +400,7 @@ class Protocol:
         self._contact_failures = 0
         self._heartbeat_interval_s = DEFAULT_HEARTBEAT_INTERVAL_S
         self._reconnect_spread_s = 0.0
+        self._has_settled = False  # its heartbeats come at moments of their own
         self._watching = False
         self._session_id = held.session_id if held is not None else ""
         self._previous_session_id = ""
@@ -438,7 +448,11 @@ class Protocol:
             case Joined():
                 self._joined(event)
             case AskedToWait(retry_after_s):
-                self._set_contact(retry_after_s or self._backoff_after_contact())
+                self._set_contact(
+                    jittered(self._chance, retry_after_s)
+                    if retry_after_s
+                    else self._backoff_after_contact()
+                )
             case Advertised():
                 self._on_advertised(event)
             case Saving():
@@ -452,6 +466,7 @@ class Protocol:
                 # All notice at the same instant, so each waits a little, by chance: among
                 # thousands for longer, or the coordinator would only be busy with connections.
                 if self._contact is _Contact.JOINED:
+                    self._has_settled = False
                     self._set_contact(self._backoff(0))
             case StopRequested() if self._finishing:
                 self._exit_finished()
@@ -478,15 +493,19 @@ class Protocol:
             self._out.append(Rendezvous())
             return
         # Counted from when it is sent: the lease runs on while the answer is on its way.
-        # Earlier by chance: those who have come together would beat together for ever.
+        # Earlier by chance: those who have come together would beat together for ever. The first
+        # time at any moment, so that a fleet is spread over the whole interval at once.
         whole = self._heartbeat_interval_s
-        self._set_contact(self._chance.uniform((1.0 - HEARTBEAT_JITTER) * whole, whole))
+        shortest = (1.0 - HEARTBEAT_JITTER) * whole if self._has_settled else 0.0
+        self._has_settled = True
+        self._set_contact(self._chance.uniform(shortest, whole))
         self._out.append(SendHeartbeat(self._busy is not None, self._last_round))
 
     def _joined(self, event: Joined) -> None:
         if event.session_id != self._session_id:
             self._forget_session(event.session_id)
         self._contact = _Contact.JOINED
+        self._has_settled = False
         self._heartbeat_interval_s = event.heartbeat_interval_s or DEFAULT_HEARTBEAT_INTERVAL_S
         self._spread_reconnects(event.reconnect_spread_s)
         if not self._watching:

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from support.clock import HeldClock
 from support.wire import Member, npy, reason
 from xain_coordinator.app import Coordinator
 from xain_coordinator.core.commands import Tick
@@ -23,19 +24,6 @@ DEADLINE_S = 30.0
 IDLE_S = 50.0
 TIMED = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
 ASP = {**TIMED, "consistency": "asp", "start_participants": 3, "rounds": 6}
-
-
-class HeldClock:
-    """Session time that stands still unless the test moves it."""
-
-    def __init__(self, time_s: float) -> None:
-        self.time_s = time_s
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall_ns(self) -> int:
-        return 0
 
 
 def hold(coordinator: Coordinator) -> HeldClock:

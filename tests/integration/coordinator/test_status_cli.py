@@ -159,6 +159,38 @@ def test_tags_and_refusals_are_shown_where_there_are_any(address: str) -> None:
     assert "tags" not in run("status", "--address", address).stdout
 
 
+class Fleet(Inspection):
+    """So many that they come in pages of 30, which is fewer than are asked for."""
+
+    def GetStatus(self, request: Any, context: Any) -> inspection_pb2.GetStatusResponse:
+        return inspection_pb2.GetStatusResponse(phase="standby", num_connected=100)
+
+    def ListParticipants(self, request: Any, context: Any) -> Any:
+        first = int(request.page_token or 0)
+        last = min(first + min(request.page_size or 30, 30), 100)
+        status = inspection_pb2.ParticipantStatus
+        return inspection_pb2.ListParticipantsResponse(
+            participants=[
+                status(participant_id=f"site-{i:03}", not_eligible_because="it lacks site = north")
+                for i in range(first, last)
+            ],
+            next_page_token=str(last) if last < 100 else "",
+        )
+
+
+def test_a_fleet_comes_in_pages() -> None:
+    """People see the first one and how many there are; programs see all, with the reasons why they
+    are not selected."""
+    for fleet in serve(Fleet()):
+        told = " ".join(run("status", "--address", fleet).stdout.split())
+        everybody = json.loads(run("status", "--address", fleet, "--json").stdout)["participants"]
+    assert "site-029 not eligible" in told
+    assert "site-030" not in told
+    assert "and 70 more" in told
+    assert [one["participant_id"] for one in everybody] == [f"site-{i:03}" for i in range(100)]
+    assert {one["not_eligible_because"] for one in everybody} == {"it lacks site = north"}
+
+
 def test_names_cannot_write_to_the_terminal(address: str) -> None:
     """They come from the network: no escape sequences, and rich's markup is shown as it is."""
     told = run("status", "--address", address).stdout

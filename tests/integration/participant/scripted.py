@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import grpc
 import numpy as np
 import xxhash
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from xain_proto.fl import coordinator_pb2 as pb
@@ -46,11 +45,16 @@ def refuse(
     status: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION,
     message: str = "because",
     domain: str = "xain.coordinator",
+    retry_after_s: float | None = None,
 ) -> NoReturn:
     """As the coordinator refuses: the reason travels in the rich status."""
-    info = AnyMessage()
-    info.Pack(ErrorInfo(reason=code, domain=domain))
-    rich = Status(code=status.value[0], message=message, details=[info])
+    details: list[Any] = [ErrorInfo(reason=code, domain=domain)]
+    if retry_after_s is not None:
+        details.append(RetryInfo())
+        details[-1].retry_delay.FromMicroseconds(round(1e6 * retry_after_s))
+    rich = Status(code=status.value[0], message=message)
+    for detail in details:
+        rich.details.add().Pack(detail)
     context.set_trailing_metadata((("grpc-status-details-bin", rich.SerializeToString()),))
     context.abort(status, message)
     raise AssertionError("abort raises")

@@ -301,6 +301,19 @@ def test_refusals_carry_the_coordinators_reason(
     assert refused.reason == "NOT_A_MEMBER"
     assert refused.status is grpc.StatusCode.PERMISSION_DENIED
     assert str(refused) == "because"
+    assert refused.retry_after_s == 0.0
+
+
+def test_refusals_carry_when_to_come_again(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    server.before["Watch"].append(
+        lambda context: refuse(context, "UNAVAILABLE", unavailable, retry_after_s=1.25)
+    )
+    refused = _refused(lambda: list(client.watch()))
+    assert (refused.reason, refused.status) == ("UNAVAILABLE", unavailable)
+    assert refused.retry_after_s == 1.25
 
 
 @pytest.mark.parametrize(

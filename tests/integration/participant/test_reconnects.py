@@ -1,13 +1,15 @@
 """How an agent comes back to a coordinator that was away."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
-from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
-from xain_participant import Agent, Participant
+from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, refuse
+from xain_participant import Agent, Participant, connection
 from xain_participant import agent as agent_module
 
 Serve = Callable[..., ScriptedCoordinator]
@@ -30,6 +32,7 @@ def test_the_stream_comes_back_after_the_first_sign_of_life(
     nobody joins again who is still a member."""
     monkeypatch.setattr(agent_module, "MIN_WATCH_PAUSE_S", 0.001)
     monkeypatch.setattr(agent_module, "MAX_WATCH_PAUSE_S", 0.01)
+    assert connection.SILENCE_S > 50 * agent_module.MAX_WATCH_PAUSE_S
     first = serve(Ledger(paused=True))
     may_beat = threading.Event()
 
@@ -43,9 +46,9 @@ def test_the_stream_comes_back_after_the_first_sign_of_life(
         first.wait_until(lambda: first.calls["Watch"] == 1 and first.calls["Heartbeat"] > 1)
         first.stop()
         second = serve(first.ledger, first.port)
-        second.before["Heartbeat"].extend([held, held])  # the other over a second connection
-        second.wait_until(lambda: second.calls["Heartbeat"] >= 1)
-        threading.Event().wait(50 * agent_module.MAX_WATCH_PAUSE_S)
+        second.before["Heartbeat"].extend([held, held])
+        # The other over a second connection, after a silence of many of the stream's pauses.
+        second.wait_until(lambda: second.calls["Heartbeat"] == 2)
         assert second.calls["Watch"] == 0
         may_beat.set()
         second.wait_until(lambda: second.calls["Watch"] == 1)
@@ -55,3 +58,32 @@ def test_the_stream_comes_back_after_the_first_sign_of_life(
         agent.stop()
         running.join(PATIENCE_S)
     assert not running.is_alive()
+
+
+def test_a_stream_that_is_asked_to_wait_comes_when_it_is_its_turn(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many come at once, and the coordinator has said when. It beats on meanwhile."""
+    monkeypatch.setattr(agent_module, "MIN_WATCH_PAUSE_S", 0.001)
+    monkeypatch.setattr(agent_module, "MAX_WATCH_PAUSE_S", 0.01)
+    server = serve(Ledger(paused=True))
+    came_at: list[float] = []
+
+    def asked_to_wait(context: Any) -> None:
+        came_at.append(time.monotonic())
+        refuse(context, "UNAVAILABLE", grpc.StatusCode.UNAVAILABLE, retry_after_s=0.5)
+
+    server.before["Watch"].extend([asked_to_wait, lambda _: came_at.append(time.monotonic())])
+    agent = Agent(Idle(), server.target, "ward-7")
+    running = threading.Thread(target=agent.run)
+    running.start()
+    try:
+        server.wait_until(lambda: len(came_at) == 2)
+        server.wait_until(lambda: server.calls["Heartbeat"] > 1)
+    finally:
+        agent.stop()
+        running.join(PATIENCE_S)
+    assert not running.is_alive()
+    first, second = came_at
+    assert second - first >= 0.5
+    assert server.calls["Rendezvous"] == 1

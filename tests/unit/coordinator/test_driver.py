@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 import pytest
 from structlog.testing import capture_logs
 
+from support.clock import HeldClock
 from xain_coordinator import driver as module
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core import commands as c
@@ -98,17 +99,6 @@ class HeldJournal:
         self._go.release()
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.time_s = 0.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def wall_ns(self) -> int:
-        return 0
-
-
 class Recorder:
     """A worker that only notes what it is to do."""
 
@@ -128,7 +118,7 @@ class Bench:
 
     def __init__(self, rules: Rules = RULES) -> None:
         self.journal = HeldJournal()
-        self.clock = ManualClock()
+        self.clock = HeldClock()
         self.worker = Recorder()
         self.driver = Driver.open(self.journal, lambda _: self.clock, rules, lambda: "s")
         self.driver.start(self.worker)
@@ -223,6 +213,33 @@ async def test_a_sign_of_life_does_not_wait_for_the_disk(bench):
     for task in (opening, leaving, ticking):
         await task
     assert list(bench.driver.session.members) == ["a"]
+
+
+async def test_what_to_train_does_not_wait_for_the_disk(bench):
+    """Of a round that is durable: it is asked for while the first updates of it are being written.
+    Of one that is not, nobody hears."""
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    bench.journal.hold()
+    opening = await bench.submit(c.InitialisationDone(MODEL))
+    await bench.journal.writing()
+    early = await bench.submit(c.StartTrainingRound("a"))
+    await settled()
+    assert not early.done()
+    bench.journal.let_go()
+    await opening
+    assert isinstance(await early, r.Assignment)
+    handing_in = await bench.submit(update_of("a", 0))
+    await bench.journal.writing()
+    asking = await bench.submit(c.StartTrainingRound("b"))
+    assert asking.done()
+    assert await asking == r.Assignment(0, 0, 0, MODEL, update_accepted=False)
+    told_of_it = await bench.submit(c.StartTrainingRound("a"))
+    assert not handing_in.done()
+    assert not told_of_it.done(), "that its update is accepted is not durable yet"
+    bench.journal.let_go()
+    await handing_in
+    assert (await told_of_it).update_accepted
 
 
 async def test_commands_share_an_append(bench):
@@ -372,7 +389,7 @@ async def test_a_refused_command_changes_nothing(bench):
 async def test_a_new_session_is_written_when_it_starts():
     """Not when it is prepared: until then the one before is the latest."""
     journal = HeldJournal()
-    driver = Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s", new_session=True)
+    driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s", new_session=True)
     assert driver.session.session_id == "s"
     assert journal.groups == []
     driver.start(Recorder())
@@ -384,7 +401,7 @@ async def test_a_new_session_that_cannot_be_written_does_not_start():
     """start() says so, and the driver can still be closed."""
     journal = HeldJournal()
     journal.fail()
-    driver = Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s")
+    driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s")
     with pytest.raises(JournalError, match="no room"):
         driver.start(Recorder())
     await driver.close()
@@ -397,7 +414,7 @@ async def test_a_journal_that_makes_no_sense_is_a_journal_error():
     journal = HeldJournal([opened, Record(1.0, e.ParticipantsSelected(0, ("a",)))])
     message = "cannot be replayed: record 1, ParticipantsSelected: AssertionError: no round is open"
     with pytest.raises(JournalError, match=message):
-        Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s")
+        Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s")
 
 
 # --- snapshots ---
@@ -463,7 +480,7 @@ async def saved(driver: Driver) -> None:
 
 
 def opened_on(journal: MemoryJournal) -> Driver:
-    driver = Driver.open(journal, lambda _: ManualClock(), RULES, lambda: "s")
+    driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s")
     driver._disk.shutdown()  # it is only looked at
     return driver
 
@@ -473,7 +490,7 @@ async def test_at_every_crash_point_it_is_the_same_session(monkeypatch):
     its history, and its time are those of reading everything."""
     monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 4)
     disk = Disk()
-    clock = ManualClock()
+    clock = HeldClock()
     driver = Driver.open(disk, lambda _: clock, RULES, lambda: "s")
     driver.start(Recorder())
     await begin(driver)
@@ -487,9 +504,9 @@ async def test_at_every_crash_point_it_is_the_same_session(monkeypatch):
     for records, snapshot in disk.states:
         times: list[float] = []
 
-        def made_clock(start: float, times: list[float] = times) -> ManualClock:
+        def made_clock(start: float, times: list[float] = times) -> HeldClock:
             times.append(start)
-            return ManualClock()
+            return HeldClock()
 
         cached, whole = Disk(records, snapshot), Disk(records)
         again, expected = (
@@ -607,7 +624,7 @@ async def test_a_start_that_read_much_leaves_a_snapshot():
     MemoryJournal.append(disk, [Record(9.0, e.SessionFinished("nobody stays", 9.0))])
     for num_loaded in (module.SNAPSHOT_RECORDS + 2, 0):
         disk.num_loaded = 0
-        driver = Driver.open(disk, lambda _: ManualClock(), RULES, lambda: "s")
+        driver = Driver.open(disk, lambda _: HeldClock(), RULES, lambda: "s")
         driver.start(Recorder())
         await driver.close()
         assert driver.session.cause == "nobody stays"
@@ -804,6 +821,33 @@ async def test_who_is_late_stands_in_the_log():
         await bench.driver.submit(c.Tick())
     closed = [line for line in told if line["event"] == "round_closed_at_deadline"]
     assert [line["participant"] for line in closed] == [["a"]]
+    await bench.driver.close()
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+async def test_many_updates_are_one_line_of_the_log(num_more):
+    """Those that are committed together; a few have a line each. It comes before what follows from
+    them."""
+    names = [f"p{i:02}" for i in range(1 + module.MAX_UPDATE_LINES + num_more)]
+    bench = Bench(
+        CoordinatorConfig.model_validate({"rounds": {"min_participants": len(names)}}).rules()
+    )
+    for name in names:
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    bench.journal.hold()
+    with capture_logs() as told:
+        tasks = [await bench.submit(update_of(name, 0)) for name in names]
+        bench.journal.let_go()
+        bench.journal.let_go()
+        await asyncio.gather(*tasks)
+    lines = [(line["event"], line.get("participant")) for line in told if line["round"] == 0]
+    single = [("update_accepted", name) for name in names]
+    if num_more:
+        assert lines[:2] == [single[0], ("updates_accepted", names[1:])]
+        assert told[1]["num_updates"] == len(names) - 1
+    else:
+        assert lines[: len(names)] == single
     await bench.driver.close()
 
 

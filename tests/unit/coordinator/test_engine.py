@@ -4,7 +4,7 @@ cannot."""
 import io
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import xxhash
 from numpy.typing import NDArray
 
+from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import engine
 from xain_coordinator.aggregation.aggregator import RuleFailed
@@ -40,32 +41,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> WeightsStore:
     return MemoryStore() if request.param == "memory" else FileStore(tmp_path)
 
 
-def npy(vector: Array) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, vector)
-    return buffer.getvalue()
-
-
-def put(store: WeightsStore, key: str, data: bytes) -> None:
-    upload = store.upload(key)
-    upload.write(data)
-    upload.commit(overwrite=True)
-
-
-def read(store: WeightsStore, key: str) -> bytes:
-    with store.open(key) as reader:
-        return reader.read(0, reader.size)
-
-
-def hand_in(store: WeightsStore, vectors: Sequence[Array]) -> tuple[Update, ...]:
-    """Updates of round 3, with 1, 2, … samples."""
-    updates = []
-    for i, vector in enumerate(vectors):
-        put(store, f"3/p{i}", npy(vector))
-        updates.append(Update(f"p{i}", measure(store, f"3/p{i}"), i + 1))
-    return tuple(updates)
-
-
 def random_vectors(dtype: str = "float32") -> list[Array]:
     chance = np.random.default_rng(5)
     return [chance.normal(size=LENGTH).astype(dtype) for _ in range(NUM_UPDATES)]
@@ -82,10 +57,7 @@ def stale_work_on(
     store: WeightsStore, updates: tuple[Update, ...], base: Array, rule: str = "weighted_average"
 ) -> Aggregate:
     """Some of the updates were trained from earlier models than the one there is."""
-    put(store, "3/global", npy(base))
-    found = measure(store, "3/global")
-    model = replace(BASE, ref=found.ref, dtype=found.dtype, shape=found.shape)
-    return Aggregate(3, rule, updates, model, STALENESS)
+    return Aggregate(3, rule, updates, model_of(store, base), STALENESS)
 
 
 class CountingStore(MemoryStore):
@@ -250,7 +222,7 @@ def test_the_failure_of_one_row_ends_all() -> None:
             return
         under_way.add(key)
         gate.wait()
-        if key == "3/p3":
+        if key == "3/p003":
             failing.set()
             raise StoreUnavailable("gone")
         assert failing.wait(60)
@@ -261,7 +233,7 @@ def test_the_failure_of_one_row_ends_all() -> None:
     store.begin()
     with pytest.raises(StoreUnavailable, match="gone") as caught:
         aggregate(store, work_on(updates))
-    assert (under_way, store.num_open) == ({"3/p3"}, 0), caught.value
+    assert (under_way, store.num_open) == ({"3/p003"}, 0), caught.value
     assert list(store.keys("4/")) == []
 
 
@@ -279,7 +251,7 @@ def test_stop_ends_between_two_rows() -> None:
     store.begin()
     with pytest.raises(Stopped):
         aggregate(store, work_on(updates), stop, num_threads=1)
-    assert set(seen) == {"3/p0"}
+    assert set(seen) == {"3/p000"}
     assert store.num_open == 0
 
 
@@ -291,10 +263,10 @@ def test_stop_ends_between_two_rows() -> None:
 def test_an_update_whose_bytes_have_changed(store: WeightsStore, at: int, max_readers: int) -> None:
     """In its header too: all that was accepted is under the digest. No model comes of it."""
     updates = hand_in(store, random_vectors())
-    data = bytearray(read(store, "3/p2"))
+    data = bytearray(read(store, "3/p002"))
     data[at] ^= 1
-    put(store, "3/p2", bytes(data))
-    with pytest.raises(UpdateChanged, match="'3/p2' has changed in the store"):
+    put(store, "3/p002", bytes(data))
+    with pytest.raises(UpdateChanged, match="'3/p002' has changed in the store"):
         aggregate(store, work_on(updates), tile_bytes=64, max_readers=max_readers)
     with pytest.raises(KeyNotFound):
         store.open("4/global")
@@ -304,8 +276,8 @@ def test_an_update_whose_bytes_have_changed(store: WeightsStore, at: int, max_re
 def test_an_update_of_another_length(store: WeightsStore, change: int) -> None:
     """Seen before anything is read."""
     updates = hand_in(store, random_vectors())
-    data = read(store, "3/p2")
-    put(store, "3/p2", data[:change] if change < 0 else data + b"\0")
+    data = read(store, "3/p002")
+    put(store, "3/p002", data[:change] if change < 0 else data + b"\0")
     with pytest.raises(UpdateChanged, match=f"has {len(data) + change} bytes in the store"):
         aggregate(store, work_on(updates))
 
@@ -336,10 +308,10 @@ def test_an_update_that_changes_between_two_tiles() -> None:
         def open(self, key: str, start: int = 0, length: int | None = None) -> Any:
             self.num_opened += 1
             if self.num_opened == NUM_UPDATES + 1:  # the second tile begins
-                put(store, "3/p0", changed)
+                put(store, "3/p000", changed)
             return store.open(key)
 
-    with pytest.raises(UpdateChanged, match="'3/p0' has changed"):
+    with pytest.raises(UpdateChanged, match="'3/p000' has changed"):
         aggregate(Changing(), work_on(updates), tile_bytes=64, max_readers=1)
 
 
@@ -479,10 +451,10 @@ def test_nothing_stays_of_a_failure(tmp_path: Path) -> None:
     put(store, "4/global", b"another")
     with pytest.raises(Fenced):
         aggregate(store, work_on(updates))
-    put(store, "3/p1", b"short")
+    put(store, "3/p001", b"short")
     with pytest.raises(UpdateChanged):
         aggregate(store, work_on(updates))
-    store.delete("3/p1")
+    store.delete("3/p001")
     with pytest.raises(KeyNotFound):
         aggregate(store, work_on(updates))
     assert list((tmp_path / ".incoming").glob("*.part")) == []

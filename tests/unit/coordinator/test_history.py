@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from xain_coordinator import history as module
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
@@ -120,6 +122,38 @@ def test_names_are_kept_where_they_are_few() -> None:
     assert (many.selected, many.contributors) == ((), ())
     history.apply(e.ParticipantLeft("p1", "left"))
     assert history.rounds[-1] == many
+
+
+@pytest.mark.parametrize("max_unwritten", [1, 2, 1000])
+def test_a_round_is_the_same_whenever_it_is_looked_at(monkeypatch, max_unwritten: int) -> None:
+    """Its record is written when somebody asks for it, or when much has happened since."""
+    monkeypatch.setattr(module, "MAX_UNWRITTEN", max_unwritten)
+    events = [
+        joined("a"),
+        e.RoundOpened(0, ("a", "b", "c"), 5, 0.0),
+        accepted(0, "b"),
+        e.ParticipantLeft("a", "expired"),
+        e.ParticipantsSelected(0, ("d", "e")),
+        e.ParticipantLeftOut("d", 4),
+        joined("a"),
+        e.ParticipantsSelected(0, ("a",)),
+        accepted(0, "a"),
+        e.ParticipantLeft("b", "left"),
+        e.ModelPublished(0, model(1), 4.5),
+        e.ParticipantLeft("c", "left"),
+        e.RoundOpened(1, ("a", "e"), 5, 5.0),
+        e.ParticipantLeft("e", "left"),
+    ]
+    asked, unasked = History(), History()
+    for event in events:
+        asked.apply(event)
+        asked.copy()
+        unasked.apply(event)
+        assert len(unasked._unwritten) < max_unwritten
+    assert asked == unasked
+    first, second = unasked.rounds
+    assert (first.selected, first.contributors) == (("b", "c", "e", "a"), ("b", "a"))
+    assert (second.selected, second.contributors) == (("a",), ())
 
 
 def test_a_copy_stays_as_it_is() -> None:

@@ -9,7 +9,7 @@ import xxhash
 from xain_coordinator.admission import BaseModel, Distance, Inspector
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.ports import Reader
-from xain_coordinator.server.reception import FULL_MESSAGES, Announced, Reception
+from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.stores.files import FileStore
 from xain_proto.np import npy_header
 
@@ -32,24 +32,18 @@ class Store(FileStore):
         return self.readers[-1]
 
 
-def test_tiny_messages_do_not_pile_up(tmp_path: Path) -> None:
-    """However small they are, a bounded number waits, and what they carry is measured together."""
+def test_tiny_messages_are_measured_together(tmp_path: Path) -> None:
+    """However they are cut."""
     reception = Reception(FileStore(tmp_path), "0/a", ANNOUNCED, Inspector())
-    for at in range(FULL_MESSAGES):
-        assert not reception.is_full
-        assert not reception.has_a_chunk
-        reception.add(DATA[2 * at : 2 * at + 2])
-    assert reception.is_full
-    assert reception.has_a_chunk
-    reception.flush(reception.take_waiting())
-    assert not reception.is_full
-    reception.add(DATA[2 * FULL_MESSAGES :])
+    reception.flush([DATA[2 * at : 2 * at + 2] for at in range(64)])
+    reception.flush([DATA[128:]])
     measured = reception.complete()
     assert (measured.ref.digest, measured.shape) == (DIGEST, VECTOR.shape)
 
 
-def test_a_broken_upload_holds_no_memory(tmp_path: Path) -> None:
-    """What reads the model in step is let go of, and comes back when the upload goes on."""
+def test_an_upload_holds_no_memory_between_batches(tmp_path: Path) -> None:
+    """What reads the model in step is let go of, and the model with it when the upload breaks off;
+    all of it comes back when the upload goes on."""
     store = Store(tmp_path)
     store.put({"0/global": npy_header(VECTOR.dtype, VECTOR.shape) + bytes(VECTOR.nbytes)})
     ref = WeightsRef("0/global", len(DATA), "")
@@ -60,11 +54,13 @@ def test_a_broken_upload_holds_no_memory(tmp_path: Path) -> None:
         distance = Distance(BaseModel(store, model), norm * 1.001)
         reception = Reception(store, "0/a", ANNOUNCED, Inspector(distance))
         reception.flush([DATA[:MIB]])
-        assert tracemalloc.get_traced_memory()[0] > MIB
-        reception.drop_waiting()
+        assert tracemalloc.get_traced_memory()[1] > MIB
         assert tracemalloc.get_traced_memory()[0] < MIB / 4
     finally:
         tracemalloc.stop()
-    reception.flush([DATA[MIB:]])
+    reception.flush([DATA[MIB : MIB + 100]])
+    assert len(store.readers) == 1
+    reception.pause()
+    reception.flush([DATA[MIB + 100 :]])
     assert len(store.readers) == 2, "the model is opened again"
     assert reception.complete().ref.digest == DIGEST

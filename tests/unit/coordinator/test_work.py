@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+from support.clock import HeldClock
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core import commands as c
@@ -57,19 +58,6 @@ def make_rules(
         heartbeat_timeout_s=1000.0,
         initial=initial,
     )
-
-
-class StandingClock:
-    """Nothing here depends on time."""
-
-    def __init__(self, start: float) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        return self._now
-
-    def wall_ns(self) -> int:
-        return 0
 
 
 class Disk(MemoryJournal):
@@ -149,7 +137,7 @@ async def fleet(
     workload: Any = None,
     first_retry_s: float = 0.0,
 ) -> AsyncIterator[Fleet]:
-    driver = WatchedDriver.open(journal, StandingClock, rules or make_rules(), lambda: "session")
+    driver = WatchedDriver.open(journal, HeldClock, rules or make_rules(), lambda: "session")
     assert isinstance(driver, WatchedDriver)
     worker = StoreWorker(driver, store, NullMetricsStore(), workload, first_retry_s=first_retry_s)
     driver.start(worker)

@@ -226,7 +226,7 @@ def test_the_last_model_is_the_end_for_the_slow() -> None:
     bench.end("a")
     assert bench.phase is Phase.FINISHED
     bench.refuses_end(errors.RoundAlreadyClosed, "b", round_=0)
-    assert (bench.session.training, bench.session.bases) == ({}, {})
+    assert (bench.session.carried, bench.session.bases) == ({}, {})
 
 
 def test_between_two_rounds_the_slow_go_on() -> None:
@@ -255,7 +255,7 @@ def test_who_leaves_between_two_rounds_is_not_carried_over() -> None:
         bench.end(name)
     bench.leave("a", "b")
     bench.answer()
-    assert bench.session.training == {"d": 0}
+    assert bench.session.carried == {"d": 0}
     assert bench.session.earlier_rounds == {0}
     bench.leave("d")
     assert bench.session.earlier_rounds == set()

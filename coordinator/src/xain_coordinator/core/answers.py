@@ -102,7 +102,13 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
                 "so a rendezvous must carry a data profile"
             )
         return
-    check_profile(profile, (*(session.requested or ()), *session.profiles), needs_rows=needed)
+    check_profile(profile, _profiles(session), needs_rows=needed)
+
+
+def _profiles(session: Session) -> Iterator[DataProfile]:
+    """That the session goes by."""
+    yield from session.requested or ()
+    yield from session.profiles
 
 
 def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
@@ -151,9 +157,9 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     if known is not None and known.weights.ref.digest == command.digest:
         return r.AlreadyUploaded(known.weights.ref)
     # A model that is being made does not hold up what will go into the next one.
-    goes_on = session.goes_on(command.participant_id)
+    is_carried_over = session.is_carried_over(command.participant_id)
     round_ = _require_selected(
-        session, command.participant_id, command.round, may_be_closed=goes_on
+        session, command.participant_id, command.round, may_be_closed=is_carried_over
     )
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
@@ -258,7 +264,7 @@ def _require_selected(
     if sent is not None and sent != trains:
         raise errors.StaleRound(sent, trains)
     if session.phase is Phase.AGGREGATING and not may_be_closed:
-        if session.goes_on(participant_id):
+        if session.is_carried_over(participant_id):
             raise errors.NotInRound(f"a model is being made; keep the result of round {trains}")
         raise errors.RoundAlreadyClosed(f"round {session.round} is closed and being aggregated")
     if session.phase is Phase.STANDBY or session.open_round is None:

@@ -48,29 +48,32 @@ def decide(
     if controller is None:
         rules = session.rules
         controller = builtin_controller(rules.controller, rules.controller_options)
+    before = session
     events, reply, points = answer(session, command, now)
-    before = _point(session)
     session = fold(session, events)
-    happened = list(events)
     # Soft events change nothing that anything could follow from; heartbeats are many, so skip it.
-    if isinstance(command, c.Tick) or any(not isinstance(event, e.SoftEvent) for event in events):
-        while (event := next_step(session, now, controller)) is not None:
-            session = evolve(session, event)
-            happened.append(event)
-    effects: list[Effect] = []
+    is_soft = all(isinstance(event, e.SoftEvent) for event in events)
+    if is_soft and not isinstance(command, c.Tick):
+        effects = (RecordMetrics(points),) if points else ()
+        return Decision(events, reply, effects, session)
+    happened = list(events)
+    while (event := next_step(session, now, controller)) is not None:
+        session = evolve(session, event)
+        happened.append(event)
+    due: list[Effect] = []
     if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
-        effects += resume(session)
+        due += resume(session)
     after = _point(session)
     for event in happened:
         if isinstance(event, e.ModelPublished):
             after = published_point(after, _last(session), session.rules, event.at)
-    if after != before:
+    if after != _point(before):
         points = (*points, after)
     if points:
-        effects.append(RecordMetrics(points))
+        due.append(RecordMetrics(points))
     if any(isinstance(event, _NOTIFYING) for event in happened):
-        effects.append(Notify())
-    return Decision(tuple(happened), reply, tuple(effects), session)
+        due.append(Notify())
+    return Decision(tuple(happened), reply, tuple(due), session)
 
 
 def _last(session: Session) -> Round:

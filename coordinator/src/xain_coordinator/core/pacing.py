@@ -79,26 +79,35 @@ def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:
     if round_.overdue_at is not None or round_.all_in:
         return True
     if buffered:
-        enough = len(round_.updates) >= rules.buffer_size
-        return enough and _clocks(round_, rules).admits(round_.number + 1)
+        if len(round_.updates) < rules.buffer_size:
+            return False
+        # Without a limit nobody is waited for, and a round may be as large as the fleet.
+        clocks = {} if rules.staleness is None else _clocks(round_)
+        return ClockTable(clocks, rules.staleness).admits(round_.number + 1)
     if rules.quorum:
         return has_quorum(round_, rules.quorum)
     return len(round_.updates) >= round_.num_wanted
 
 
-def still_training(round_: Round, rules: Rules) -> Mapping[str, int]:
-    """Who goes on with what they train when this round is over, and for which round that is. Those
-    whom the staleness leaves behind are not among them."""
-    table = _clocks(round_, rules)
-    if rules.staleness is None:
-        return table.clocks
-    oldest = round_.number + 1 - rules.staleness
-    return {p: clock for p, clock in table.clocks.items() if clock >= oldest}
+def carried_over(round_: Round, rules: Rules) -> Mapping[str, int]:
+    """Who goes on with what they train when this round is over, and for which round that is."""
+    return {p: clock for p, clock in _clocks(round_).items() if _may_go_on(clock, round_, rules)}
 
 
-def _clocks(round_: Round, rules: Rules) -> ClockTable:
+def is_carried_over(round_: Round, rules: Rules, participant_id: str) -> bool:
+    """It is one of them."""
+    clock = round_.trained_by(participant_id)
+    return round_.owes(participant_id) and _may_go_on(clock, round_, rules)
+
+
+def _may_go_on(clock: int, round_: Round, rules: Rules) -> bool:
+    """The staleness does not leave behind whoever trains this round."""
+    return rules.staleness is None or clock >= round_.number + 1 - rules.staleness
+
+
+def _clocks(round_: Round) -> dict[str, int]:
     """Those who train, at the rounds that they train."""
-    return ClockTable({p: round_.trained_by(p) for p in round_.outstanding}, rules.staleness)
+    return {p: round_.trained_by(p) for p in round_.outstanding}
 
 
 _parsed = lru_cache(maxsize=8)(parse)

@@ -23,9 +23,14 @@ def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_
     needs_rows: the session's model is made from profiles, and one without rows says nothing.
     Raises ProfileMismatch.
     """
-    known = [other for other in others if other.num_samples]
-    width = known[0].num_features if known else None
     samples, features = profile.num_samples, profile.num_features
+    known = []
+    for other in others:
+        if other.num_samples:
+            known.append(other)
+            if samples > 0 and (other.num_features, other.classes) == (features, profile.classes):
+                return  # one like it was taken, and is among the others still
+    width = known[0].num_features if known else None
     # The model is made for the classes of all of them, so it is their union that counts.
     classes = set(profile.classes).union(*(other.classes for other in known))
     if samples < 0 or features < 0:

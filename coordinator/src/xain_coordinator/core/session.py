@@ -32,14 +32,25 @@ what they are told, and what they hand in, is of the round that they train.
 XAIN's participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.keys import place_of
+from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.membership import Heard, Member, Refusals, Turn
-from xain_coordinator.core.pacing import noted_every_s, still_training
-from xain_coordinator.core.values import Base, DataProfile, GlobalModel, Phase, Round, Rules, Update
+from xain_coordinator.core.pacing import carried_over, is_carried_over, noted_every_s
+from xain_coordinator.core.replacing import replace
+from xain_coordinator.core.values import (
+    Base,
+    DataProfile,
+    GlobalModel,
+    Names,
+    Phase,
+    Round,
+    Rules,
+    Update,
+)
+from xain_coordinator.core.versioned import excluding, including, including_all
 
 # What can follow from a phase. Everything else is a broken invariant; the docs draw this table.
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
@@ -55,7 +66,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 MAX_DEPARTED = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see replacing.py
 class Session:
     """The state, as folded from its events.
 
@@ -64,10 +75,13 @@ class Session:
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
-    training: between two rounds, those who still train an earlier one, with its number.
+    carried: between two rounds, those who still train an earlier one, with its number.
     bases: what earlier rounds that somebody still trains are trained from.
     counted: in SSP and ASP, where models may follow each other faster than an answer travels, the
         latest update of each participant, and the round that it was trained for.
+    unselected: the eligible members who are neither in the open round nor, between two rounds,
+        carried; kept, since with every change it may matter whether there are any. After the end
+        nobody.
     num_draws: selections made in the open round.
     num_eligible: of the members.
     num_turns: how often anybody has been selected. turns: when each member was, last.
@@ -91,9 +105,10 @@ class Session:
     upload_names: Mapping[str, str] = field(default_factory=dict)
     open_round: Round | None = None
     last_round: Round | None = None
-    training: Mapping[str, int] = field(default_factory=dict)
+    carried: Mapping[str, int] = field(default_factory=dict)
     bases: Mapping[int, Base] = field(default_factory=dict)
     counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
+    unselected: Mapping[str, None] = field(default_factory=dict)
     num_draws: int = 0
     num_eligible: int = 0
     num_turns: int = 0
@@ -107,24 +122,21 @@ class Session:
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Who may be selected: eligible, not left out, and neither in the open round nor, between
-        two rounds, training an earlier one."""
-        if not self.refusals:
-            return self._unselected
-        return tuple(p for p in self._unselected if not self.is_left_out(p))
+        """Who may be selected: of those who are not, whoever is not left out."""
+        return tuple(p for p in self.unselected if not self.is_left_out(p))
 
     @property
     def reserve(self) -> tuple[str, ...]:
         """Those who would be in the pool if they were not left out."""
-        if not self.refusals:
-            return ()
-        return tuple(p for p in self._unselected if self.is_left_out(p))
+        return tuple(p for p in self._left_out if p in self.unselected)
 
     @property
-    def _unselected(self) -> tuple[str, ...]:
-        round_ = self.open_round
-        busy = self.training if round_ is None else round_.selected
-        return tuple(p for p, m in self.members.items() if m.is_eligible and p not in busy)
+    def _left_out(self) -> tuple[str, ...]:
+        """Of the eligible members."""
+        if not self.refusals:
+            return ()
+        here = ((p, self.members.get(p)) for p in self.refusals if self.is_left_out(p))
+        return tuple(p for p, member in here if member is not None and member.is_eligible)
 
     def is_left_out(self, participant_id: str) -> bool:
         """Others are selected before it, because of its refused updates."""
@@ -140,18 +152,16 @@ class Session:
     @property
     def num_left_out(self) -> int:
         """Of the eligible members."""
-        left_out = (p for p in self.refusals if self.is_left_out(p))
-        return sum(p in self.members and self.members[p].is_eligible for p in left_out)
+        return len(self._left_out)
 
     @property
-    def drafted(self) -> tuple[str, ...]:
+    def drafted(self) -> frozenset[str]:
         """Those who are left out, and in the open round all the same, because others were too few;
         without those who have handed in."""
         round_ = self.open_round
-        left_out = frozenset(p for p in self.refusals if self.is_left_out(p))
-        if round_ is None or not left_out:
-            return ()
-        return tuple(p for p in round_.outstanding if p in left_out)
+        if round_ is None:
+            return frozenset()
+        return frozenset(p for p in self._left_out if round_.owes(p))
 
     def in_a_row(self, participant_id: str) -> int:
         """Its refused updates since the last one that was accepted, or since it was left out."""
@@ -160,7 +170,7 @@ class Session:
     def owes_update(self, participant_id: str) -> bool:
         """It trains, and has not handed in."""
         if self.open_round is None:
-            return participant_id in self.training
+            return participant_id in self.carried
         return self.open_round.owes(participant_id)
 
     def trained_by(self, participant_id: str) -> int:
@@ -169,12 +179,12 @@ class Session:
             return self.open_round.trained_by(participant_id)
         if self.phase is Phase.FINISHED and self.last_round is not None:
             return self.last_round.carried.get(participant_id, self.round)
-        return self.training.get(participant_id, self.round)
+        return self.carried.get(participant_id, self.round)
 
     @property
     def earlier_rounds(self) -> frozenset[int]:
         """The rounds before this one that somebody may still hand in for, or has handed in for."""
-        carried = self.training if self.open_round is None else self.open_round.carried
+        carried = self.carried if self.open_round is None else self.open_round.carried
         return frozenset(carried.values())
 
     def missed(self, participant_id: str) -> int | None:
@@ -230,28 +240,24 @@ class Session:
         round_ = self.opened
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
 
-    @property
-    def go_on(self) -> Mapping[str, int]:
-        """Who goes on training when the open round is over, and which round."""
-        return still_training(self.opened, self.rules) if self.is_buffered else {}
-
-    def goes_on(self, participant_id: str) -> bool:
+    def is_carried_over(self, participant_id: str) -> bool:
         """It trains while a model is made, and what it brings goes into the next one."""
         is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered
-        return is_being_made and participant_id in self.go_on
+        return is_being_made and is_carried_over(self.opened, self.rules, participant_id)
 
     @property
-    def profiles(self) -> tuple[DataProfile, ...]:
+    def profiles(self) -> Iterator[DataProfile]:
         """Of the eligible members that sent one."""
-        return tuple(
-            m.profile for m in self.members.values() if m.profile is not None and m.is_eligible
-        )
+        for member in self.members.values():
+            if member.profile is not None and member.is_eligible:
+                yield member.profile
 
     @property
     def starts_at(self) -> float:
         """When it starts with those who are there: the start timeout after the first arrival; N
         would rather start than see the session end."""
-        arrived = min(m.joined_at for m in self.members.values() if m.is_eligible)
+        # In the order in which they came.
+        arrived = next(m.joined_at for m in self.members.values() if m.is_eligible)
         deadline = arrived + self.rules.start_timeout_s
         return deadline if self.gives_up_at is None else min(deadline, self.gives_up_at)
 
@@ -283,24 +289,32 @@ def begin(opened: e.SessionOpened) -> Session:
 
 def evolve(session: Session, event: e.Event) -> Session:
     """The session after an event. Never refuses: what is in the journal has happened."""
-    match event:
+    match event:  # what happens most often comes first
         case e.ParticipantHeard(participant_id, state, round_, at):
-            return replace(
-                session, heard={**session.heard, participant_id: Heard(at, state, round_)}
-            )
+            heard = Heard(at, state, round_)
+            return replace(session, heard=including(session.heard, participant_id, heard))
+        case e.UpdateAccepted(_, update):
+            session = _well_again(session, update.participant_id)
+            return replace(session, open_round=_with_update(session.opened, update))
         case e.Restarted(at):
             return replace(session, heard={}, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at, tags):
             is_eligible = session.rules.is_eligible(tags)
             member = Member(participant_id, profile, at, tags, is_eligible)
-            # Its own name goes before one that somebody else has chosen.
-            names = {n: p for n, p in session.upload_names.items() if n != participant_id}
+            # Whoever has handed in, gone, and come back is still one of the selected.
+            opened = session.open_round
+            is_selected = opened is not None and participant_id in opened.selected
+            unselected = session.unselected
+            if is_eligible and not is_selected:
+                unselected = including(unselected, participant_id, None)
             return replace(
                 session,
-                members={**session.members, participant_id: member},
-                upload_names=names,
+                members=including(session.members, participant_id, member),
+                # Its own name goes before one that somebody else has chosen.
+                upload_names=excluding(session.upload_names, participant_id),
                 num_eligible=session.num_eligible + is_eligible,
-                turns={**session.turns, participant_id: Turn(session.num_turns)},
+                turns=including(session.turns, participant_id, Turn(session.num_turns)),
+                unselected=unselected,
             )
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
@@ -324,14 +338,14 @@ def evolve(session: Session, event: e.Event) -> Session:
                 epochs=epochs,
                 opened_at=at,
                 num_wanted=len(selected) if wanted is None else wanted,
-                carried=session.training,
+                carried=session.carried,
             )
             session = _to(session, Phase.COLLECTING, at)
-            session = _take_turns(session, number, selected[len(session.training) :])
-            return replace(session, open_round=opened, training={}, num_draws=1)
+            session = _take_turns(session, number, selected[len(session.carried) :])
+            return replace(session, open_round=opened, carried={}, num_draws=1)
         case e.ParticipantsSelected(number, more):
             grown = session.opened
-            grown = replace(grown, selected=(*grown.selected, *more))
+            grown = replace(grown, selected=Names.of(grown.selected).including(more))
             session = _take_turns(session, number, more)
             return replace(session, open_round=grown, num_draws=session.num_draws + 1)
         case e.RoundPaused(_, at):
@@ -341,22 +355,15 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.RoundOverdue(_, at):
             return replace(session, open_round=replace(session.opened, overdue_at=at))
         case e.UploadNameBound(participant_id, name):
-            return replace(session, upload_names={**session.upload_names, name: participant_id})
-        case e.UpdateAccepted(_, update):
-            open_ = session.opened
-            assert update.participant_id in open_.selected, "an update from outside the selection"
-            assert update.participant_id not in open_.updates, "an update counted twice"
-            updates = {**open_.updates, update.participant_id: update}
-            places = open_.places | {place_of(update.weights.ref.key)}
-            session = _well_again(session, update.participant_id)
-            return replace(session, open_round=replace(open_, updates=updates, places=places))
+            names = including(session.upload_names, name, participant_id)
+            return replace(session, upload_names=names)
         case e.UpdateRefused(participant_id):
             known = session.refusals.get(participant_id, Refusals())
-            known = replace(known, num=known.num + 1, in_a_row=known.in_a_row + 1)
+            known = Refusals(known.num + 1, known.in_a_row + 1, known.left_out_until)
             return replace(session, refusals={**session.refusals, participant_id: known})
         case e.ParticipantLeftOut(participant_id, until):
             known = session.refusals.get(participant_id, Refusals())
-            known = replace(known, in_a_row=0, left_out_until=until)
+            known = Refusals(known.num, left_out_until=until)
             session = replace(session, refusals={**session.refusals, participant_id: known})
             return _released(session, participant_id)
         case e.RoundClosed(_, at):
@@ -369,7 +376,13 @@ def evolve(session: Session, event: e.Event) -> Session:
             last = session.open_round or session.last_round
             session = _to(session, Phase.FINISHED, at)
             return replace(
-                session, cause=cause, open_round=None, last_round=last, training={}, bases={}
+                session,
+                cause=cause,
+                open_round=None,
+                last_round=last,
+                carried={},
+                unselected={},
+                bases={},
             )
         case e.SessionOpened():
             raise AssertionError("a session is opened once, by `begin`")
@@ -380,30 +393,53 @@ def _to(session: Session, phase: Phase, at: float | None = None) -> Session:
     return replace(session, phase=phase, since=session.since if at is None else at)
 
 
+def _with_update(round_: Round, update: Update) -> Round:
+    participant_id = update.participant_id
+    assert participant_id in round_.selected, "an update from outside the selection"
+    assert participant_id not in round_.updates, "an update counted twice"
+    updates = including(round_.updates, participant_id, update)
+    place = place_of(update.weights.ref.key)
+    if place == update_key(round_.trained_by(participant_id), participant_id):
+        return replace(round_, updates=updates)
+    places = including(round_.places, place, participant_id)
+    return replace(round_, updates=updates, places=places)
+
+
 def _without(session: Session, participant_id: str) -> Session:
     """Gone."""
-    gone = session.members.get(participant_id)
+    member = session.members.get(participant_id)
+    is_eligible = member is not None and member.is_eligible
     session = _released(session, participant_id)
+    names = session.upload_names
+    if participant_id in names.values():
+        names = {n: p for n, p in names.items() if p != participant_id}
     session = replace(
         session,
-        members={p: m for p, m in session.members.items() if p != participant_id},
-        heard={p: h for p, h in session.heard.items() if p != participant_id},
-        upload_names={n: p for n, p in session.upload_names.items() if p != participant_id},
-        num_eligible=session.num_eligible - (gone is not None and gone.is_eligible),
-        turns={p: turn for p, turn in session.turns.items() if p != participant_id},
+        members=excluding(session.members, participant_id),
+        heard=excluding(session.heard, participant_id),
+        upload_names=names,
+        num_eligible=session.num_eligible - is_eligible,
+        turns=excluding(session.turns, participant_id),
+        unselected=excluding(session.unselected, participant_id),
     )
     return _with_departed(session, participant_id) if session.refusals else session
 
 
 def _released(session: Session, participant_id: str) -> Session:
     """What it still owed, somebody else will do; what was accepted from it stays."""
+    if not session.owes_update(participant_id):
+        return session
     round_ = session.open_round
-    if round_ is not None and round_.owes(participant_id):
-        selected = tuple(p for p in round_.selected if p != participant_id)
-        carried = {p: number for p, number in round_.carried.items() if p != participant_id}
+    if round_ is not None:
+        selected = Names.of(round_.selected).excluding(participant_id)
+        carried = excluding(round_.carried, participant_id)
         round_ = replace(round_, selected=selected, carried=carried)
-    training = {p: n for p, n in session.training.items() if p != participant_id}
-    return replace(session, training=training, open_round=round_)
+    return replace(
+        session,
+        open_round=round_,
+        carried=excluding(session.carried, participant_id),
+        unselected=including(session.unselected, participant_id, None),
+    )
 
 
 def _with_departed(session: Session, participant_id: str) -> Session:
@@ -423,21 +459,26 @@ def _take_turns(session: Session, number: int, selected: Sequence[str]) -> Sessi
     first = session.num_turns + 1
     turns = {p: Turn(at, number) for at, p in enumerate(selected, first)}
     num_turns = session.num_turns + len(selected)
-    return replace(session, num_turns=num_turns, turns={**session.turns, **turns})
+    return replace(
+        session,
+        num_turns=num_turns,
+        turns=including_all(session.turns, turns),
+        unselected={p: None for p in session.unselected if p not in turns},
+    )
 
 
 def _well_again(session: Session, participant_id: str) -> Session:
     """A good update ends a row of refused ones, and what they have led to."""
     known = session.refusals.get(participant_id)
-    if known is None:
+    if known is None or known == Refusals(known.num):
         return session
-    known = replace(known, in_a_row=0, left_out_until=0)
+    known = Refusals(known.num)
     return replace(session, refusals={**session.refusals, participant_id: known})
 
 
 def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:
     round_ = session.opened
-    training = session.go_on
+    carried = carried_over(round_, session.rules) if session.is_buffered else {}
     known = {**session.bases, round_.number: session.base}
     counted = session.counted
     if session.is_buffered:
@@ -451,8 +492,11 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         model=model,
         open_round=None,
         last_round=round_,
-        training=training,
-        bases={number: known[number] for number in sorted(set(training.values()))},
+        carried=carried,
+        unselected={
+            p: None for p, m in session.members.items() if m.is_eligible and p not in carried
+        },
+        bases={number: known[number] for number in sorted(set(carried.values()))},
         counted=counted,
         num_draws=0,
     )

@@ -80,8 +80,8 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     many as min_participants need, and for as long as nobody else can take their places; but an
     overdue round takes help from everybody."""
     if round_.overdue_at is not None:
-        more = (*session.pool, *session.reserve)
-        return _selected(session, more, len(more), controller) if more else None
+        others = tuple(session.unselected)
+        return _selected(session, others, len(others), controller) if others else None
     drafted = session.drafted
     num_good = len(round_.selected) - len(drafted)
     num_free = round_.target - num_good
@@ -90,7 +90,7 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     missing = session.rules.min_participants - num_good - len(drafted)
     if drafted and missing < 0:
         # Enough others have come, and would wait for one of whom little is to be expected.
-        participant_id = drafted[-1]
+        participant_id = next(p for p in reversed(round_.selected) if p in drafted)
         return e.ParticipantLeftOut(participant_id, session.refusals[participant_id].left_out_until)
     if missing > 0 and (reserve := session.reserve):
         return _selected(session, reserve, missing, controller)
@@ -117,7 +117,7 @@ def _next_step_between_rounds(
         return None
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.model.is_empty else rules.epochs
-    carried, carried_rounds = tuple(session.training), tuple(session.training.values())
+    carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
     # As if those who are left out had gone, but N are always there.
     num_connected = max(session.num_eligible - session.num_left_out, rules.num_required)
     fraction = rules.fraction_participants
@@ -141,12 +141,10 @@ def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
 def _ask_for_model(session: Session) -> e.Event | None:
     """Once. While it is being made nothing else can happen, and profiles that were refused would
     be refused again: then others must come."""
-    profiles = session.profiles
-    if session.requested is not None or profiles == session.refused:
+    if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None
-    if session.num_eligible < session.rules.num_required:
-        return None
-    return e.ModelRequested(profiles)
+    profiles = tuple(session.profiles)
+    return None if profiles == session.refused else e.ModelRequested(profiles)
 
 
 def _have_gathered(session: Session, now: float) -> bool:

@@ -5,7 +5,7 @@ one.
 """
 
 from xain_coordinator.core import errors
-from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.values import GlobalModel, Layout, Round, Update
 
 # Headers of the same array may differ in their padding, but not by more.
@@ -27,7 +27,9 @@ def require_free_key(round_: Round, sender: str, name: str) -> None:
     Raises UploadNameTaken.
     """
     key = update_key(round_.trained_by(sender), name)
-    if key in round_.places:
+    known = round_.updates.get(name)
+    is_own = known is not None and place_of(known.weights.ref.key) == key
+    if is_own or key in round_.places:
         raise errors.UploadNameTaken(
             f"an accepted update of another participant lies under {key!r}; wait for the next round"
         )

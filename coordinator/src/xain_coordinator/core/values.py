@@ -1,6 +1,6 @@
 """What commands, events and effects are made of: small immutable values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -124,8 +124,28 @@ class Names(tuple[str, ...]):
     def __contains__(self, name: object) -> bool:
         return name in self._known
 
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> "Names":
+        """The same, if they are some already."""
+        return names if isinstance(names, cls) else cls(names)
 
-@dataclass(frozen=True, slots=True)
+    def including(self, more: Iterable[str]) -> "Names":
+        """With these behind them."""
+        return self._with_known(Names((*self, *more)), self._known.union(more))
+
+    def excluding(self, name: str) -> "Names":
+        """Without one of them."""
+        at = self.index(name)
+        return self._with_known(Names((*self[:at], *self[at + 1 :])), self._known - {name})
+
+    @staticmethod
+    def _with_known(names: "Names", known: frozenset[str]) -> "Names":
+        # They are looked up at once, and hashing all of them again takes far longer than a copy.
+        names.__dict__["_known"] = known
+        return names
+
+
+@dataclass(frozen=True)  # without slots: see replacing.py
 class Round:
     """A round from opening to publication.
 
@@ -136,7 +156,8 @@ class Round:
     overdue_at: when the deadline passed with too few updates; from then on the least number will
         do, and everybody is selected.
     updates: accepted ones by participant, each of them in `selected`.
-    places: of the accepted updates in the store.
+    places: in the store, of the accepted updates that have another name than their sender, whose
+        they are.
     closed_at: None while updates are taken in.
     """
 
@@ -149,13 +170,12 @@ class Round:
     carried: Mapping[str, int] = field(default_factory=dict)
     overdue_at: float | None = None
     updates: Mapping[str, Update] = field(default_factory=dict)
-    places: frozenset[str] = frozenset()
+    places: Mapping[str, str] = field(default_factory=dict)
     closed_at: float | None = None
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
-        if not isinstance(self.selected, Names):
-            object.__setattr__(self, "selected", Names(self.selected))
+        object.__setattr__(self, "selected", Names.of(self.selected))
 
     @property
     def all_in(self) -> bool:

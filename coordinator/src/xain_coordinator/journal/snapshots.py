@@ -5,28 +5,29 @@ records to something else, and the records are still there to be folded.
 """
 
 import zlib
-from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import TypeAdapter
 
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Base, GlobalModel, WeightsRef
-from xain_coordinator.history import MAX_ROUNDS, History, RoundRecord
+from xain_coordinator.core.values import Base, GlobalModel, Round, WeightsRef
+from xain_coordinator.history import History, RoundRecord
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
+
+_T = TypeVar("_T", Session, Round)
 
 log = structlog.get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.
-FOLD = 2
+FOLD = 3
 
 # Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
 _COMPRESSION = 1
@@ -85,7 +86,7 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
     body = _Body(
         num_records=snapshot.num_records,
         at=snapshot.at,
-        session=replace(snapshot.session, heard={}, lease_floor=0.0, bases={}),
+        session=_plain(replace(snapshot.session, heard={}, lease_floor=0.0, bases={})),
         rounds=tuple(history.rounds),
         models=tuple(_series(history)),
         bases=tuple(
@@ -138,6 +139,17 @@ def _ignore(why: str) -> None:
     log.warning("snapshot_ignored", reason=why, hint="every record of the session is read")
 
 
+def _plain(value: _T) -> _T:
+    """A session, or a round of it, whose mappings are all dicts: others cannot be written."""
+    plain: dict[str, Any] = {}
+    for name, of in vars(value).items():
+        if isinstance(of, Mapping):
+            plain[name] = dict(of)
+        elif isinstance(of, Round):
+            plain[name] = _plain(of)
+    return replace(value, **plain)
+
+
 def _series(history: History) -> Iterator[_Series]:
     def kind(model: GlobalModel) -> tuple[object, ...]:
         return model.dtype, model.shape, model.layout, model.metadata
@@ -156,10 +168,10 @@ def _decode(text: bytes) -> Snapshot:
         for round_, ref, state in series.others:
             models[ref.key] = replace(series.first, round=round_, ref=ref, state=state)
     history = History(
-        rounds=deque(body.rounds, maxlen=MAX_ROUNDS),
+        rounds=body.rounds,
         models=models,
-        contributions=Counter(body.contributions),
-        departed=dict.fromkeys(body.departed),
+        contributions=body.contributions,
+        departed=body.departed,
     )
     try:
         bases = {

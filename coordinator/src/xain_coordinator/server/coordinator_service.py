@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,10 +26,14 @@ from xain_coordinator.server.identity import participant_of
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
 from xain_coordinator.server.uploads import Uploads
+from xain_coordinator.turns import Turns
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+# The calls of so many hardly ever meet, so the chunks of their transfers need not take turns.
+FEW_PARTICIPANTS = 50
 
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
 
@@ -39,6 +43,15 @@ _PARTICIPANT_STATES = {
     pb.TRAINING: ParticipantState.TRAINING,
     pb.FINISHED: ParticipantState.FINISHED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _NewsWithWork:
+    """A message to watchers, and what it is made of."""
+
+    message: pb.WatchResponse
+    work: pb.StartTrainingRoundResponse
+    whole: pb.WatchResponse
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -55,6 +68,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._uploads = uploads
         self._downloads = downloads
         self._parse_points = parse_points
+        # The latest that were made and are the same for everybody: a fleet asks for them at once.
+        self._work: tuple[r.Assignment, pb.StartTrainingRoundResponse] | None = None
+        self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
+        self._news_with_work: _NewsWithWork | None = None
+        self._chunks = Turns()  # of all transfers
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
@@ -107,6 +125,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _work_of(self, participant_id: str) -> pb.StartTrainingRoundResponse:
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
+        if self._work is not None and self._work[0] == reply:
+            return self._work[1]
         ref = reply.model.ref
         encoding = self._uploads.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
@@ -116,7 +136,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if data and not reply.model.is_empty
             else await self._downloads.offer(participant_id, reply.round, ref)
         )
-        return pb.StartTrainingRoundResponse(
+        work = pb.StartTrainingRoundResponse(
             epochs=reply.epochs,
             epoch_base=reply.epoch_base,
             round=reply.round,
@@ -129,6 +149,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             else None,
             encoding=encoding,
         )
+        if self._downloads.access is None or (data and not reply.model.is_empty):
+            self._work = (reply, work)  # it offers nobody a place of its own in the store
+        return work
 
     async def EndTrainingRound(
         self, request: pb.EndTrainingRoundRequest, context: Context
@@ -139,24 +162,29 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         names = {participant_id}
         if not request.HasField("update"):
             names.add(request.participant_id)  # what lies under that name is meant
-        async with self._noting_refusal(participant_id), self._uploads.exclusive(*names):
-            # A XAIN client does not say which round it means: its own, read under the lock.
-            session = self._driver.session
-            number = session.trained_by(participant_id) if round_ is None else round_
-            weights = await self._uploaded(participant_id, number, request)
-            missed = session.missed(participant_id)
-            if round_ is None and weights is None and missed is not None:
-                number = missed  # it uploaded to a round that has closed without it
-            await self._driver.submit_update(
-                c.EndTrainingRound(
-                    participant_id=participant_id,
-                    upload_name=request.participant_id,
-                    round=number,
-                    num_samples=request.number_samples,
-                    weights=weights,
-                    metrics=self._parse_points(participant_id, number, request.metrics),
+        trained = self._driver.session.trained_by(participant_id)
+        try:
+            async with self._uploads.exclusive(*names):
+                # A XAIN client does not say which round it means: its own, read under the lock.
+                session = self._driver.session
+                number = session.trained_by(participant_id) if round_ is None else round_
+                weights = await self._uploaded(participant_id, number, request)
+                missed = session.missed(participant_id)
+                if round_ is None and weights is None and missed is not None:
+                    number = missed  # it uploaded to a round that has closed without it
+                await self._driver.submit_update(
+                    c.EndTrainingRound(
+                        participant_id=participant_id,
+                        upload_name=request.participant_id,
+                        round=number,
+                        num_samples=request.number_samples,
+                        weights=weights,
+                        metrics=self._parse_points(participant_id, number, request.metrics),
+                    )
                 )
-            )
+        except errors.UnusableUpdate as refusal:
+            await self._note_refusal(participant_id, trained, refusal)
+            raise
         if request.update.key == incoming_key(number, participant_id):
             self._uploads.discard_incoming(participant_id, number)
         return pb.EndTrainingRoundResponse()
@@ -179,16 +207,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
         participant_id = participant_of(context)
-        session_id = self._driver.session.session_id
         last: pb.WatchResponse | None = None
         async for seen in self._driver.watch(participant_id):
-            message = pb.WatchResponse(
-                state=wire_state(seen.phase),
-                round=seen.round,
-                update_accepted=seen.update_accepted,
-                session_id=session_id,
-                cause=self._driver.session.cause,
-            )
+            message = self._news_of(seen)
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
             last = message
@@ -196,6 +217,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 yield await self._with_work(message, participant_id)
             else:
                 yield message
+
+    def _news_of(self, seen: r.Advertisement) -> pb.WatchResponse:
+        if self._news is not None and self._news[0] == seen:
+            return self._news[1]
+        session = self._driver.session
+        message = pb.WatchResponse(
+            state=wire_state(seen.phase),
+            round=seen.round,
+            update_accepted=seen.update_accepted,
+            session_id=session.session_id,
+            cause=session.cause,  # of the end, which changes the phase too
+        )
+        self._news = (seen, message)
+        return message
 
     async def _with_work(self, message: pb.WatchResponse, participant_id: str) -> pb.WatchResponse:
         try:
@@ -207,8 +242,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return message
         if work.round != message.round:
             return message
+        known = self._news_with_work
+        if known is not None and known.message is message and known.work is work:
+            return known.whole
         whole = pb.WatchResponse(work=work)
         whole.MergeFrom(message)
+        self._news_with_work = _NewsWithWork(message, work, whole)
         return whole
 
     async def GetWeights(
@@ -216,16 +255,37 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.GetWeightsResponse]:
         first = True
         async for ref, data in self._downloads.send(request.key, request.offset):
-            yield pb.GetWeightsResponse(data=data, ref=ref_message(ref) if first else None)
+            await self._chunk_turn()
+            # Not yielded: whoever passes on what is yielded keeps it until there is another one.
+            await context.write(
+                pb.GetWeightsResponse(data=data, ref=ref_message(ref) if first else None)
+            )
             first = False
+        nothing: tuple[pb.GetWeightsResponse, ...] = ()
+        for message in nothing:  # what makes this a generator, which gRPC wants of a stream
+            yield message
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:
         participant_id = participant_of(context)
-        async with self._noting_refusal(participant_id):
-            ref = await self._uploads.receive(participant_id, request_iterator)
+        trained = self._driver.session.trained_by(participant_id)
+
+        async def read_in_turn() -> Any:
+            await self._chunk_turn()
+            return await context.read()
+
+        try:
+            ref = await self._uploads.receive(participant_id, read_in_turn)
+        except errors.UnusableUpdate as refusal:
+            await self._note_refusal(participant_id, trained, refusal)
+            raise
         return pb.PutWeightsResponse(ref=ref_message(ref))
+
+    async def _chunk_turn(self) -> None:
+        """Before a chunk comes or goes: it must not keep a fleet's signs of life waiting."""
+        if len(self._driver.session.members) > FEW_PARTICIPANTS:
+            await self._chunks.next()
 
     async def FindUpload(
         self, request: pb.FindUploadRequest, context: Context
@@ -234,16 +294,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         offset = await self._uploads.find_unfinished(participant_of(context), announced)
         return pb.FindUploadResponse(offset=offset)
 
-    @asynccontextmanager
-    async def _noting_refusal(self, participant_id: str) -> AsyncIterator[None]:
-        """What is refused within it as unusable is counted, and only then told: a refusal that was
-        heard of is not forgotten by a crash."""
-        round_ = self._driver.session.trained_by(participant_id)
-        try:
-            yield
-        except errors.UnusableUpdate as refusal:
-            await self._driver.submit(c.NoteRefusedUpdate(participant_id, round_, str(refusal)))
-            raise
+    async def _note_refusal(
+        self, participant_id: str, round_: int, refusal: errors.UnusableUpdate
+    ) -> None:
+        """Count what is refused as unusable, before its sender is told: a refusal that was heard of
+        is not forgotten by a crash.
+
+        round_: that the participant trained when it began to send.
+        """
+        await self._driver.submit(c.NoteRefusedUpdate(participant_id, round_, str(refusal)))
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:

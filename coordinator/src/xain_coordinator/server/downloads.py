@@ -18,6 +18,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
+from xain_coordinator.server.places import Line, Place, Places
 from xain_coordinator.threads import run_to_end
 
 log = structlog.get_logger(__name__)
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 SMALL_MODEL_BYTES = CHUNK_BYTES
 BLOCK_BYTES = 2 * CHUNK_BYTES  # of a larger model in a read
 MAX_BLOCKS = 8
+NUM_CHUNKS = 4  # being sent at a time; gRPC holds three copies of each until the line has taken it
+SLOW_CHUNK_BYTES = 64 << 10  # in a message over a slow line
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
 # stream that would carry them.
 INLINE_BYTES = 64 << 10
@@ -51,6 +54,7 @@ class Downloads:
     # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
     # who have been told of a round at the same time read its model at about the same pace.
     _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
+    _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS))
 
     async def send(self, key: str, offset: int) -> AsyncIterator[tuple[WeightsRef, bytes]]:
         """A global model from an offset, in chunks, each with the reference of the whole.
@@ -65,21 +69,46 @@ class Downloads:
             data = await self._small(ref)
             yield ref, data[offset:]
             return
-        while offset < ref.size_bytes:
-            yield ref, await self._chunk(ref, offset)
-            offset += CHUNK_BYTES - offset % CHUNK_BYTES
+        task = asyncio.current_task()
+        assert task is not None
+        line = Line(self._places, on_stalled=task.cancel)
+        places: list[Place] = []
 
-    async def _chunk(self, ref: WeightsRef, offset: int) -> bytes:
-        """From an offset to the next border of chunks. A client that reads slowly, or not at all,
-        holds no more than this."""
+        def close(_: object = None) -> None:
+            line.drop()
+            for place in places:
+                place.give_back()
+
+        # Nobody closes a generator whose reader is gone, until there is a collection of garbage.
+        task.add_done_callback(close)
+        try:
+            while offset < ref.size_bytes:
+                # A slow line has small chunks, for which it need not wait.
+                places[:] = [] if line.is_slow else [await line.take()]
+                length = SLOW_CHUNK_BYTES if line.is_slow else CHUNK_BYTES
+                chunk = await self._chunk(ref, offset, length)
+                line.begin(places[0] if places else None)
+                yield ref, chunk
+                offset += len(chunk)
+                line.end(len(chunk))
+                close()
+        finally:
+            close()
+            task.remove_done_callback(close)
+
+    async def _chunk(self, ref: WeightsRef, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from an offset, to the next border of chunks at most."""
         start = offset - offset % BLOCK_BYTES
+        length = min(length, CHUNK_BYTES - offset % CHUNK_BYTES, ref.size_bytes - offset)
+        if length <= SLOW_CHUNK_BYTES and (ref.key, start) not in self._blocks:
+            return await run_to_end(_read, self.store, ref.key, offset, length)
         block = self._block(ref, start)
         is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
         if is_last and start + BLOCK_BYTES < ref.size_bytes:
             self._block(ref, start + BLOCK_BYTES)  # read while the rest of this one is sent
         number, at = divmod(offset - start, CHUNK_BYTES)
         chunk = (await asyncio.shield(block))[number]
-        return chunk[at:] if at else chunk
+        return chunk if at == 0 and length == len(chunk) else chunk[at : at + length]
 
     def _block(self, ref: WeightsRef, start: int) -> asyncio.Future[list[bytes]]:
         """In chunks. Read once for all who are there at about the same time."""

@@ -1,10 +1,12 @@
 """The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
 
+import base64
 from collections import Counter
 from collections.abc import Callable, Sequence
+from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -30,6 +32,8 @@ MAX_LIMIT = 1000
 # Names are up to 128 bytes long, and a round has MAX_NAMES_OF_A_ROUND or none.
 MAX_NAMES = 20_000
 MAX_MODELS_BYTES = 3 << 20
+MAX_PARTICIPANTS_BYTES = 3 << 20  # with the names of its classes one takes up to 300 KB
+MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
 
 class InspectionService(inspection_grpc.InspectionServicer):
@@ -84,36 +88,61 @@ class InspectionService(inspection_grpc.InspectionServicer):
     async def ListParticipants(
         self, request: inspection.ListParticipantsRequest, context: Context
     ) -> inspection.ListParticipantsResponse:
+        if request.page_size < 0:
+            await _refuse(context, f"page_size is {request.page_size}: it must not be negative")
+        try:
+            after = _name_of(request.page_token)
+        except ValueError:
+            await _refuse(context, "page_token is not one that was given here")
+        page_size = min(request.page_size or MAX_PAGE, MAX_PAGE)
+        members = self._driver.session.members
+        names = nsmallest(page_size + 1, (name for name in members if name > after))
+        answer: list[inspection.ParticipantStatus] = []
+        room = MAX_PARTICIPANTS_BYTES
+        leases = self._leases()
+        for name in names[:page_size]:
+            status = self._participant(name, leases[name])
+            room -= status.ByteSize()
+            if room < 0:
+                break
+            answer.append(status)
+        is_last = len(answer) == len(names)
+        return inspection.ListParticipantsResponse(
+            participants=answer,
+            next_page_token="" if is_last else _page_token(answer[-1].participant_id),
+        )
+
+    def _leases(self) -> dict[str, float]:
+        """When each participant's runs out."""
+        session = self._driver.session
+        return dict(
+            expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
+        )
+
+    def _participant(self, participant_id: str, expires_at: float) -> inspection.ParticipantStatus:
         session = self._driver.session
         now = self._driver.clock.now()
         round_ = session.open_round
-        leases = dict(
-            expiries(session.members, session.heard, session.lease_floor, session.rules.lease_s)
-        )
-        selected = frozenset(round_.selected) if round_ else frozenset()
-        return inspection.ListParticipantsResponse(
-            participants=[
-                inspection.ParticipantStatus(
-                    participant_id=participant_id,
-                    selected=participant_id in selected,
-                    update_accepted=round_ is not None and participant_id in round_.updates,
-                    lease_seconds=leases[participant_id] - now,
-                    reported_state=wire_state(session.heard.get(participant_id, Heard(now)).state),
-                    profile=pb.DataProfile(
-                        num_samples=member.profile.num_samples,
-                        num_features=member.profile.num_features,
-                        classes=member.profile.classes,
-                    )
-                    if member.profile
-                    else None,
-                    rounds_contributed=self._driver.history.contributions[participant_id],
-                    round=session.trained_by(participant_id),
-                    tags=member.tags,
-                    num_refused=session.refusals.get(participant_id, Refusals()).num,
-                    left_out_until=session.left_out_until(participant_id),
-                )
-                for participant_id, member in session.members.items()
-            ]
+        member = session.members[participant_id]
+        return inspection.ParticipantStatus(
+            participant_id=participant_id,
+            selected=round_ is not None and participant_id in round_.selected,
+            update_accepted=round_ is not None and participant_id in round_.updates,
+            lease_seconds=expires_at - now,
+            reported_state=wire_state(session.heard.get(participant_id, Heard(now)).state),
+            profile=pb.DataProfile(
+                num_samples=member.profile.num_samples,
+                num_features=member.profile.num_features,
+                classes=member.profile.classes,
+            )
+            if member.profile
+            else None,
+            rounds_contributed=self._driver.history.contributions[participant_id],
+            round=session.trained_by(participant_id),
+            tags=member.tags,
+            num_refused=session.refusals.get(participant_id, Refusals()).num,
+            left_out_until=session.left_out_until(participant_id),
+            not_eligible_because=_not_eligible_because(session, participant_id),
         )
 
     async def ListRounds(
@@ -161,6 +190,31 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 break
             answer.append(status)
         return inspection.ListModelsResponse(models=reversed(answer))
+
+
+async def _refuse(context: Context, why: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+    raise AssertionError("abort always raises")  # which its type does not say
+
+
+def _page_token(last: str) -> str:
+    """Opaque, so that nobody makes one up: the name that the page ended with."""
+    return base64.urlsafe_b64encode(last.encode()).decode()
+
+
+def _name_of(page_token: str) -> str:
+    """The name that the page before ended with; empty for the first page. Raises ValueError."""
+    return base64.b64decode(page_token, altchars=b"-_", validate=True).decode()
+
+
+def _not_eligible_because(session: Session, participant_id: str) -> str:
+    """As for an operator who wonders why it is not selected; empty if it may be."""
+    if not session.members[participant_id].is_eligible:
+        return f"it lacks {_tags(session.rules)}"
+    left_out_until = session.left_out_until(participant_id)
+    if left_out_until is not None:
+        return f"left out until round {left_out_until}: its updates were refused"
+    return ""
 
 
 def _limit(asked: int) -> int:

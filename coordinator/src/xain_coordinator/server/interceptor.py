@@ -25,25 +25,32 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
+        # By method, so that a call costs a look-up. Of methods that there are: what a stranger asks
+        # for in vain is not kept.
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
+        known = self._handlers.get(method)
+        if known is not None:
+            return known
+        handler = await continuation(handler_call_details)
         if handler is None or not method.startswith("/xain_proto."):
             return handler  # health and reflection answer for themselves
         kind = (handler.request_streaming, handler.response_streaming)
         attribute, make = _KINDS[kind]
         behaviour = getattr(handler, attribute)
         streaming = handler.response_streaming
-        return make(
+        self._handlers[method] = make(
             self._stream(method, behaviour) if streaming else self._unary(method, behaviour),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+        return self._handlers[method]
 
     def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def answer(request: Any, context: Context) -> Any:

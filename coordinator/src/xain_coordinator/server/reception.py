@@ -1,8 +1,7 @@
 """One upload on its way to the store, and what is kept of it when it breaks off.
 
-Bytes wait here, no more once they are FULL_BYTES or FULL_MESSAGES, while those before are measured,
-decoded and written in a thread, which takes all that waits at once. So an upload holds two to four
-chunks in memory beside what gRPC holds.
+What comes is measured, decoded and written by a thread, batch by batch. Between two batches nothing
+of the weights stays in memory but a tile or an element that a message has cut in two.
 """
 
 from collections.abc import Iterator
@@ -14,10 +13,6 @@ from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import Unfinished, Upload, WeightsStore
 from xain_proto.np import TILE_ELEMENTS, DeltaCodec, NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
-
-FULL_BYTES = CHUNK_BYTES
-# However small they are: an object costs some hundred bytes beside what is in it.
-FULL_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +31,9 @@ class Decoder:
     Who goes on with an upload leaves out what is there already.
     """
 
-    def __init__(self, codec: DeltaCodec, base: BaseModel) -> None:
-        self._codec = codec
+    def __init__(self, bits: int, base: BaseModel) -> None:
+        """bits: of an element; see DeltaCodec."""
+        self._bits = bits
         self._base = base
         self._has_header = False
         self._num_elements = 0
@@ -55,6 +51,7 @@ class Decoder:
 
     def feed(self, data: bytes) -> Iterator[bytes | memoryview]:
         """The pieces are good until the next one is asked for. Raises InvalidUpdate."""
+        codec = DeltaCodec(self._bits)  # its buffers are larger than what there is between batches
         view = memoryview(data)
         if not self._has_header:
             self._rest += view
@@ -70,17 +67,17 @@ class Decoder:
             count = min(TILE_ELEMENTS, self._base.size - self._num_elements)
             if not count:
                 raise InvalidUpdate("the upload goes on after its last tile")
-            tile_bytes = self._codec.encoded_bytes(count)
+            tile_bytes = codec.encoded_bytes(count)
             if self._rest or len(view) < tile_bytes:
                 missing = tile_bytes - len(self._rest)
                 self._rest += view[:missing]
                 view = view[missing:]
                 if len(self._rest) < tile_bytes:
                     return
-                yield self._decode(bytes(self._rest), count)
+                yield self._decode(codec, bytes(self._rest), count)
                 self._rest.clear()
             else:
-                yield self._decode(view[:tile_bytes], count)
+                yield self._decode(codec, view[:tile_bytes], count)
                 view = view[tile_bytes:]
 
     def _header(self) -> NpyHeader | None:
@@ -96,20 +93,24 @@ class Decoder:
             )
         return header
 
-    def _decode(self, tile: bytes | memoryview, count: int) -> memoryview:
+    def _decode(self, codec: DeltaCodec, tile: bytes | memoryview, count: int) -> memoryview:
         try:
-            decoded = self._codec.decode(tile, self._base.elements(self._num_elements, count))
+            decoded = codec.decode(tile, self._base.elements(self._num_elements, count))
         except ValueError as error:
             raise InvalidUpdate(f"the upload cannot be decoded: {error}") from None
         self._num_elements += count
         return decoded.view("u1").data
+
+    def rest(self) -> None:
+        """Let go of the model's buffer until more comes."""
+        self._base.rest()
 
     def close(self) -> None:
         self._base.close()
 
 
 class Reception:
-    """Of what is stored under `key`. Touched by one thread at a time, but for add().
+    """Of what is stored under `key`. Touched by one thread at a time.
 
     label: see WeightsStore.upload.
     """
@@ -128,14 +129,12 @@ class Reception:
         self._store = store
         self._label = label
         self._inspector = inspector
-        self._waiting: list[bytes] = []
-        self._waiting_bytes = 0
         self._upload: Upload | None = None
         self._is_picked_up = False
 
     @property
     def offset(self) -> int:
-        """Bytes of the object that are written. What waits is not among them."""
+        """Bytes of the object that are written."""
         return self._inspector.size
 
     @property
@@ -148,34 +147,13 @@ class Reception:
         """All bytes that were announced are written."""
         return self.offset == self.announced.size_bytes
 
-    def add(self, data: bytes) -> None:
-        """What came. The only thing that may be done while flush() runs."""
-        if data:
-            self._waiting.append(data)
-            self._waiting_bytes += len(data)
-
-    @property
-    def has_a_chunk(self) -> bool:
-        """Worth a trip to a thread."""
-        return self._waiting_bytes >= CHUNK_BYTES or len(self._waiting) >= FULL_MESSAGES
-
-    @property
-    def is_full(self) -> bool:
-        """No more is to be added before some of it is written."""
-        return self._waiting_bytes >= FULL_BYTES or len(self._waiting) >= FULL_MESSAGES
-
-    def take_waiting(self) -> list[bytes]:
-        """What flush() is to write next."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        return waiting
-
-    def flush(self, waiting: list[bytes]) -> None:
+    def flush(self, batch: list[bytes]) -> None:
         """Measure and write. Raises InvalidUpdate, and the store's errors."""
         if self._upload is None:
             self._upload = self._store.upload(self.key, self._label)
-        if len(waiting) > 1 and sum(map(len, waiting)) <= CHUNK_BYTES:
-            waiting = [b"".join(waiting)]  # a piece costs as much to measure as some KiB
-        for data in waiting:
+        if len(batch) > 1 and sum(map(len, batch)) <= CHUNK_BYTES:
+            batch = [b"".join(batch)]  # a piece costs as much to measure as some KiB
+        for data in batch:
             for piece in (data,) if self.decoder is None else self.decoder.feed(data):
                 if self.offset + len(piece) > self.announced.size_bytes:
                     raise InvalidUpdate(
@@ -183,6 +161,10 @@ class Reception:
                     )
                 self._inspector.feed(piece)
                 self._upload.write(piece)
+        # The next batch may be a while in coming, and there may be many who wait for theirs.
+        self._inspector.rest()
+        if self.decoder is not None:
+            self.decoder.rest()
 
     def pick_up(self) -> bool:
         """Go on with what a process before us has written. Whether there is something to go on
@@ -231,8 +213,8 @@ class Reception:
         store's errors.
         """
         try:
-            # An upload of nothing has not been begun.
-            self.flush(self.take_waiting())
+            if self._upload is None:
+                self.flush([])  # an upload of nothing
             assert self._upload is not None
             if self._inspector.digest != self.announced.digest:
                 if self._is_picked_up:
@@ -250,9 +232,8 @@ class Reception:
         finally:
             self.abort()
 
-    def drop_waiting(self) -> None:
-        """Of a broken upload only what is written counts: the rest may have been cut."""
-        self.take_waiting()
+    def pause(self) -> None:
+        """It has broken off, and holds nothing open but what is written, until it goes on."""
         self._close()
 
     def abort(self) -> None:

@@ -10,8 +10,8 @@ from grpc_reflection.v1alpha import reflection
 from xain_coordinator.core.values import Point
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
-from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Bucket, Uploads
@@ -77,11 +77,10 @@ class GrpcServer:
             # Ours: a peer that vanished without a word is noticed although it streams nothing.
             "grpc.keepalive_time_ms": 30_000,
             "grpc.keepalive_timeout_ms": 20_000,
-            # What a stream may send ahead of us. By itself gRPC lets it grow with the line's speed,
-            # to more than 8 MiB for each upload; this bounds one to 20 MB a second at 50 ms there
-            # and back.
+            # What a stream may send ahead of us, beside the message that is being read. By itself
+            # gRPC lets it grow with the line's speed, to more than 8 MiB for each upload.
             "grpc.http2.bdp_probe": 0,
-            "grpc.http2.lookahead_bytes": 1 << 20,
+            "grpc.http2.lookahead_bytes": 256 << 10,
             # Calls that have come, and that Python has not taken up yet. Beyond it gRPC cancels
             # them, some from 1,000 on unless told otherwise: of a fleet that comes back at once
             # many would have to come again.
@@ -104,8 +103,8 @@ class GrpcServer:
             coordinator_pb2.Encoding.Value(update_encoding.upper()),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
-            CoordinatorService(
-                driver, self.uploads, Downloads(driver, store, access), parse_points
+            Entrance(
+                driver, self.uploads, Downloads(driver, store, access), parse_points, counters
             ),
             self._server,
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from xain_coordinator.core import errors
@@ -37,11 +37,17 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
 }
 
 
-def status_details(refusal: errors.Refusal) -> bytes:
+def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) -> bytes:
     """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
-    whose reason is the refusal's code."""
+    whose reason is the refusal's code, and a RetryInfo if the caller is told when to come again."""
     info = AnyMessage()
     info.Pack(ErrorInfo(reason=refusal.code, domain=DOMAIN))
+    details = [info]
+    if retry_after_s is not None:
+        retry = RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(1e9 * retry_after_s))
+        details.append(AnyMessage())
+        details[-1].Pack(retry)
     code: int = STATUSES[type(refusal)].value[0]
-    status: bytes = Status(code=code, message=str(refusal), details=[info]).SerializeToString()
+    status: bytes = Status(code=code, message=str(refusal), details=details).SerializeToString()
     return status

@@ -44,10 +44,12 @@ from xain_coordinator.ports import (
     WrongSize,
 )
 from xain_coordinator.server.group_writer import GroupWriter
+from xain_coordinator.server.places import Places
 from xain_coordinator.server.reception import Announced, Decoder, Reception
+from xain_coordinator.server.streams import NUM_BATCHES, Intake, Read
 from xain_coordinator.threads import run_to_end, wait_to_end
-from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
-from xain_proto.np import ENCODING_BITS, DeltaCodec
+from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_proto.np import ENCODING_BITS
 
 P = ParamSpec("P")
 
@@ -106,6 +108,7 @@ class Uploads:
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
+    _places: Places = field(default_factory=lambda: Places(NUM_BATCHES))
     # What came of the uploads that broke off, by participant, the latest at the end.
     _broken: dict[str, Reception] = field(default_factory=dict)
     # What is being read again of what a predecessor has received, by participant. It belongs to
@@ -142,16 +145,14 @@ class Uploads:
             else:
                 self._locks[name] = (lock, users - 1)
 
-    async def receive(
-        self, participant_id: str, requests: AsyncIterator[PutWeightsRequest]
-    ) -> WeightsRef:
+    async def receive(self, participant_id: str, read: Read) -> WeightsRef:
         """Take one upload. Returns when it is durable.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
         lost its connection or its patience.
         Raises TooLarge, InvalidUpdate, Unavailable, and whatever BeginUpload refuses.
         """
-        task = asyncio.ensure_future(self._receive(participant_id, requests))
+        task = asyncio.ensure_future(self._receive(participant_id, read))
         earlier = self.receiving.get(participant_id)
         self.receiving[participant_id] = task
         if earlier is not None:
@@ -167,13 +168,15 @@ class Uploads:
             if self.receiving.get(participant_id) is task:
                 del self.receiving[participant_id]
 
-    async def _receive(
-        self, participant_id: str, requests: AsyncIterator[PutWeightsRequest]
-    ) -> WeightsRef:
-        first = await anext(requests, None)
-        if first is None or not first.HasField("header"):
-            raise InvalidUpdate("the first message of an upload must carry its header")
-        header = first.header
+    async def _receive(self, participant_id: str, read: Read) -> WeightsRef:
+        intake = Intake(self._places, read)
+        try:
+            return await self._take_in(participant_id, intake)
+        finally:
+            intake.close()
+
+    async def _take_in(self, participant_id: str, intake: Intake) -> WeightsRef:
+        header = await intake.header()
         announced = Announced(header.round, header.size_bytes, header.digest.hex())
         place = await self._begin(participant_id, announced)
         if isinstance(place, WeightsRef):
@@ -184,8 +187,7 @@ class Uploads:
         is_broken = False  # what is wrong with the update is wrong the next time; a line is not
         try:
             self._decode(reception, header.encoding)
-            reception.add(first.data)
-            await self._pump(reception, requests)
+            await intake.into(reception)
             if not reception.is_whole:
                 is_broken = True
                 raise Unavailable(
@@ -219,28 +221,6 @@ class Uploads:
             self._keep(place, measured)
         await self._drop_broken(participant_id)  # an earlier attempt, ended by this one
         return measured.ref
-
-    async def _pump(self, reception: Reception, requests: AsyncIterator[PutWeightsRequest]) -> None:
-        """All that comes, into the store: while a thread writes, the next chunks arrive."""
-        task = asyncio.current_task()
-        assert task is not None
-        writer = _Writer(reception, on_failure=task.cancel)
-        try:
-            writer.begin()
-            async for request in requests:
-                reception.add(request.data)
-                writer.begin()
-                await writer.until_there_is_room()
-            if writer.has_failed:
-                await asyncio.sleep(0)  # let its cancellation come here, and not at a later step
-        except asyncio.CancelledError:
-            # By the writer, so that a sender that pauses hears at once what is wrong; unless it was
-            # somebody else as well.
-            if not writer.has_failed or task.uncancel():
-                raise
-        finally:
-            await writer.end()
-        await run_to_end(reception.flush, reception.take_waiting())
 
     def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
         """How updates of this model are wanted."""
@@ -329,7 +309,7 @@ class Uploads:
             raise InvalidUpdate(
                 "only updates of a float32 model that there is can be encoded; send it as it is"
             )
-        decoder = Decoder(DeltaCodec(bits), BaseModel(self.store, model))
+        decoder = Decoder(bits, BaseModel(self.store, model))
         if reception.header is not None:
             decoder.go_on(reception.header, reception.offset)
         elif reception.offset:
@@ -338,7 +318,7 @@ class Uploads:
 
     async def _keep_broken(self, participant_id: str, reception: Reception) -> None:
         """The latest of each participant, and of all no more than MAX_BROKEN."""
-        reception.drop_waiting()
+        reception.pause()
         # Before anything is waited for: whoever is cancelled here has kept it all the same.
         replaced = self._broken.pop(participant_id, None)
         self._broken[participant_id] = reception
@@ -592,52 +572,6 @@ class Uploads:
 
         with contextlib.suppress(RuntimeError):  # the process is ending
             asyncio.get_running_loop().run_in_executor(None, attempt)
-
-
-class _Writer:
-    """Lets a thread write whenever there is a chunk to be written, one thread at a time.
-
-    on_failure: called once, when writing has failed before anybody waited for it.
-    """
-
-    def __init__(self, reception: Reception, on_failure: Callable[[], object]) -> None:
-        self.has_failed = False
-        self._reception = reception
-        self._on_failure = on_failure
-        self._writing: asyncio.Future[None] | None = None
-        self._ends = False
-
-    def begin(self) -> None:
-        """Unless it is being done. Not waited for, so its errors are heard later."""
-        if self._writing is None and self._reception.has_a_chunk and not self._ends:
-            loop = asyncio.get_running_loop()
-            waiting = self._reception.take_waiting()
-            self._writing = loop.run_in_executor(None, self._reception.flush, waiting)
-            # What came meanwhile must not wait for what comes next: that may take long.
-            self._writing.add_done_callback(self._go_on)
-
-    def _go_on(self, written: asyncio.Future[None]) -> None:
-        if written is not self._writing or self._ends:
-            return
-        if not written.cancelled() and written.exception() is None:
-            self._writing = None
-            self.begin()
-        elif not self.has_failed:
-            self.has_failed = True
-            self._on_failure()
-
-    async def until_there_is_room(self) -> None:
-        """Raises what writing has raised."""
-        while self._writing is not None and (self._writing.done() or self._reception.is_full):
-            writing = self._writing
-            await asyncio.wait([writing])
-            self._go_on(writing)
-
-    async def end(self) -> None:
-        """No thread is writing any more. Raises what writing has raised."""
-        self._ends = True
-        if self._writing is not None:
-            await wait_to_end(self._writing)
 
 
 def _has_differences(model: GlobalModel) -> bool:

@@ -48,7 +48,9 @@ class CoordinatorStub:
     EndTrainingRound: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EndTrainingRoundRequest, _coordinator_pb2.EndTrainingRoundResponse]
     """Hand in the local update. Answered when it is durable; repeating it is harmless."""
     Watch: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]
-    """Every change of state the moment it happens, beginning with the present one."""
+    """Every change of state the moment it happens, beginning with the present one. When many come at
+    once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+    """
     GetWeights: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.GetWeightsRequest, _coordinator_pb2.GetWeightsResponse]
     """Read a global model in chunks, from any offset."""
     PutWeights: _grpc.StreamUnaryMultiCallable[_coordinator_pb2.PutWeightsRequest, _coordinator_pb2.PutWeightsResponse]
@@ -68,7 +70,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     EndTrainingRound: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EndTrainingRoundRequest, _coordinator_pb2.EndTrainingRoundResponse]  # type: ignore[assignment]
     """Hand in the local update. Answered when it is durable; repeating it is harmless."""
     Watch: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]  # type: ignore[assignment]
-    """Every change of state the moment it happens, beginning with the present one."""
+    """Every change of state the moment it happens, beginning with the present one. When many come at
+    once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+    """
     GetWeights: _aio.UnaryStreamMultiCallable[_coordinator_pb2.GetWeightsRequest, _coordinator_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """Read a global model in chunks, from any offset."""
     PutWeights: _aio.StreamUnaryMultiCallable[_coordinator_pb2.PutWeightsRequest, _coordinator_pb2.PutWeightsResponse]  # type: ignore[assignment]
@@ -115,7 +119,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WatchResponse], _abc.AsyncIterator[_coordinator_pb2.WatchResponse]]:
-        """Every change of state the moment it happens, beginning with the present one."""
+        """Every change of state the moment it happens, beginning with the present one. When many come at
+        once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+        """
 
     @_abc_1.abstractmethod
     def GetWeights(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from xain_proto.fl import coordinator_pb2 as xain__proto_dot_fl_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1exain_proto/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1fxain_proto/fl/coordinator.proto\"\x12\n\x10GetStatusRequest\"\xf7\x03\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_seconds\"\x19\n\x17ListParticipantsRequest\"R\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\"\x9f\x03\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until\"\"\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"@\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus\"\xa9\x01\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\"\"\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xef\x02\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse\"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse\"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse\"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1exain_proto/fl/inspection.proto\x12\rxain_proto.fl\x1a\x1fxain_proto/fl/coordinator.proto\"\x12\n\x10GetStatusRequest\"\xf7\x03\n\x11GetStatusResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.xain_proto.fl.State\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x05\x12\x12\n\nnum_rounds\x18\x05 \x01(\x05\x12\x15\n\rnum_connected\x18\x06 \x01(\x05\x12\x14\n\x0cnum_required\x18\x07 \x01(\x05\x12\x14\n\x0cnum_selected\x18\x08 \x01(\x05\x12\x13\n\x0bnum_updates\x18\t \x01(\x05\x12\r\n\x05\x63\x61use\x18\n \x01(\t\x12\x13\n\x0bwaiting_for\x18\x0b \x01(\t\x12\x17\n\x0fsession_seconds\x18\x0c \x01(\x01\x12\x0f\n\x07version\x18\r \x01(\t\x12@\n\x08\x63ounters\x18\x0e \x03(\x0b\x32..xain_proto.fl.GetStatusResponse.CountersEntry\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x0f \x01(\x01H\x00\x88\x01\x01\x12\x19\n\x0c\x65nds_seconds\x18\x10 \x01(\x01H\x01\x88\x01\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x13\n\x11_deadline_secondsB\x0f\n\r_ends_seconds\"@\n\x17ListParticipantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x18ListParticipantsResponse\x12\x36\n\x0cparticipants\x18\x01 \x03(\x0b\x32 .xain_proto.fl.ParticipantStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xbd\x03\n\x11ParticipantStatus\x12\x16\n\x0eparticipant_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x17\n\x0fupdate_accepted\x18\x03 \x01(\x08\x12\x15\n\rlease_seconds\x18\x04 \x01(\x01\x12,\n\x0ereported_state\x18\x05 \x01(\x0e\x32\x14.xain_proto.fl.State\x12+\n\x07profile\x18\x06 \x01(\x0b\x32\x1a.xain_proto.fl.DataProfile\x12\x1a\n\x12rounds_contributed\x18\x07 \x01(\x03\x12\r\n\x05round\x18\x08 \x01(\x05\x12\x38\n\x04tags\x18\t \x03(\x0b\x32*.xain_proto.fl.ParticipantStatus.TagsEntry\x12\x13\n\x0bnum_refused\x18\n \x01(\x04\x12\x1b\n\x0eleft_out_until\x18\x0b \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x14not_eligible_because\x18\x0c \x01(\t\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x11\n\x0f_left_out_until\"\"\n\x11ListRoundsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"@\n\x12ListRoundsResponse\x12*\n\x06rounds\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.RoundStatus\"\xa9\x01\n\x0bRoundStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x03 \x03(\t\x12\x14\n\x0c\x63ontributors\x18\x04 \x03(\t\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x14\n\x0cnum_selected\x18\x07 \x01(\x05\x12\x18\n\x10num_contributors\x18\x08 \x01(\x05\"\"\n\x11ListModelsRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.xain_proto.fl.ModelStatus\"\xf6\x01\n\x0bModelStatus\x12\r\n\x05round\x18\x01 \x01(\x05\x12&\n\x03ref\x18\x02 \x01(\x0b\x32\x19.xain_proto.fl.WeightsRef\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12%\n\x06layout\x18\x05 \x03(\x0b\x32\x15.xain_proto.fl.Tensor\x12:\n\x08metadata\x18\x06 \x03(\x0b\x32(.xain_proto.fl.ModelStatus.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xef\x02\n\nInspection\x12P\n\tGetStatus\x12\x1f.xain_proto.fl.GetStatusRequest\x1a .xain_proto.fl.GetStatusResponse\"\x00\x12\x65\n\x10ListParticipants\x12&.xain_proto.fl.ListParticipantsRequest\x1a\'.xain_proto.fl.ListParticipantsResponse\"\x00\x12S\n\nListRounds\x12 .xain_proto.fl.ListRoundsRequest\x1a!.xain_proto.fl.ListRoundsResponse\"\x00\x12S\n\nListModels\x12 .xain_proto.fl.ListModelsRequest\x1a!.xain_proto.fl.ListModelsResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,27 +45,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=521
   _globals['_GETSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=568
   _globals['_LISTPARTICIPANTSREQUEST']._serialized_start=608
-  _globals['_LISTPARTICIPANTSREQUEST']._serialized_end=633
-  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_start=635
-  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_end=717
-  _globals['_PARTICIPANTSTATUS']._serialized_start=720
-  _globals['_PARTICIPANTSTATUS']._serialized_end=1135
-  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_start=1073
-  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_end=1116
-  _globals['_LISTROUNDSREQUEST']._serialized_start=1137
-  _globals['_LISTROUNDSREQUEST']._serialized_end=1171
-  _globals['_LISTROUNDSRESPONSE']._serialized_start=1173
-  _globals['_LISTROUNDSRESPONSE']._serialized_end=1237
-  _globals['_ROUNDSTATUS']._serialized_start=1240
-  _globals['_ROUNDSTATUS']._serialized_end=1409
-  _globals['_LISTMODELSREQUEST']._serialized_start=1411
-  _globals['_LISTMODELSREQUEST']._serialized_end=1445
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1447
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1511
-  _globals['_MODELSTATUS']._serialized_start=1514
-  _globals['_MODELSTATUS']._serialized_end=1760
-  _globals['_MODELSTATUS_METADATAENTRY']._serialized_start=1713
-  _globals['_MODELSTATUS_METADATAENTRY']._serialized_end=1760
-  _globals['_INSPECTION']._serialized_start=1763
-  _globals['_INSPECTION']._serialized_end=2130
+  _globals['_LISTPARTICIPANTSREQUEST']._serialized_end=672
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_start=674
+  _globals['_LISTPARTICIPANTSRESPONSE']._serialized_end=781
+  _globals['_PARTICIPANTSTATUS']._serialized_start=784
+  _globals['_PARTICIPANTSTATUS']._serialized_end=1229
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_start=1167
+  _globals['_PARTICIPANTSTATUS_TAGSENTRY']._serialized_end=1210
+  _globals['_LISTROUNDSREQUEST']._serialized_start=1231
+  _globals['_LISTROUNDSREQUEST']._serialized_end=1265
+  _globals['_LISTROUNDSRESPONSE']._serialized_start=1267
+  _globals['_LISTROUNDSRESPONSE']._serialized_end=1331
+  _globals['_ROUNDSTATUS']._serialized_start=1334
+  _globals['_ROUNDSTATUS']._serialized_end=1503
+  _globals['_LISTMODELSREQUEST']._serialized_start=1505
+  _globals['_LISTMODELSREQUEST']._serialized_end=1539
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1541
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1605
+  _globals['_MODELSTATUS']._serialized_start=1608
+  _globals['_MODELSTATUS']._serialized_end=1854
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_start=1807
+  _globals['_MODELSTATUS_METADATAENTRY']._serialized_end=1854
+  _globals['_INSPECTION']._serialized_start=1857
+  _globals['_INSPECTION']._serialized_end=2224
 # @@protoc_insertion_point(module_scope)

@@ -138,14 +138,27 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class ListParticipantsRequest(_message.Message):
+    """Pages as in https://google.aip.dev/158, in the order of the names. Who joins or leaves between two
+    pages moves nobody else from one to the other.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """at most so many, and 1000, and 3 MiB of them; 0 for 1000"""
+    page_token: _builtins.str
+    """next_page_token of the page before; empty for the first"""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,16 +169,22 @@ class ListParticipantsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """empty on the last page"""
     @_builtins.property
-    def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantStatus]: ...
+    def participants(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParticipantStatus]:
+        """by name"""
+
     def __init__(
         self,
         *,
         participants: _abc.Iterable[Global___ParticipantStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["participants", b"participants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "participants", b"participants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,6 +225,7 @@ class ParticipantStatus(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     NUM_REFUSED_FIELD_NUMBER: _builtins.int
     LEFT_OUT_UNTIL_FIELD_NUMBER: _builtins.int
+    NOT_ELIGIBLE_BECAUSE_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     selected: _builtins.bool
     update_accepted: _builtins.bool
@@ -220,6 +240,8 @@ class ParticipantStatus(_message.Message):
     """updates of it that were not taken"""
     left_out_until: _builtins.int
     """Left out of selection before this round, after refusals in a row."""
+    not_eligible_because: _builtins.str
+    """why it is not selected at present; empty: it may be"""
     @_builtins.property
     def profile(self) -> _coordinator_pb2.DataProfile: ...
     @_builtins.property
@@ -240,10 +262,11 @@ class ParticipantStatus(_message.Message):
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         num_refused: _builtins.int = ...,
         left_out_until: _builtins.int | None = ...,
+        not_eligible_because: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "left_out_until", b"left_out_until", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "not_eligible_because", b"not_eligible_because", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__left_out_until: _TypeAlias = _typing.Literal["left_out_until"]  # noqa: Y015
     _WhichOneofArgType__left_out_until: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until"]  # noqa: Y015

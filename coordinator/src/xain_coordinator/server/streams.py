@@ -1,0 +1,175 @@
+"""The stream of an upload: while a thread writes one batch, the next one comes.
+
+A batch has a place in memory from before its first byte comes until it is written; see places. So
+one upload holds two batches at most, and all of them together no more than there are places.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+
+from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.core.errors import InvalidUpdate, Unavailable
+from xain_coordinator.server.places import STALLED_S, Line, Place, Places
+from xain_coordinator.server.reception import Reception
+from xain_coordinator.threads import wait_to_end
+from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
+
+# In memory at a time. A line brings one message in each there and back, so this bounds what comes
+# over all of them: to 120 MB a second at 50 ms.
+NUM_BATCHES = 6
+# In a batch, however small they are: an object costs some hundred bytes beside what is in it.
+BATCH_MESSAGES = 64
+
+Read = Callable[[], Awaitable[Any]]  # what a servicer's context has as read()
+
+
+class Intake:
+    """Of one stream, in one task: header(), then into(), and in the end close().
+
+    read: the next message, or grpc.aio.EOF. Not the iterator of requests that gRPC offers, which
+    keeps each message until it has the next one.
+    """
+
+    def __init__(self, places: Places, read: Read) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._read = read
+        self._line = Line(places, self._end_stalled)
+        self._has_stalled = False
+        self._has_ended = False
+        self._place: Place | None = None  # of the batch
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+
+    async def header(self) -> PutWeightsRequest.Header:
+        """What the first message says of the rest. Raises InvalidUpdate and Unavailable."""
+        self._place = await self._line.take()
+        with self._on_the_line():
+            first = await self._read()
+            if first is grpc.aio.EOF or not first.HasField("header"):
+                raise InvalidUpdate("the first message of an upload must carry its header")
+            self._add(first.data)
+        header: PutWeightsRequest.Header = first.header
+        return header
+
+    async def into(self, reception: Reception) -> None:
+        """All that comes. Returns when it is written.
+
+        Raises Unavailable, and what flush() raises: at once, even if the sender pauses.
+        """
+        writer = _Writer(reception, on_failure=self._task.cancel)
+        try:
+            while True:
+                with self._on_the_line():
+                    await self._gather()
+                await writer.write(*self._take_batch())
+                if self._has_ended:
+                    break
+                self._place = await self._line.take()
+        except asyncio.CancelledError:
+            # By the writer, unless it was somebody else as well.
+            if not writer.has_failed or self._task.uncancel():
+                raise
+        finally:
+            await writer.end()
+
+    def close(self) -> None:
+        """Give back what is held."""
+        self._line.drop()
+        if self._place is not None:
+            self._place.give_back()
+
+    def _take_batch(self) -> tuple[list[bytes], Place]:
+        batch, place = self._batch, self._place
+        assert place is not None
+        self._batch, self._batch_bytes, self._place = [], 0, None
+        return batch, place
+
+    async def _gather(self) -> None:
+        """A batch. Of a slow line each message is one: a part of it would be held for long."""
+        while not self._is_full:
+            request = await self._read()
+            if request is grpc.aio.EOF:
+                self._has_ended = True
+                return
+            self._add(request.data)
+
+    @property
+    def _is_full(self) -> bool:
+        if self._batch_bytes >= CHUNK_BYTES or len(self._batch) >= BATCH_MESSAGES:
+            return True
+        return self._line.is_slow and bool(self._batch)
+
+    def _add(self, data: bytes) -> None:
+        if data:
+            self._batch.append(data)
+            self._batch_bytes += len(data)
+
+    @contextmanager
+    def _on_the_line(self) -> Iterator[None]:
+        before = self._batch_bytes
+        self._line.begin(self._place)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._has_stalled or self._task.uncancel():
+                raise
+            raise Unavailable(
+                f"no chunk of the upload has come through within {STALLED_S:g} s; FindUpload says "
+                "where it can go on"
+            ) from None
+        finally:
+            self._line.end(self._batch_bytes - before)
+
+    def _end_stalled(self) -> None:
+        self._has_stalled = True
+        self._task.cancel()
+
+
+class _Writer:
+    """Lets a thread write one batch at a time.
+
+    on_failure: called once, when writing has failed before anybody waited for it.
+    """
+
+    def __init__(self, reception: Reception, on_failure: Callable[[], object]) -> None:
+        self.has_failed = False
+        self._reception = reception
+        self._on_failure = on_failure
+        self._writing: asyncio.Future[None] | None = None
+        self._is_waited_for = False
+
+    async def write(self, batch: list[bytes], place: Place) -> None:
+        """Begin to, when what came before is written. Raises what writing that has raised."""
+        try:
+            await self.end()
+        except BaseException:  # also a cancellation: nobody else knows the place
+            place.give_back()
+            raise
+        if not batch:
+            place.give_back()
+            return
+        loop = asyncio.get_running_loop()
+        self._is_waited_for = False
+        self._writing = loop.run_in_executor(None, self._reception.flush, batch)
+        self._writing.add_done_callback(partial(self._written, place))
+
+    def _written(self, place: Place, writing: asyncio.Future[None]) -> None:
+        place.give_back()
+        has_failed = writing.cancelled() or writing.exception() is not None
+        if has_failed and not self._is_waited_for:
+            self.has_failed = True
+            self._on_failure()
+
+    async def end(self) -> None:
+        """No thread is writing any more. Raises what writing has raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._is_waited_for = True
+            await wait_to_end(writing)

@@ -1,0 +1,88 @@
+"""Inspection tells of many participants page by page, each of which a client with gRPC's usual
+4 MiB takes."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from support.wire import Member
+from xain_coordinator.core.commands import Rendezvous
+from xain_coordinator.core.values import DataProfile
+from xain_messaging.tags import MAX_KEY_BYTES, MAX_TAGS, MAX_VALUE_BYTES
+from xain_proto.fl import inspection_pb2 as inspection
+
+
+async def page(member: Member, size: int = 0, token: str = "") -> Any:
+    return await member.inspection.ListParticipants(
+        inspection.ListParticipantsRequest(page_size=size, page_token=token)
+    )
+
+
+async def names(member: Member, size: int) -> list[list[str]]:
+    """Those of each page."""
+    pages, token = [], ""
+    while not pages or token:
+        answer = await page(member, size, token)
+        token = answer.next_page_token
+        pages.append([one.participant_id for one in answer.participants])
+    return pages
+
+
+@pytest.fixture
+async def asker(start: Any, join: Any) -> Member:
+    """Of a coordinator that takes in whomever the test submits."""
+    coordinator = await start(rounds={"min_participants": 3000, "tags": {"site": ["north"]}})
+    member = join(coordinator, "operator")
+    member.driver = coordinator.driver
+    return member
+
+
+async def test_pages_are_in_the_order_of_the_names(asker: Any) -> None:
+    for name in ("c", "a", "e", "d", "b"):
+        await asker.driver.submit(Rendezvous(name, None))
+    assert await names(asker, 2) == [["a", "b"], ["c", "d"], ["e"]]
+    assert await names(asker, 5) == [["a", "b", "c", "d", "e"]]
+    assert await names(asker, 0) == [["a", "b", "c", "d", "e"]]
+
+
+async def test_nobody_is_one_empty_page(asker: Any) -> None:
+    assert await names(asker, 0) == [[]]
+
+
+async def test_who_comes_between_two_pages_moves_nobody(asker: Any) -> None:
+    for name in ("b", "d", "f", "h"):
+        await asker.driver.submit(Rendezvous(name, None))
+    first = await page(asker, 2)
+    for name in ("a", "e"):
+        await asker.driver.submit(Rendezvous(name, None))
+    second = await page(asker, 10, first.next_page_token)
+    assert [one.participant_id for one in second.participants] == ["e", "f", "h"]
+
+
+async def test_every_page_fits_a_message(asker: Any) -> None:
+    """However many tags and classes they have."""
+    tags = {f"{'k' * (MAX_KEY_BYTES - 2)}{i:02}": "v" * MAX_VALUE_BYTES for i in range(MAX_TAGS)}
+    profile = DataProfile(7, 4, tuple(f"{'c' * 250}{i}" for i in range(1000)))
+    together = [Rendezvous(f"site-{i:03}", profile if i < 10 else None, tags) for i in range(700)]
+    await asyncio.gather(*(asker.driver.submit(one) for one in together))
+    pages = await names(asker, 0)
+    assert len(pages) > 2
+    assert [name for one in pages for name in one] == [f"site-{i:03}" for i in range(700)]
+
+
+async def test_why_one_is_not_selected(asker: Any) -> None:
+    for name, tags in (("a", {"site": "north"}), ("c", {"site": "south"}), ("d", {})):
+        await asker.driver.submit(Rendezvous(name, None, tags))
+    listed = (await page(asker)).participants
+    told = {one.participant_id: one.not_eligible_because for one in listed}
+    assert told == {"a": "", "c": "it lacks site = north", "d": "it lacks site = north"}
+
+
+@pytest.mark.parametrize(("size", "token"), [(-1, ""), (0, "x"), (0, "@@@@"), (0, "_w==")])
+async def test_what_is_no_page_is_refused(asker: Any, size: int, token: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await page(asker, size, token)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "page_" in caught.value.details()

@@ -1,0 +1,89 @@
+"""Peak memory of a whole coordinator, with few and with many large transfers at a time."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess
+from support.wire import Member, npy
+from xain_proto.fl import coordinator_pb2 as pb
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform != "linux", reason="a peak is read from /proc"),
+]
+
+MIB = 1 << 20
+DATA = npy(np.ones(32 * MIB // 4, dtype=np.float32))
+FEW, MANY = 2, 12
+# What 10 more uploads, or downloads, may add. Without places each adds 4 MiB or more; with them,
+# what gRPC lets come ahead, 256 KiB each, and the places that a few do not use.
+MARGIN_MIB = 24
+
+
+def peak_mib(coordinator: CoordinatorProcess) -> int:
+    assert coordinator._process is not None
+    text = Path(f"/proc/{coordinator._process.pid}/status").read_text()
+    return (
+        int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1]) >> 10
+    )
+
+
+async def download(member: Member) -> None:
+    """Without keeping it."""
+    request = pb.GetWeightsRequest(key="1/global")
+    size = 0
+    async for message in member.stub.GetWeights(request, metadata=member.metadata):
+        size += len(message.data)
+    assert size == len(DATA)
+
+
+async def peaks(folder: Path, number: int) -> tuple[int, int]:
+    """In MiB, after so many uploads at a time, and after as many downloads."""
+    settings = {
+        "rounds.rounds": 2,
+        "rounds.min_participants": MANY,
+        "server.heartbeat_timeout_s": 2 * PATIENCE_S,  # they send none
+    }
+    coordinator = CoordinatorProcess(folder, settings)
+    await coordinator.start()
+    try:
+        async with asyncio.timeout(2 * PATIENCE_S):
+            uploads = await after_uploads(coordinator, number)
+            await coordinator.kill()
+            await coordinator.start()  # a peak of its own
+            members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
+            for first in range(0, MANY, number):
+                await asyncio.gather(*map(download, members[first : first + number]))
+            downloads = peak_mib(coordinator)
+            await asyncio.gather(*(member.close() for member in members))
+            return uploads, downloads
+    finally:
+        await coordinator.end()
+
+
+async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
+    members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
+    await asyncio.gather(*(member.rendezvous() for member in members))
+    await members[0].until(pb.ROUND, 0)
+    refs: list[pb.WeightsRef] = []
+    for first in range(0, MANY, number):
+        some = members[first : first + number]
+        refs += await asyncio.gather(*(one.upload_bytes(DATA) for one in some))
+    peak = peak_mib(coordinator)
+    for member, ref in zip(members, refs, strict=True):
+        await member.end(ref)
+    await members[0].until(pb.ROUND, 1)
+    await asyncio.gather(*(member.close() for member in members))
+    return peak
+
+
+async def test_many_transfers_take_hardly_more_than_few(tmp_path):
+    """The same bytes, twelve at a time or two."""
+    few = await peaks(tmp_path / "few", FEW)
+    many = await peaks(tmp_path / "many", MANY)
+    assert many[0] - few[0] < MARGIN_MIB, f"uploads: {few[0]} and {many[0]} MiB"
+    assert many[1] - few[1] < MARGIN_MIB, f"downloads: {few[1]} and {many[1]} MiB"

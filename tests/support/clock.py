@@ -1,0 +1,14 @@
+"""Session time that a test moves."""
+
+
+class HeldClock:
+    """Stands still unless somebody moves it."""
+
+    def __init__(self, time_s: float = 0.0) -> None:
+        self.time_s = time_s
+
+    def now(self) -> float:
+        return self.time_s
+
+    def wall_ns(self) -> int:
+        return 0

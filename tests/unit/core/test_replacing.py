@@ -1,0 +1,31 @@
+"""A session and a round are made anew with every message, by a `replace` of their own."""
+
+import dataclasses
+
+import pytest
+from tests.unit.core.bench import Bench, make_rules
+
+from xain_coordinator.core.replacing import replace
+from xain_coordinator.core.values import Phase
+
+
+def test_it_is_what_that_of_dataclasses_is() -> None:
+    bench = Bench(make_rules(min_participants=2))
+    bench.join("a", "b")
+    bench.answer()
+    session = bench.session
+    for value, changes in (
+        (session, {}),
+        (session, {"round": 7, "phase": Phase.FINISHED, "members": {}}),
+        (session.opened, {"overdue_at": 3.0, "updates": {}}),
+    ):
+        changed = replace(value, **changes)
+        assert changed == dataclasses.replace(value, **changes)
+        assert (changed == value) == (not changes)
+        assert changed is not value
+    assert (session.round, session.phase) == (0, Phase.COLLECTING)
+
+
+def test_there_is_no_field_of_another_name() -> None:
+    with pytest.raises(AssertionError, match=r"Session has not all of .*'rounds'"):
+        replace(Bench(make_rules()).session, rounds=7)
