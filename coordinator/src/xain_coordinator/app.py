@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
-from xain_coordinator.allocator import share_arenas
+from xain_coordinator.allocator import share_one_heap
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.controllers import controller_of_session
@@ -363,7 +363,7 @@ def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     _raise_file_limit()
-    share_arenas()
+    share_one_heap()
     with contextlib.ExitStack() as at_end:
         return asyncio.run(_run(config, new_session, at_end))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from xain_coordinator.admission import CHUNK_BYTES
 
 NUM_SLOW_PLACES = 64
-SLOW_S = 1.0  # for CHUNK_BYTES
+SLOW_S = 0.5  # for CHUNK_BYTES
 # Participants give up a chunk after 20 s. This is for those that are gone, or do not mean well.
 STALLED_S = 30.0
 
