@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.process import CoordinatorProcess
-from xain_coordinator.server.serve import LIVENESS
+from xain_coordinator.server.serve import LIVENESS, SERVICES
 
 GRPCURL = shutil.which("grpcurl", path=str(Path(sys.executable).parent)) or "grpcurl"
 
@@ -42,6 +42,7 @@ async def test_grpcurl_lists_the_services(start):
         "grpc.reflection.v1alpha.ServerReflection",
         "xain_proto.fl.Coordinator",
         "xain_proto.fl.Inspection",
+        "xain_proto.messaging.Membership",
     ]
     described = await grpcurl(coordinator.port, "describe", "xain_proto.fl.Coordinator")
     assert "rpc Watch ( .xain_proto.fl.WatchRequest )" in described
@@ -74,7 +75,7 @@ async def test_health(start):
     coordinator = await start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        services = ("", "xain_proto.fl.Coordinator", "xain_proto.fl.Inspection", LIVENESS)
+        services = ("", *SERVICES, LIVENESS)
         for service in services:
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

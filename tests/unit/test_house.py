@@ -51,6 +51,7 @@ INSTALLED_AS = {
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
     "sklearn": "scikit-learn",
+    "zmq": "pyzmq",
 }
 
 

@@ -15,11 +15,14 @@ from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Bucket, Uploads
+from xain_messaging.discovery.service import MembershipService
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
+from xain_proto.messaging import membership_pb2, membership_pb2_grpc
 
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
-SERVICES = (COORDINATOR, INSPECTION)
+MEMBERSHIP = membership_pb2.DESCRIPTOR.services_by_name["Membership"].full_name
+SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 # A name for health checks that restart what hangs: it is serving for as long as anybody answers,
 # also while the others are not serving any more.
 LIVENESS = "liveness"
@@ -111,6 +114,8 @@ class GrpcServer:
         inspection_pb2_grpc.add_InspectionServicer_to_server(
             InspectionService(driver, metrics, counters, trouble), self._server
         )
+        # For programs that use messaging; it knows nothing of the session.
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipService(), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

@@ -1,0 +1,209 @@
+"""Messages as bytes: an envelope, and the arrays of the body as they lie in memory.
+
+    frames = [envelope, array, array, ...]
+
+The envelope is msgpack: a list of the format's version, tag, session id, message id, type and stage
+(None for a message that has none), and the body. In the body an array is an extension of type 1,
+which holds the number of its frame, its dtype and its shape; an array of up to 1 KiB lies in the
+extension itself. Who sent the message, and to whom, the connection tells.
+
+Nothing is pickled, so nothing that comes is run. What msgpack has no words for is refused at the
+sender: sets, objects, dates, integers beyond 64 bits, arrays of objects.
+
+A tuple comes out as a list, a numpy scalar as a number, a bytearray as bytes, and an array in
+C order and the machine's byte order, of the same dtype and shape. An array that came is writable,
+and nobody else's.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_messaging.errors import BodyError, MalformedMessage
+from xain_messaging.messages import STAGES, Body, Message, SessionMessage, SessionType
+
+VERSION: Final = 1
+MAX_DEPTH = 64  # of lists and maps in each other
+MAX_NDIM = 32
+SMALL_ARRAY_BYTES = 1024  # what is smaller costs more as a frame of its own
+
+Frame: TypeAlias = bytes | bytearray | memoryview
+Frames: TypeAlias = Sequence[Frame]
+
+_ARRAY: Final = 1
+_KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
+_SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
+
+
+# --- to bytes -------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> list[Frame]:
+    """The frames of a message. The second and further are views on its arrays: see snapshot().
+
+    Raises BodyError with the place in the body.
+    """
+    frames: list[Frame] = [b""]
+    has_tuples = False
+
+    def pack_other(value: object) -> object:
+        nonlocal has_tuples
+        match value:
+            case np.ndarray():
+                return _pack_array(value, frames)
+            case np.generic() if value.dtype.kind in _SCALAR_KINDS:
+                return value.item()
+            case tuple():
+                has_tuples = True
+                return list(value)
+            # What is of a class of its own, as members of an Enum are, counts as what it is.
+            case int():
+                return int(value)
+            case float():
+                return float(value)
+            case str():
+                return str.__str__(value)
+            case bytes():
+                return bytes(value)
+            case list():
+                return list(value)
+            case dict():
+                return dict(value)
+        raise TypeError
+
+    stage = (
+        [message.session_type.value, message.place] if isinstance(message, SessionMessage) else None
+    )
+    head = [VERSION, message.tag, message.session_id, message.message_id, stage]
+    try:
+        frames[0] = msgpack.packb([*head, message.body], default=pack_other, strict_types=True)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        for place, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{place} cannot be sent: {why}") from None
+        raise BodyError(f"the body cannot be sent: {error}") from error
+    if has_tuples:  # as a key, one goes out, and nobody can read it
+        for place, why in _faults(message.body, "body", 0):
+            raise BodyError(f"{place} cannot be sent: {why}")
+    return frames
+
+
+def snapshot(frames: Frames) -> list[Frame]:
+    """The same frames, which no longer change when the sender goes on with its arrays. A read-only
+    array is taken at its word and not copied."""
+    return [
+        bytes(frame) if isinstance(frame, memoryview) and not frame.readonly else frame
+        for frame in frames
+    ]
+
+
+def num_bytes(frames: Frames) -> int:
+    """Of all frames together."""
+    return sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
+
+
+def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
+    if array.dtype.kind not in _KINDS or array.ndim > MAX_NDIM:
+        raise TypeError
+    plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    inside = plain.tobytes() if plain.nbytes <= SMALL_ARRAY_BYTES else None
+    if inside is None:
+        # A view of bytes: of an empty array there is none, but that one is small.
+        frames.append(plain.reshape(-1).view(np.uint8).data)
+    number = 0 if inside is not None else len(frames) - 1
+    return msgpack.ExtType(_ARRAY, msgpack.packb([number, plain.dtype.str, array.shape, inside]))
+
+
+def _faults(value: object, place: str, depth: int) -> Iterator[tuple[str, str]]:
+    """What cannot be sent, and why. Slow: only asked when something could not."""
+    if depth > MAX_DEPTH:
+        yield place, f"it lies more than {MAX_DEPTH} lists or maps deep"
+        return
+    match value:
+        case None | bool() | float() | bytes() | bytearray() | memoryview():
+            return
+        case np.generic():
+            if value.dtype.kind not in _SCALAR_KINDS:
+                yield place, f"a scalar of dtype {value.dtype} is none; put it into an array"
+        case int():
+            if not -(2**63) <= value < 2**64:
+                yield place, "an integer must fit into 64 bits"
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                yield place, "the text is not Unicode: it has a lone surrogate"
+        case list() | tuple():
+            for i, item in enumerate(value):
+                yield from _faults(item, f"{place}[{i}]", depth + 1)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str | int | float | bytes | None):
+                    yield place, f"a key must be text, bytes or a number, not {key!r:.40}"
+                yield from _faults(item, f"{place}[{key!r:.40}]", depth + 1)
+        case np.ndarray():
+            if value.dtype.kind not in _KINDS:
+                yield place, f"an array of dtype {value.dtype} is not one of plain numbers"
+        case _:
+            yield place, f"{type(value).__name__} is none of the types that travel"
+
+
+# --- from bytes -----------------------------------------------------------------------------------
+
+
+def decode(frames: Frames, source: str, destination: str) -> Message:
+    """The message of these frames; its arrays are views on them, writable if they are.
+
+    Raises MalformedMessage, whatever the bytes are.
+    """
+    if not frames:
+        raise MalformedMessage("a message has at least one frame")
+
+    def unpack_other(code: int, data: bytes) -> object:
+        if code != _ARRAY:
+            raise MalformedMessage(f"extension {code} is not known")
+        return _unpack_array(data, frames)
+
+    try:
+        head = msgpack.unpackb(
+            frames[0], ext_hook=unpack_other, strict_map_key=False, raw=False, use_list=True
+        )
+        version, tag, session_id, message_id, stage, body = head
+        if version != VERSION:
+            raise MalformedMessage(f"version {version} of the format; this peer reads {VERSION}")
+        ids = {"session_id": _text(session_id), "message_id": _text(message_id)}
+        if stage is None:
+            return Message(tag, source, destination, body, **ids)
+        kind, place = stage
+        session_type = SessionType(kind)
+        session_stage = dict(enumerate(STAGES[session_type]))[place]
+        return SessionMessage(tag, source, destination, body, session_type, session_stage, **ids)
+    except MalformedMessage:
+        raise
+    except Exception as error:  # whatever bytes lead msgpack, numpy and us to
+        raise MalformedMessage(f"not a message: {error!r:.200}") from error
+
+
+def _unpack_array(data: bytes, frames: Frames) -> Body:
+    number, dtype_text, shape, inside = msgpack.unpackb(data)
+    dtype = np.dtype(_text(dtype_text))
+    if dtype.kind not in _KINDS or dtype.str != dtype_text or len(shape) > MAX_NDIM:
+        raise MalformedMessage(f"no array of plain numbers: dtype {dtype_text!r:.40}")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise MalformedMessage(f"no shape of an array: {shape!r:.80}")
+    buffer = bytearray(inside) if inside is not None else frames[number]
+    size_bytes = math.prod(shape) * dtype.itemsize
+    has_bytes = memoryview(buffer).nbytes
+    if size_bytes != has_bytes or (inside is None and number < 1):
+        raise MalformedMessage(f"an array of {size_bytes} bytes comes with {has_bytes}")
+    flat = np.frombuffer(buffer, dtype)
+    return flat.astype(dtype.newbyteorder("="), copy=False).reshape(shape)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 256:
+        raise MalformedMessage("what should be short text is not")
+    return value

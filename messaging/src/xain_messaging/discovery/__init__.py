@@ -1,0 +1,15 @@
+"""Ways to find each other: see ports.Discovery."""
+
+from xain_messaging.ports import Discovery
+
+
+def open_discovery(target: str) -> Discovery:
+    """One with its defaults: "HOST:PORT" of a coordinator, or "redis://HOST:PORT/DB"."""
+    # Imported when asked for: neither needs what the other does.
+    if target.startswith(("redis://", "rediss://", "unix://")):
+        from xain_messaging.discovery.redis import RedisDiscovery
+
+        return RedisDiscovery(target)
+    from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+
+    return CoordinatorDiscovery(target)

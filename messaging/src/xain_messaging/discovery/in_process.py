@@ -1,0 +1,105 @@
+"""Members in one process, for tests and simulations."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xain_messaging.discovery.registry import Registry
+from xain_messaging.errors import MembershipLost, NameTaken, TimedOut
+from xain_messaging.ports import Member, Roster
+
+
+@dataclass(slots=True)
+class _Told:
+    """A member of this process, and what it is told with."""
+
+    group: str
+    member: Member
+    on_change: Callable[[Roster], None]
+    on_lost: Callable[[Exception], None]
+
+
+class InProcessDiscovery:
+    """See ports.Discovery. Nobody expires by himself: expire() does it."""
+
+    def __init__(self) -> None:
+        incarnations = itertools.count(1)
+        self._registry = Registry(0.0, lambda: next(incarnations), self._tell, lease_s=1.0)
+        self._changed = threading.Condition(threading.RLock())
+        self._told: dict[tuple[str, str], _Told] = {}
+
+    def join(
+        self,
+        group: str,
+        role: str,
+        name: str,
+        address: str,
+        *,
+        timeout_s: float,
+        on_change: Callable[[Roster], None],
+        on_lost: Callable[[Exception], None],
+    ) -> "InProcessMembership":
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                try:
+                    member = self._registry.join(group, role, name, address, 0.0, None)
+                except NameTaken:
+                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                        raise
+                else:
+                    break
+            # The change went to those before it; the newcomer hears of all.
+            self._told[group, name] = _Told(group, member, on_change, on_lost)
+            on_change(self._registry.roster(group))
+            return InProcessMembership(self, group, member)
+
+    def _tell(self, group: str) -> None:
+        roster = self._registry.roster(group)
+        for told in list(self._told.values()):
+            if told.group == group and told.member.name in roster:
+                told.on_change(roster)
+        self._changed.notify_all()
+
+    def expire(self, group: str, name: str) -> None:
+        """As if the process had died: the others hear that it has gone, and it that it has lost
+        its membership."""
+        with self._changed:
+            told = self._told[group, name]
+            self.leave(group, told.member)
+            told.on_lost(MembershipLost(f"{name!r} has expired"))
+
+    def leave(self, group: str, member: Member) -> None:
+        with self._changed:
+            told = self._told.get((group, member.name))
+            if told is not None and told.member == member:
+                del self._told[group, member.name]
+                self._registry.leave(group, member.name, member.incarnation)
+
+    def barrier(
+        self, group: str, member: Member, barrier: str, num_members: int, timeout_s: float
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            generation = self._registry.arrive(group, barrier, member.name, num_members)
+            while not self._registry.has_opened(group, barrier, generation):
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    self._registry.give_up(group, barrier, member.name)
+                    raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
+
+
+class InProcessMembership:
+    """See ports.Membership."""
+
+    def __init__(self, discovery: InProcessDiscovery, group: str, member: Member) -> None:
+        self._discovery = discovery
+        self._group = group
+        self.member = member
+
+    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
+        self._discovery.barrier(self._group, self.member, name, num_members, timeout_s)
+
+    def leave(self) -> None:
+        self._discovery.leave(self._group, self.member)

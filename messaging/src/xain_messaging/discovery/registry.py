@@ -1,0 +1,225 @@
+"""Who is in which group: what a discovery has to decide, without the ways to ask it.
+
+A member has a lease, which it renews; whose lease is over has gone. Where a line stands to a
+member, its end says sooner that the process has died: the lease is cut short then, and its name is
+free for the process that comes in its place.
+
+A rank is the lowest that is free in its role, or the one that the name had last.
+
+A registry keeps nothing for the next process. Its members come back to that one with what they were
+told here, and are who they were. Until `settled_at`, when all have had the time for it, who does
+not stand in its rosters has not gone therefore.
+
+Pure: times are seconds on any clock that does not go back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from xain_messaging.errors import MembershipLost, NameTaken
+from xain_messaging.ports import Member, Roster
+
+LEASE_S = 10.0
+
+# How long a member may be without a line before it is taken for dead. One that has lost it for
+# another reason is back by then.
+GRACE_S = 2.0
+
+# Ranks of those who have left that are remembered, of a group.
+MAX_FORMER = 4096
+
+
+@dataclass(slots=True)
+class _Entry:
+    member: Member
+    expires_at: float
+    num_lines: int = 0
+    had_line: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    entries: dict[str, _Entry] = field(default_factory=dict)
+    former: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # ranks
+    barriers: "dict[str, _Barrier]" = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Barrier:
+    """generation: how often it has opened."""
+
+    generation: int = 0
+    waiting: set[str] = field(default_factory=set)
+
+
+class Registry:
+    """Not for several threads.
+
+    new_incarnation: gives higher numbers from call to call, and from process to process.
+    on_change: called with the name of a group whose members are others or somewhere else by now.
+    """
+
+    def __init__(
+        self,
+        now: float,
+        new_incarnation: Callable[[], int],
+        on_change: Callable[[str], None],
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.lease_s = lease_s
+        self.settled_at = now + lease_s
+        self._new_incarnation = new_incarnation
+        self._on_change = on_change
+        self._groups: dict[str, _Group] = {}
+
+    def roster(self, group: str) -> Roster:
+        """All members, by name."""
+        entries = self._groups[group].entries if group in self._groups else {}
+        return {name: entry.member for name, entry in entries.items()}
+
+    @property
+    def num_members(self) -> int:
+        """Of all groups."""
+        return sum(len(group.entries) for group in self._groups.values())
+
+    def is_member(self, group: str, name: str, incarnation: int) -> bool:
+        """Whether this process is."""
+        return self._entry(group, name, incarnation) is not None
+
+    # --- to come and to go ---
+
+    def join(
+        self, group: str, role: str, name: str, address: str, now: float, former: Member | None
+    ) -> Member:
+        """A new member, or one that comes back with what it was told here or by the registry
+        before, as `former`.
+
+        Raises NameTaken if another process has the name, and MembershipLost if it has it instead of
+        this one.
+        """
+        found = self._groups.setdefault(group, _Group())
+        entry = found.entries.get(name)
+        if entry is not None and (former is None or entry.member.incarnation != former.incarnation):
+            _refuse_unless_free(group, entry, former, now)
+        if former is None:
+            incarnation, wanted = self._new_incarnation(), found.former.get((role, name))
+            if entry is not None and entry.member.role == role:
+                wanted = entry.member.rank
+        else:
+            incarnation, wanted = former.incarnation, former.rank
+        taken = {
+            other.member.rank
+            for other in found.entries.values()
+            if other.member.role == role and other.member.name != name
+        }
+        rank = wanted if wanted is not None and wanted not in taken else _lowest(taken)
+        member = Member(name, role, rank, address, incarnation)
+        is_new = entry is None or entry.member != member
+        found.entries[name] = _Entry(member, now + self.lease_s)
+        found.former.pop((role, name), None)
+        if is_new:
+            self._on_change(group)
+        return member
+
+    def renew(self, group: str, name: str, incarnation: int, now: float) -> bool:
+        """A heartbeat. Whether this process is a member."""
+        entry = self._entry(group, name, incarnation)
+        if entry is None:
+            return False
+        entry.expires_at = max(entry.expires_at, now + self.lease_s)
+        return True
+
+    def leave(self, group: str, name: str, incarnation: int) -> None:
+        """By itself. Of one that is no member: nothing."""
+        if self._entry(group, name, incarnation) is not None:
+            self._remove(group, name)
+
+    def line_stands(self, group: str, name: str, incarnation: int, now: float) -> bool:
+        """One more line to a member; a heartbeat too."""
+        entry = self._entry(group, name, incarnation)
+        if entry is None:
+            return False
+        entry.num_lines += 1
+        entry.had_line = True
+        return self.renew(group, name, incarnation, now)
+
+    def line_has_ended(self, group: str, name: str, incarnation: int, now: float) -> None:
+        """One of them."""
+        entry = self._entry(group, name, incarnation)
+        if entry is not None:
+            entry.num_lines -= 1
+            if not entry.num_lines:
+                entry.expires_at = min(entry.expires_at, now + GRACE_S)
+
+    def expire(self, now: float) -> float | None:
+        """Remove those whose lease is over. Returns when the next one will be; None: there is
+        none."""
+        expirations = []
+        for group, found in list(self._groups.items()):
+            for name, entry in list(found.entries.items()):
+                if entry.expires_at <= now:
+                    self._remove(group, name)
+                else:
+                    expirations.append(entry.expires_at)
+        return min(expirations, default=None)
+
+    def _entry(self, group: str, name: str, incarnation: int) -> _Entry | None:
+        entry = self._groups[group].entries.get(name) if group in self._groups else None
+        if entry is None or entry.member.incarnation != incarnation:
+            return None
+        return entry
+
+    def _remove(self, group: str, name: str) -> None:
+        found = self._groups[group]
+        member = found.entries.pop(name).member
+        found.former[member.role, name] = member.rank
+        if len(found.former) > MAX_FORMER:
+            found.former.popitem(last=False)
+        for barrier in found.barriers.values():
+            barrier.waiting.discard(name)
+        if not found.entries:
+            del self._groups[group]  # with its barriers and ranks: the next members begin anew
+        self._on_change(group)
+
+    # --- barriers ---
+
+    def arrive(self, group: str, barrier: str, name: str, num_members: int) -> int:
+        """A member waits. Returns the generation that it waits for, see has_opened()."""
+        found = self._groups[group].barriers.setdefault(barrier, _Barrier())
+        found.waiting.add(name)
+        generation = found.generation + 1
+        if len(found.waiting) >= num_members:
+            found.generation = generation
+            found.waiting.clear()
+            self._on_change(group)
+        return generation
+
+    def has_opened(self, group: str, barrier: str, generation: int) -> bool:
+        """Whether so many have come since."""
+        found = self._groups[group].barriers.get(barrier) if group in self._groups else None
+        return found is not None and found.generation >= generation
+
+    def give_up(self, group: str, barrier: str, name: str) -> None:
+        """It waits no more."""
+        if group in self._groups and barrier in self._groups[group].barriers:
+            self._groups[group].barriers[barrier].waiting.discard(name)
+
+
+def _refuse_unless_free(group: str, entry: _Entry, former: Member | None, now: float) -> None:
+    name = entry.member.name
+    if former is not None:
+        raise MembershipLost(
+            f"{name!r} was taken for dead, and another process has its name in {group!r}"
+        )
+    # The end of its lines tells that the other has died: the newcomer need not wait for its lease.
+    if not (entry.had_line and not entry.num_lines):
+        left_s = max(0.0, entry.expires_at - now)
+        raise NameTaken(
+            f"there is a {name!r} in the group {group!r} already, at {entry.member.address}; it is "
+            f"heard of within {left_s:.1f} s, or gone"
+        )
+
+
+def _lowest(taken: set[int]) -> int:
+    return next(rank for rank in range(len(taken) + 1) if rank not in taken)

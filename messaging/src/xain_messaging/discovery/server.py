@@ -1,0 +1,73 @@
+"""The Membership service on a port of its own, for programs without a coordinator."""
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from xain_messaging.discovery.registry import LEASE_S
+from xain_messaging.discovery.service import MembershipService
+from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
+
+START_S = 30.0
+
+
+class MembershipServer:
+    """In a thread, from start() to stop(). Started again it knows nobody, and is told by all.
+
+    listen: "HOST:PORT", port 0 for one that is free; see target.
+    Raises OSError from start() if nobody can listen there.
+    """
+
+    def __init__(self, listen: str = "127.0.0.1:0", lease_s: float = LEASE_S) -> None:
+        self._host, _, port = listen.rpartition(":")
+        self._port = int(port)
+        self._lease_s = lease_s
+        self._loop = asyncio.new_event_loop()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def target(self) -> str:
+        """What CoordinatorDiscovery asks for."""
+        return f"{self._host}:{self._port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="membership-server", daemon=True).start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(START_S)
+        except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise OSError(f"cannot listen on {self.target}: {error}") from None
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_MembershipServicer_to_server(MembershipService(self._lease_s), self._server)
+        self._port = self._server.add_insecure_port(self.target)
+        await self._server.start()
+
+    def stop(self) -> None:
+        """At once. May be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            asyncio.run_coroutine_threadsafe(server.stop(0.0), self._loop).result(START_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,103 @@
+"""A class whose objects are driven by messages.
+
+    def average(local: Model, proxy: Proxy, messages: list[Message]) -> None:
+        local.average([message.body for message in messages])
+        for message in messages:
+            proxy.reply(message, body=local.weights)
+
+    @dist(proxy, {"worker:update:60%": average})
+    class Server(Model): ...
+
+    Server().launch()
+
+A handler is called whenever its conditional event is satisfied, with the messages that satisfied
+it; see conditional_events.py. The peers that percentages are of are those who are here when a
+message comes, and when somebody has come or gone.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import update_wrapper
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from xain_messaging.conditional_events import MAX_HELD, EventTable, Expression
+from xain_messaging.messages import Message
+from xain_messaging.proxy import Proxy
+
+T = TypeVar("T")
+
+Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
+
+
+class Distributed(Generic[T]):
+    """An object, and the messages that drive it. What it has not itself, it has of the object.
+
+    local_instance: the object. proxy: what it hears and speaks through.
+    """
+
+    def __init__(
+        self,
+        local_instance: T,
+        proxy: Proxy,
+        handlers: Mapping[Expression, Handler],
+        stop_event: Expression | None,
+        max_held: int,
+    ) -> None:
+        self.local_instance = local_instance
+        self.proxy = proxy
+        self._table: EventTable[Handler, Message] = EventTable(
+            lambda: proxy.peers, max_held=max_held
+        )
+        for expression, handler in handlers.items():
+            self._table.register(expression, handler)
+        if stop_event is not None:
+            self._table.register(stop_event, _stop)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.local_instance, name)
+
+    def launch(self, timeout_s: float | None = None) -> None:
+        """Receive and call the handlers until stop(), the stop event, or for timeout_s in all; by
+        default without end. What a handler raises comes out here; the messages that it had are
+        taken.
+
+        Raises EventTableFull if an event holds too many messages and is not satisfied.
+        """
+        for event in self.proxy.events(timeout_s):
+            table = self._table
+            fires = table.push(event) if isinstance(event, Message) else table.evaluate()
+            for fired in fires:
+                if fired.key is _stop:
+                    return
+                fired.key(self.local_instance, self.proxy, fired.messages)
+
+    def stop(self) -> None:
+        """Let launch() end when what has come is handled. Safe in handlers and in other threads."""
+        self.proxy.stop()
+
+
+def dist(
+    proxy: Proxy,
+    handlers: Mapping[Expression, Handler],
+    *,
+    stop_event: Expression | None = None,
+    max_held: int = MAX_HELD,
+) -> Callable[[Callable[..., T]], Callable[..., Distributed[T]]]:
+    """Turn a class into one whose objects are driven by what comes through `proxy`.
+
+    handlers: by conditional event; each is called as (object, proxy, messages).
+    stop_event: ends launch().
+    max_held: messages that wait in the view of one event.
+    Raises ConditionalEventError at the first object for an expression that is none.
+    """
+
+    def distribute(cls: Callable[..., T]) -> Callable[..., Distributed[T]]:
+        def make(*args: Any, **kwargs: Any) -> Distributed[T]:
+            return Distributed(cls(*args, **kwargs), proxy, handlers, stop_event, max_held)
+
+        return update_wrapper(make, cls, updated=())
+
+    return distribute
+
+
+def _stop(local: object, proxy: Proxy, messages: list[Message]) -> None:
+    """Stands for the stop event in the table."""

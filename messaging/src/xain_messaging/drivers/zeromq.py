@@ -1,0 +1,224 @@
+"""Frames over ZeroMQ: everybody has one socket that all others push to.
+
+The memory of large frames is handed over, not copied. There is no encryption, and nobody is asked
+who he is: for networks that are trusted. Over others the gRPC driver goes with TLS.
+
+A send goes out on the sender's thread, and receive() polls on the receiver's: no thread of ours
+stands between a program and the wire.
+"""
+
+import math
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import zmq
+
+from xain_messaging.codec import Frame, Frames
+from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.ports import Arrived, DriverEvent, Lost
+
+# What is smaller is copied: that costs less than to hand it over.
+HAND_OVER_BYTES: Final = 64 << 10
+
+# A peer whose machine is gone, without a word of the network, is noticed after that.
+PING_MS: Final = 10_000
+SILENCE_MS: Final = 30_000
+
+RECONNECT_MS: Final = 100
+MAX_RECONNECT_MS: Final = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """To one peer."""
+
+    address: str
+    push: "zmq.Socket[bytes]"
+    monitor: "zmq.Socket[bytes]"  # tells when the connection breaks
+
+
+class ZmqDriver:
+    """See ports.Driver. It listens on its host at a port that is free.
+
+    host: the interface to listen on, and the address that others are told, unless `advertise` is
+        another.
+    max_frame_bytes: a peer that sends a larger one is hung up on; the default takes all.
+    """
+
+    def __init__(
+        self, host: str = "127.0.0.1", *, advertise: str = "", max_frame_bytes: int = -1
+    ) -> None:
+        self._context = zmq.Context()
+        self._lock = threading.RLock()
+        self._polled = threading.Condition(self._lock)
+        self._lines: dict[str, _Line] = {}
+        self._ended: list[zmq.Socket[bytes]] = []
+        self._poller: zmq.Poller | None = None
+        self._is_polling = False
+        self._is_closed = False
+        # Both ends of it are sockets of the system, so that a signal handler may wake.
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._pull = self._context.socket(zmq.PULL)
+        # What is on its way is bounded by its senders, and by the buffers of TCP.
+        self._set(self._pull, {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: max_frame_bytes})
+        port = self._pull.bind_to_random_port(f"tcp://{host}")
+        self._address = f"tcp://{advertise or host}:{port}"
+
+    @staticmethod
+    def _set(zmq_socket: "zmq.Socket[bytes]", options: dict[zmq.SocketOption, int]) -> None:
+        options = {
+            zmq.HEARTBEAT_IVL: PING_MS,
+            zmq.HEARTBEAT_TIMEOUT: SILENCE_MS,
+            zmq.LINGER: 0,
+            zmq.IPV6: 1,
+            **options,
+        }
+        for option, value in options.items():
+            zmq_socket.setsockopt(option, value)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def connect(self, peer: str, address: str) -> None:
+        with self._lock:
+            self._check_open()
+            self.disconnect(peer)
+            self._lines[peer] = self._open(address)
+            self._poller = None
+        self.wake()  # whoever polls does not know of the line
+
+    def _open(self, address: str) -> _Line:
+        push = self._context.socket(zmq.PUSH)
+        self._set(
+            push,
+            {
+                zmq.SNDHWM: 0,  # bounded by who sends
+                zmq.RECONNECT_IVL: RECONNECT_MS,
+                zmq.RECONNECT_IVL_MAX: MAX_RECONNECT_MS,
+            },
+        )
+        monitor = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        push.connect(address)
+        return _Line(address, push, monitor)
+
+    def disconnect(self, peer: str) -> None:
+        with self._lock:
+            line = self._lines.pop(peer, None)
+            if line is not None:
+                self._end(line, 0.0)
+                self.wake()
+
+    def _end(self, line: _Line, linger_s: float) -> None:
+        """What is on its way may go for so long."""
+        line.push.disable_monitor()
+        line.push.close(linger=round(1000 * linger_s))
+        # A socket must not be closed while another thread polls it.
+        self._ended.append(line.monitor)
+        self._poller = None
+        if not self._is_polling:
+            self._close_ended()
+
+    def _close_ended(self) -> None:
+        while self._ended:
+            self._ended.pop().close(linger=0)
+
+    def send(self, peer: str, frames: Frames) -> None:
+        with self._lock:
+            self._check_open()
+            if peer not in self._lines:
+                raise UnknownPeer(f"{peer!r} is not connected")
+            push = self._lines[peer].push
+            last = len(frames) - 1
+            for i, frame in enumerate(frames):
+                size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
+                push.send(frame, zmq.SNDMORE if i < last else 0, copy=size < HAND_OVER_BYTES)
+
+    def receive(self, timeout_s: float | None) -> DriverEvent | None:
+        with self._lock:
+            if self._is_closed:
+                return None
+            event = self._next()
+            if event is not None or self._was_woken() or timeout_s == 0:
+                return event
+            poller = self._poller or self._make_poller()
+            self._is_polling = True
+        try:
+            ready = poller.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
+        finally:
+            with self._lock:
+                self._is_polling = False
+                self._close_ended()
+                self._polled.notify_all()
+        with self._lock:
+            if self._is_closed or not ready:
+                return None
+            self._was_woken()
+            return self._next()
+
+    def _make_poller(self) -> zmq.Poller:
+        self._poller = poller = zmq.Poller()
+        poller.register(self._pull, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        for line in self._lines.values():
+            poller.register(line.monitor, zmq.POLLIN)
+        return poller
+
+    def _next(self) -> DriverEvent | None:
+        """What has come already. A packet comes before a loss: it was sent before."""
+        try:
+            frames: list[Frame] = [self._pull.recv(zmq.NOBLOCK)]
+        except zmq.Again:
+            pass
+        else:
+            while self._pull.getsockopt(zmq.RCVMORE):
+                # The second is small as well. What comes after it is arrays, and stays in the
+                # memory that it came in.
+                frames.append(
+                    self._pull.recv() if len(frames) == 1 else self._pull.recv(copy=False).buffer
+                )
+            return Arrived(frames)
+        for peer, line in self._lines.items():
+            if line.monitor.poll(0):
+                line.monitor.recv_multipart()
+                # Its queue would go on over the next connection, with a gap. A new one has none.
+                self._end(line, 0.0)
+                self._lines[peer] = self._open(line.address)
+                return Lost(peer)
+        return None
+
+    def _was_woken(self) -> bool:
+        """Since the last time that this was asked."""
+        try:
+            return bool(self._woken.recv(4096))
+        except BlockingIOError:
+            return False
+
+    def wake(self) -> None:
+        # Full: then it wakes anyway. Closed: nobody is there to be woken.
+        with suppress(BlockingIOError, OSError):
+            self._waker.send(b"w")
+
+    def close(self, linger_s: float) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.wake()
+            self._polled.wait_for(lambda: not self._is_polling)
+            for line in self._lines.values():
+                self._end(line, linger_s)
+            self._lines.clear()
+            self._pull.close(linger=0)
+            self._woken.close()
+            self._waker.close()
+        self._context.term()  # waits for what lingers
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the driver has been closed")

@@ -1,0 +1,351 @@
+"""One peer among its peers: what comes, what goes, and who is there.
+
+There is no thread that receives. Whoever waits for something receives, for all: one thread at a
+time is in the driver, and tells the others what has come. So a program that uses a proxy from one
+thread pays for no other. What the discovery tells comes from a thread of its own; it connects, and
+sends what was kept.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TypeVar
+
+import structlog
+
+from xain_messaging.codec import Frames, decode, num_bytes
+from xain_messaging.errors import (
+    Closed,
+    MalformedMessage,
+    MessagingError,
+    OutboxFull,
+    UnknownPeer,
+)
+from xain_messaging.inbox import Inbox
+from xain_messaging.links import (
+    COLLECTIVE,
+    Bounds,
+    Delivery,
+    Kind,
+    Link,
+    read_head,
+)
+from xain_messaging.messages import Message, SessionMessage
+from xain_messaging.ports import (
+    Arrived,
+    Discovery,
+    Driver,
+    DriverEvent,
+    Lost,
+    Member,
+    Membership,
+    Roster,
+)
+from xain_messaging.sessions import Sessions
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# An ack that nothing carries waits for so long for something that might.
+ACK_DELAY_S = 0.01
+# Events that are handled before those who wait are told.
+BATCH = 64
+# Names that are not in the group: of those who have left, and of those whom the discovery has not
+# told us of yet.
+MAX_STRANGERS = 1024
+
+Handler = Callable[[Message, Delivery], None]
+
+
+class Endpoint:
+    """Joins on construction; see Discovery.join for what that raises. The driver is closed with it.
+
+    on_collective: is given the messages of collective operations, under `lock`.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        discovery: Discovery,
+        group: str,
+        role: str,
+        name: str,
+        *,
+        join_timeout_s: float,
+        bounds: Bounds,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.inbox = Inbox()
+        self.sessions = Sessions()
+        self.on_collective: Handler | None = None
+        self.lock = threading.Lock()
+        self._driver = driver
+        self._bounds = bounds
+        self._changed = threading.Condition(self.lock)
+        self._is_receiving = False
+        self._roster: Roster = MappingProxyType({})
+        self._links: dict[str, Link] = {}
+        self._owed: dict[str, Link] = {}  # acks
+        self._failure: MessagingError | None = None
+        try:
+            self._membership: Membership = discovery.join(
+                group,
+                role,
+                name,
+                driver.address,
+                timeout_s=join_timeout_s,
+                on_change=self._on_change,
+                on_lost=self._on_lost,
+            )
+        except BaseException:  # whatever it is, an interrupt too: the port must be free again
+            driver.close(0.0)
+            raise
+
+    # --- who is there ---
+
+    @property
+    def member(self) -> Member:
+        """We ourselves."""
+        return self._membership.member
+
+    @property
+    def membership(self) -> Membership:
+        return self._membership
+
+    @property
+    def roster(self) -> Roster:
+        """All who are in the group now, with us."""
+        return self._roster
+
+    def is_known(self, peer: str) -> bool:
+        """Whether it is, or has been, in the group."""
+        return peer in self._links
+
+    def _on_change(self, roster: Roster) -> None:
+        with self.lock:
+            if self._roster and not self._is_receiving:
+                self._handle_all()  # what somebody has taken is not sent again to who comes for it
+            before, self._roster = self._roster, MappingProxyType(dict(roster))
+            self._forget_those_long_gone()
+            for name in before.keys() - roster.keys() - {self.name}:
+                self._driver.disconnect(name)
+                self._link(name).gone()
+                log.info("peer_away", peer=name, kept=self._link(name).num_kept)
+            for name, member in roster.items():
+                if name == self.name or _place(before.get(name)) == _place(member):
+                    continue
+                log.debug("peer_here", peer=name, address=member.address)
+                self._driver.connect(name, member.address)
+                self._send_kept(self._link(name))
+            self._changed.notify_all()
+        self._driver.wake()  # who waits for a peer looks again
+
+    def _on_lost(self, error: Exception) -> None:
+        failure = error if isinstance(error, MessagingError) else MessagingError(str(error))
+        with self.lock:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+        self._driver.wake()
+
+    @property
+    def _max_links(self) -> int:
+        return len(self._roster) + MAX_STRANGERS
+
+    def _forget_those_long_gone(self) -> None:
+        """Names are often made up for one process, and a group may live for months."""
+        if len(self._links) < self._max_links:
+            return
+        for name, link in list(self._links.items()):
+            if name not in self._roster and link.is_settled:
+                del self._links[name]
+                self._owed.pop(name, None)
+
+    def _link(self, peer: str) -> Link:
+        link = self._links.get(peer)
+        if link is None:
+            own = self._roster[self.name].incarnation
+            link = self._links[peer] = Link(self.name, own, peer)
+        return link
+
+    def _send_kept(self, link: Link) -> None:
+        for packet in link.connected():
+            self._driver.send(link.name, packet)
+
+    # --- out ---
+
+    def post(self, message: Message, kind: Kind, frames: Frames, deadline: float) -> None:
+        """On its way, or kept for a peer that is away. The frames, which are those of the message,
+        must not change any more.
+
+        Waits for room; raises OutboxFull if there is none by the deadline, SessionError,
+        UnknownPeer, Closed and MembershipLost.
+        """
+        peer = message.destination
+        size = num_bytes(frames)
+
+        def try_to_post() -> bool | None:
+            if peer == self.name or peer not in self._links:
+                raise UnknownPeer(
+                    f"{peer!r} is this peer itself"
+                    if peer == self.name
+                    else f"nobody called {peer!r} has been in the group"
+                )
+            link = self._links[peer]
+            if not link.has_room(size, self._bounds):
+                return None
+            if isinstance(message, SessionMessage):
+                self.sessions.send(message)  # before anything can answer it
+            packet = link.send(kind, frames)
+            if packet is not None:
+                self._driver.send(peer, packet)
+            self._owed.pop(peer, None)  # it went with it
+            return True
+
+        if self.wait_for(try_to_post, deadline) is None:
+            link = self._links[peer]
+            raise OutboxFull(
+                f"{peer!r} has not taken {link.num_kept} messages of {link.kept_bytes} bytes, and "
+                f"no more is kept for it; it is {'here' if link.is_here else 'away'}"
+            )
+
+    def take(self, delivery: Delivery) -> None:
+        """The application has this message. Call it under `lock`."""
+        link = self._links[delivery.peer]
+        packet = link.take(delivery)
+        if packet is not None:
+            self._driver.send(link.name, packet)
+            self._owed.pop(link.name, None)
+        else:
+            self._owed[link.name] = link
+
+    # --- in ---
+
+    def wake(self) -> None:
+        """Let those who wait look again. Safe in a signal handler."""
+        self._driver.wake()
+
+    def wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
+        """What `attempt` gives as soon as it gives something; None if it does not by the deadline,
+        on time.monotonic(). It is called under `lock`, after all that has come.
+
+        Raises Closed and MembershipLost.
+        """
+        with self.lock:
+            is_last = False
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                result = attempt()
+                if result is not None or is_last:
+                    return result
+                left_s = deadline - time.monotonic()
+                is_last = left_s <= 0
+                self._receive(max(0.0, left_s))
+
+    def _receive(self, timeout_s: float) -> None:
+        """Handle what comes; returns after something has, or when it was woken."""
+        if self._is_receiving:
+            self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))
+            return
+        wait_s = min(timeout_s, ACK_DELAY_S) if self._owed else timeout_s
+        event = self._from_driver(wait_s)
+        if event is None:
+            self._send_acks()
+        else:
+            self._handle(event)
+            self._handle_all()
+        self._changed.notify_all()
+
+    def _handle_all(self) -> None:
+        """What has come already; or some of it, if there is no end."""
+        for _ in range(BATCH):
+            event = self._driver.receive(0.0)
+            if event is None:
+                break
+            self._handle(event)
+
+    def _from_driver(self, timeout_s: float) -> DriverEvent | None:
+        """As receive() of the driver, without the lock."""
+        self._is_receiving = True
+        self.lock.release()
+        try:
+            return self._driver.receive(None if math.isinf(timeout_s) else timeout_s)
+        finally:
+            self.lock.acquire()
+            self._is_receiving = False
+
+    def _handle(self, event: DriverEvent) -> None:
+        if isinstance(event, Lost):
+            link = self._links.get(event.peer)
+            if link is not None and link.is_here:
+                self._send_kept(link)
+            return
+        try:
+            self._handle_packet(event)
+        except MalformedMessage as error:
+            log.warning("malformed_message", error=str(error))
+
+    def _handle_packet(self, event: Arrived) -> None:
+        head = read_head(event.frames[0]) if event.frames else None
+        if head is None or head.name == self.name:
+            raise MalformedMessage("a packet of nobody")
+        if head.name not in self._links and len(self._links) >= self._max_links:
+            raise MalformedMessage(f"{head.name!r} is not in the group")
+        delivery = self._link(head.name).received(head, event.frames[1:])
+        if delivery is None:
+            return
+        try:
+            message = decode(delivery.frames, delivery.peer, self.name)
+        except MalformedMessage:
+            self.take(delivery)  # it would only come again
+            raise
+        if delivery.kind == COLLECTIVE:
+            if self.on_collective is not None:
+                self.on_collective(message, delivery)
+            else:
+                self.take(delivery)
+        elif isinstance(message, SessionMessage) and not self.sessions.received(message):
+            log.warning(
+                "out_of_order",
+                peer=message.source,
+                session=message.session_id,
+                stage=str(message.session_stage),
+            )
+            self.take(delivery)
+        else:
+            self.inbox.add(message, delivery)
+
+    def _send_acks(self) -> None:
+        owed, self._owed = self._owed, {}
+        for link in owed.values():
+            packet = link.ack()
+            if packet is not None:
+                self._driver.send(link.name, packet)
+
+    # --- the end ---
+
+    def close(self, linger_s: float) -> None:
+        """Sends what waits for at most linger_s, and leaves. May be called again."""
+        with self.lock:
+            if isinstance(self._failure, Closed):
+                return
+            if not self._is_receiving:
+                self._send_acks()
+            self._failure = Closed(f"{self.name!r} has been closed")
+            self._changed.notify_all()
+        self._driver.wake()
+        try:
+            self._driver.close(linger_s)
+        finally:
+            with suppress(MessagingError):  # it expires by itself
+                self._membership.leave()
+
+
+def _place(member: Member | None) -> tuple[int, str] | None:
+    """A process, and where it is."""
+    return None if member is None else (member.incarnation, member.address)

@@ -1,0 +1,73 @@
+"""What can go wrong between peers. All of them are MessagingErrors, and none ends the process."""
+
+from collections.abc import Collection
+
+
+class MessagingError(Exception):
+    """The root of all that is raised here."""
+
+
+class Closed(MessagingError):
+    """The proxy, driver or discovery has been closed."""
+
+
+class BodyError(MessagingError, ValueError):
+    """A body that cannot be sent. The message shows the place in it."""
+
+
+class MalformedMessage(MessagingError):
+    """What has come is not what a peer of ours sends."""
+
+
+class SessionError(MessagingError):
+    """A stage that does not follow on what the session has come to."""
+
+
+class TimedOut(MessagingError, TimeoutError):
+    """What was waited for has not come within its time."""
+
+
+class OutboxFull(MessagingError):
+    """As much waits for a peer as may be kept for it, and it has not taken anything in time."""
+
+
+class UnknownPeer(MessagingError, LookupError):
+    """Nobody of this name has been in the group."""
+
+
+class PeersMissing(MessagingError):
+    """Those who are awaited are not there.
+
+    missing: their names; or, where any of a role will do, "role (2 of 3 are here)".
+    """
+
+    def __init__(self, message: str, missing: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class TooFewPeers(PeersMissing):
+    """Fewer of a role than `minimal_peers` have been there for too long."""
+
+
+class NameTaken(MessagingError):
+    """Another process is in the group under this name, and alive."""
+
+
+class MembershipLost(MessagingError):
+    """We have been taken for dead, and another one has our name now."""
+
+
+class DiscoveryUnavailable(MessagingError):
+    """The coordinator or the Redis that knows the peers cannot be reached."""
+
+
+class CollectiveFailed(MessagingError):
+    """A collective operation that did not come to its end, here or at another peer.
+
+    missing: the peers of which we know that they kept it from its end.
+    """
+
+    def __init__(self, message: str, missing: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)

@@ -1,0 +1,427 @@
+"""A peer's own end: to talk to its peers.
+
+    with Proxy("training", "master", {"worker": 3}, discovery="127.0.0.1:50051") as proxy:
+        for reply in proxy.scatter("sum", SessionType.TASK, [(name, part) for ...]):
+            total += reply.body
+
+Every time that is given is in seconds and for the whole call, however many messages it waits for;
+without one it is the proxy's own `timeout_s`, and `math.inf` waits without end. What waits for many
+gives those that have come, and says who is missing. Nothing here ends the process.
+
+A proxy may be used from several threads. If several receive, each message goes to one of them.
+"""
+
+import math
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from xain_messaging.codec import Frame, encode, snapshot
+from xain_messaging.collectives import Collectives, Group
+from xain_messaging.discovery import open_discovery
+from xain_messaging.drivers import open_driver
+from xain_messaging.endpoint import Endpoint
+from xain_messaging.errors import PeersMissing, TooFewPeers
+from xain_messaging.links import MESSAGE, Bounds
+from xain_messaging.messages import (
+    SAME,
+    Body,
+    Message,
+    SessionMessage,
+    SessionType,
+)
+from xain_messaging.names import why_not
+from xain_messaging.ports import Discovery, Driver
+
+TIMEOUT_S = 60.0
+JOIN_TIMEOUT_S = 60.0
+MINIMAL_PEERS_TIMEOUT_S = 300.0
+LINGER_S = 5.0
+MAX_REMEMBERED = 65_536  # sessions that were begun here: of whom an answer is awaited
+
+
+@dataclass(frozen=True, slots=True)
+class PeersChanged:
+    """Somebody has come or gone. peers: see Proxy.peers."""
+
+    peers: Mapping[str, Sequence[str]]
+
+
+class Replies(list[Message]):
+    """The answers that have come, in their order. missing: the names of those whose have not."""
+
+    def __init__(self, messages: Iterable[Message] = (), missing: Sequence[str] = ()) -> None:
+        super().__init__(messages)
+        self.missing = tuple(missing)
+
+    def complete(self) -> Self:
+        """These, if nobody is missing. Raises PeersMissing with their names."""
+        if self.missing:
+            names = ", ".join(sorted(set(self.missing)))
+            raise PeersMissing(f"no answer in time from {names}", self.missing)
+        return self
+
+
+class Proxy:
+    """Joins the group and waits for the peers that it expects.
+
+    group_name: those in other groups do not exist for it.
+    role: its own type of peer, which conditional events and broadcasts go by.
+    expected_peers: how many of each role are awaited before the construction is over.
+    name: its own, unique in the group; by default its role and some letters. Who comes back under a
+        name gets what was kept for it.
+    discovery: an instance; or "HOST:PORT" of a coordinator; or "redis://HOST:PORT".
+    driver: an instance, which is closed with the proxy; or "grpc" or "zmq".
+    minimal_peers: of each role, or of each of `expected_peers` alike. Who sends while there are
+        fewer waits for them, up to minimal_peers_timeout_s.
+    bounds: of what is kept for one peer until it has taken it, be it here or away. Who sends more
+        waits for room.
+    Raises NameTaken, DiscoveryUnavailable, and PeersMissing if not all have come in time.
+    """
+
+    def __init__(
+        self,
+        group_name: str,
+        role: str,
+        expected_peers: Mapping[str, int] | None = None,
+        *,
+        name: str | None = None,
+        discovery: Discovery | str,
+        driver: Driver | str = "grpc",
+        minimal_peers: int | Mapping[str, int] = 1,
+        minimal_peers_timeout_s: float = MINIMAL_PEERS_TIMEOUT_S,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
+        bounds: Bounds | None = None,
+    ) -> None:
+        for what, text in (("group", group_name), ("role", role), ("name", name or role)):
+            reason = why_not(text)
+            if reason is None and (text == "*" or (what == "role" and ":" in text)):
+                reason = "conditional events could not tell it from their own signs"
+            if reason is not None:
+                raise ValueError(f"{text!r} cannot be a {what}: {reason}")
+        expected = dict(expected_peers or {})
+        self.group_name = group_name
+        self.timeout_s = timeout_s
+        self._minimal = (
+            dict(minimal_peers)
+            if isinstance(minimal_peers, Mapping)
+            else dict.fromkeys(expected, minimal_peers)
+        )
+        self._minimal_timeout_s = minimal_peers_timeout_s
+        self._asked: OrderedDict[str, list[str]] = OrderedDict()
+        self._is_stopped = False
+        deadline = time.monotonic() + join_timeout_s
+        self.endpoint = Endpoint(
+            open_driver(driver) if isinstance(driver, str) else driver,
+            open_discovery(discovery) if isinstance(discovery, str) else discovery,
+            group_name,
+            role,
+            name or f"{role}-{uuid.uuid4().hex[:8]}",
+            join_timeout_s=join_timeout_s,
+            bounds=bounds or Bounds(),
+        )
+        self._collectives = Collectives(self.endpoint)
+        try:
+            if missing := self._wait_for_peers(expected, deadline):
+                raise PeersMissing(f"waited {join_timeout_s:g} s for {', '.join(missing)}", missing)
+        except BaseException:  # whatever it is, an interrupt too: nobody is to wait for us
+            self.close(0.0)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(LINGER_S if error is None else 0.0)
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        """Send what is on its way, for at most so long; then leave the group. May be called again.
+
+        What a peer has not taken by then, or is kept for one that is away, is lost.
+        """
+        self.endpoint.close(linger_s)
+
+    # --- who is there ---
+
+    @property
+    def name(self) -> str:
+        return self.endpoint.name
+
+    @property
+    def role(self) -> str:
+        return self.endpoint.role
+
+    @property
+    def rank(self) -> int:
+        """Among those of its role, from 0 on."""
+        return self.endpoint.member.rank
+
+    @property
+    def peers(self) -> dict[str, list[str]]:
+        """The names of all others who are here now, by role, in the order of their ranks."""
+        found: dict[str, list[str]] = {}
+        for member in sorted(self.endpoint.roster.values(), key=lambda m: (m.role, m.rank)):
+            if member.name != self.name:
+                found.setdefault(member.role, []).append(member.name)
+        return found
+
+    def _wait_for_peers(self, wanted: Mapping[str, int], deadline: float) -> list[str]:
+        """Who is still missing at the deadline."""
+
+        def missing() -> list[str]:
+            peers = self.peers
+            here = {role: len(peers.get(role, ())) for role in wanted}
+            return [
+                f"{role} ({here[role]} of {number} are here)"
+                for role, number in wanted.items()
+                if here[role] < number
+            ]
+
+        is_met = self.endpoint.wait_for(lambda: None if missing() else True, deadline)
+        return [] if is_met else missing()
+
+    def _require_peers(self) -> None:
+        if not self._minimal:
+            return
+        deadline = time.monotonic() + self._minimal_timeout_s
+        if missing := self._wait_for_peers(self._minimal, deadline):
+            raise TooFewPeers(
+                f"waited {self._minimal_timeout_s:g} s for the least that there must be: "
+                f"{', '.join(missing)}",
+                missing,
+            )
+
+    # --- to receive ---
+
+    def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
+        """Messages as they come, those that came while something else was awaited first. Ends when
+        timeout_s are over, by default never, or after stop()."""
+        for event in self.events(timeout_s):
+            if isinstance(event, Message):
+                yield event
+
+    def receive_once(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None if there is none in time, or after stop()."""
+        return next(self.receive(self.timeout_s if timeout_s is None else timeout_s), None)
+
+    def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
+        """As receive(), and the peers whenever one has come or gone since the last event."""
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        endpoint, seen = self.endpoint, self.endpoint.roster
+
+        def take() -> tuple[Message | PeersChanged | None] | None:
+            nonlocal seen
+            if endpoint.roster is not seen:
+                seen = endpoint.roster
+                return (PeersChanged(self.peers),)
+            entry = endpoint.inbox.pop_oldest()
+            if entry is None:
+                return (None,) if self._is_stopped else None
+            endpoint.take(entry[1])
+            return (entry[0],)
+
+        while taken := endpoint.wait_for(take, deadline):
+            event = taken[0]
+            if event is None:
+                return
+            yield event
+
+    def receive_by_id(
+        self, targets: str | Sequence[str], timeout_s: float | None = None
+    ) -> Replies:
+        """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
+        for each time that a session is named. An ack is not an answer to a task; it is taken, and
+        the answer awaited. All else stays for the other calls."""
+        wanted = Counter([targets] if isinstance(targets, str) else targets)
+        deadline = self._deadline(timeout_s)
+        replies: list[Message] = []
+        answered: Counter[tuple[str, str]] = Counter()
+
+        def take() -> bool | None:
+            for session_id in list(wanted):
+                while wanted[session_id] and (entry := self.endpoint.inbox.pop_answer(session_id)):
+                    message, delivery = entry
+                    self.endpoint.take(delivery)
+                    if isinstance(message, SessionMessage) and not message.is_final:
+                        continue
+                    replies.append(message)
+                    answered[session_id, message.source] += 1
+                    wanted[session_id] -= 1
+                if not wanted[session_id]:
+                    del wanted[session_id]
+            return None if wanted else True
+
+        self.endpoint.wait_for(take, deadline)
+        missing = []
+        for session_id, number in wanted.items():
+            asked = [
+                peer for peer in self._asked.get(session_id, ()) if not answered[session_id, peer]
+            ]
+            missing += (asked or [f"session {session_id}"] * number)[:number]
+        return Replies(replies, missing)
+
+    # --- to send ---
+
+    def send(self, message: Message, timeout_s: float | None = None) -> Replies:
+        """Send, and wait for the answer: one reply, or none and who is missing."""
+        deadline = self._deadline(timeout_s)
+        return self.receive_by_id(self._send([message], deadline), deadline - time.monotonic())
+
+    def isend(self, message: Message, timeout_s: float | None = None) -> list[str]:
+        """Send, and go on. Returns the session to await an answer in. For a peer that is away it is
+        kept.
+
+        timeout_s: for room, see `bounds`.
+        Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
+        """
+        return self._send([message], self._deadline(timeout_s))
+
+    def scatter(
+        self,
+        tag: str,
+        session_type: SessionType,
+        destination_body_list: Iterable[tuple[str, Body]],
+        timeout_s: float | None = None,
+    ) -> Replies:
+        """To each its own body, and wait for all answers."""
+        deadline = self._deadline(timeout_s)
+        sessions = self._send(self._each(tag, session_type, destination_body_list), deadline)
+        return self.receive_by_id(sessions, deadline - time.monotonic())
+
+    def iscatter(
+        self,
+        tag: str,
+        session_type: SessionType,
+        destination_body_list: Iterable[tuple[str, Body]],
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """To each its own body, and go on. Returns a session for each."""
+        messages = self._each(tag, session_type, destination_body_list)
+        return self._send(messages, self._deadline(timeout_s))
+
+    def broadcast(
+        self,
+        role: str,
+        tag: str,
+        session_type: SessionType,
+        body: Body = None,
+        timeout_s: float | None = None,
+    ) -> Replies:
+        """The same to all of a role who are here, and wait for all answers."""
+        deadline = self._deadline(timeout_s)
+        sessions = self._send(self._all(role, tag, session_type, body), deadline)
+        return self.receive_by_id(sessions, deadline - time.monotonic())
+
+    def ibroadcast(
+        self,
+        role: str,
+        tag: str,
+        session_type: SessionType,
+        body: Body = None,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """The same to all of a role who are here, and go on. Returns their one session, once for
+        each. Raises PeersMissing if nobody of the role is here."""
+        return self._send(self._all(role, tag, session_type, body), self._deadline(timeout_s))
+
+    def reply(
+        self,
+        message: Message,
+        tag: Any = SAME,
+        body: Body = SAME,
+        *,
+        ack_reply: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Answer a message that has come: with the last stage of its session, or, with ack_reply,
+        only that it has come. Raises SessionError if it has had that answer."""
+        if isinstance(message, SessionMessage):
+            answer: Message = message.reply(tag, body, ack=ack_reply)
+        else:
+            answer = message.reply(tag, body)
+        return self._send([answer], self._deadline(timeout_s))
+
+    def forward(
+        self,
+        message: Message,
+        destination: str,
+        tag: Any = SAME,
+        body: Body = SAME,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Pass on a message that has come. Its answer comes here, in the same session."""
+        forwarded = message.forward(destination, tag, body)
+        return self._send([forwarded], self._deadline(timeout_s))
+
+    def _each(
+        self, tag: str, session_type: SessionType, destinations: Iterable[tuple[str, Body]]
+    ) -> list[SessionMessage]:
+        return [
+            SessionMessage(tag, self.name, destination, body, session_type)
+            for destination, body in destinations
+        ]
+
+    def _all(
+        self, role: str, tag: str, session_type: SessionType, body: Body
+    ) -> list[SessionMessage]:
+        names = self.peers.get(role)
+        if not names:
+            raise PeersMissing(f"nobody of the role {role!r} is here", [role])
+        first = SessionMessage(tag, self.name, names[0], body, session_type)
+        return [replace(first, destination=name) for name in names]
+
+    def _send(self, messages: Sequence[Message], deadline: float) -> list[str]:
+        """In their order. If one fails, those before it are on their way."""
+        self._require_peers()
+        encoded: dict[str, list[Frame]] = {}  # those of one broadcast are one message
+        for message in messages:
+            if message.source != self.name:
+                raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
+            if message.message_id not in encoded:
+                encoded = {message.message_id: snapshot(encode(message))}
+            self._remember(message)
+            self.endpoint.post(message, MESSAGE, encoded[message.message_id], deadline)
+        return [message.session_id for message in messages]
+
+    def _remember(self, message: Message) -> None:
+        """Whom an answer is awaited of, to name those of whom none has come."""
+        asked = self._asked.setdefault(message.session_id, [])
+        asked.append(message.destination)
+        if len(self._asked) > MAX_REMEMBERED:
+            self._asked.popitem(last=False)
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+
+    # --- all together ---
+
+    def group(self, name: str, members: Sequence[str] | None = None) -> Group:
+        """Those who do collective operations together, this peer among them.
+
+        members: their names, in the order of their ranks, the same at all of them; by default all
+            of the role `name` who are here now, and this peer has to be one.
+        Raises PeersMissing if one of them is not here.
+        """
+        if members is None:
+            roster = self.endpoint.roster.values()
+            there = sorted((member.rank, member.name) for member in roster if member.role == name)
+            members = [member for _, member in there]
+        return self._collectives.group(name, members, self.timeout_s)
+
+    # --- to stop ---
+
+    def stop(self) -> None:
+        """Let receive() end, and receive_once() return None, when all that has come is taken. Safe
+        in a signal handler."""
+        self._is_stopped = True
+        self.endpoint.wake()

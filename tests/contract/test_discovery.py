@@ -1,0 +1,234 @@
+"""What every Discovery does."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.messaging import (
+    DISCOVERIES,
+    LEASE_S,
+    PATIENCE_S,
+    RedisServer,
+    discovery_of,
+    until,
+)
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.discovery.redis import RedisDiscovery
+from xain_messaging.discovery.server import MembershipServer
+from xain_messaging.errors import (
+    DiscoveryUnavailable,
+    NameTaken,
+    TimedOut,
+)
+from xain_messaging.ports import Discovery, Membership, Roster
+
+
+@pytest.fixture(params=DISCOVERIES)
+def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
+    with discovery_of(request.param) as discovery:
+        yield discovery
+
+
+class Peer:
+    """Somebody who joins, and what it is told."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        name: str,
+        role: str = "worker",
+        address: str = "here",
+        *,
+        group: str = "training",
+        timeout_s: float = PATIENCE_S,
+    ) -> None:
+        self.rosters: list[Roster] = []
+        self.lost: list[Exception] = []
+        self.membership: Membership = discovery.join(
+            group,
+            role,
+            name,
+            address,
+            timeout_s=timeout_s,
+            on_change=self.rosters.append,
+            on_lost=self.lost.append,
+        )
+
+    @property
+    def sees(self) -> dict[str, str]:
+        """Addresses by name."""
+        return {name: member.address for name, member in self.rosters[-1].items()}
+
+    @property
+    def rank(self) -> int:
+        return self.membership.member.rank
+
+    def leave(self) -> None:
+        self.membership.leave()
+
+
+def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
+    """Whoever joins hears of those who are there before it goes on, and they hear of it."""
+    first = Peer(discovery, "anna", address="there")
+    second = Peer(discovery, "ben")
+    assert second.sees == {"anna": "there", "ben": "here"}
+    until(lambda: first.sees == {"anna": "there", "ben": "here"}, "anna to hear of ben")
+    second.leave()
+    until(lambda: first.sees == {"anna": "there"}, "anna to hear that ben has left")
+    first.leave()
+    assert not first.lost
+    assert not second.lost
+
+
+def test_groups_do_not_know_each_other(discovery: Discovery) -> None:
+    """The same name may be in two groups."""
+    one = Peer(discovery, "anna", group="one")
+    two = Peer(discovery, "anna", group="two")
+    assert one.sees == two.sees == {"anna": "here"}
+    one.leave()
+    two.leave()
+
+
+def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
+    """Ranks of a role are 0, 1, 2 and on; one that has become free is given again, and to the name
+    that had it if that comes back."""
+    workers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+    master = Peer(discovery, "master", role="master")
+    assert [worker.rank for worker in workers] == [0, 1, 2]
+    assert master.rank == 0
+    workers[1].leave()
+    back = Peer(discovery, "worker-1", address="elsewhere")
+    assert back.rank == 1
+    until(lambda: master.sees["worker-1"] == "elsewhere", "the new address")
+    for peer in (*workers, master, back):
+        peer.leave()
+
+
+def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:
+    """So that nobody takes what an older one sent for the newer one's."""
+    before = Peer(discovery, "anna")
+    before.leave()
+    after = Peer(discovery, "anna")
+    assert after.membership.member.incarnation > before.membership.member.incarnation
+    after.leave()
+
+
+def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery: Discovery) -> None:
+    """A second one is refused, and gets the name when the first has left."""
+    first = Peer(discovery, "anna")
+    with pytest.raises(NameTaken, match="anna"):
+        Peer(discovery, "anna", timeout_s=0.5)
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(Peer, discovery, "anna", address="elsewhere")
+        first.leave()
+        assert second.result(PATIENCE_S).sees == {"anna": "elsewhere"}
+        second.result().leave()
+
+
+def test_one_who_has_left_is_no_member_whatever_it_does(discovery: Discovery) -> None:
+    """leave() of an old member does not remove the one that has its name now."""
+    first = Peer(discovery, "anna")
+    first.leave()
+    second = Peer(discovery, "anna")
+    first.leave()
+    third = Peer(discovery, "ben")
+    assert third.sees.keys() == {"anna", "ben"}
+    second.leave()
+    third.leave()
+
+
+def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
+    """Nobody goes on before the last has come; and it can be used again."""
+    peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+    passed: list[int] = []
+
+    def wait(i: int) -> None:
+        peers[i].membership.barrier("epoch", 3, PATIENCE_S)
+        passed.append(i)
+
+    for _ in range(3):
+        passed.clear()
+        with ThreadPoolExecutor() as pool:
+            early = [pool.submit(wait, i) for i in range(2)]
+            with pytest.raises(TimedOut, match="other"):
+                peers[2].membership.barrier("other", 2, 0.2)
+            assert not passed
+            wait(2)
+            for future in early:
+                future.result(PATIENCE_S)
+    for peer in peers:
+        peer.leave()
+
+
+def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
+    """Two who wait one after the other do not open it."""
+    first, second = Peer(discovery, "anna"), Peer(discovery, "ben")
+    for peer in (first, second):
+        with pytest.raises(TimedOut):
+            peer.membership.barrier("epoch", 2, 0.2)
+    first.leave()
+    second.leave()
+
+
+def test_many_join_at_once(discovery: Discovery) -> None:
+    """Each has a rank of its own, and in the end all know all."""
+    number = 12
+    with ThreadPoolExecutor(number) as pool:
+        peers = list(pool.map(lambda i: Peer(discovery, f"worker-{i}"), range(number)))
+    assert sorted(peer.rank for peer in peers) == list(range(number))
+    until(lambda: all(len(peer.sees) == number for peer in peers), "all to know all")
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(Peer.leave, peers))
+
+
+# --- those over a network -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["coordinator", "redis"])
+def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
+    """Killed and started again with nothing, it knows all members as who they were, and none has
+    been told meanwhile that another has gone."""
+    with MembershipServer() if kind == "coordinator" else RedisServer() as server:
+        discovery: Discovery
+        if isinstance(server, MembershipServer):
+            discovery = CoordinatorDiscovery(server.target)
+        else:
+            discovery = RedisDiscovery(server.url, LEASE_S)
+        peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+        until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
+        before = [peer.membership.member for peer in peers]
+        told = [len(peer.rosters) for peer in peers]
+        if isinstance(server, MembershipServer):
+            server.stop()
+        else:
+            server.kill()
+        with pytest.raises(DiscoveryUnavailable):
+            Peer(discovery, "newcomer", timeout_s=0.5)
+        server.start()
+        newcomer = Peer(discovery, "newcomer", role="other")
+        until(lambda: all(len(peer.sees) == 4 for peer in peers), "all to know the newcomer")
+        until(lambda: len(newcomer.sees) == 4, "the newcomer to know all")
+        assert [peer.membership.member for peer in peers] == before
+        if kind == "coordinator":
+            assert all(
+                len(roster) >= 3
+                for peer, number in zip(peers, told, strict=True)
+                for roster in peer.rosters[number:]
+            )
+        assert not any(peer.lost for peer in peers)
+        for peer in (*peers, newcomer):
+            peer.leave()
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "redis://127.0.0.1:1"])
+def test_nobody_there(target: str) -> None:
+    """A discovery that does not answer is named in the error."""
+    discovery: Discovery
+    discovery = (
+        RedisDiscovery(target) if target.startswith("redis") else CoordinatorDiscovery(target)
+    )
+    with pytest.raises(DiscoveryUnavailable):
+        Peer(discovery, "anna", timeout_s=0.3)
+    assert not any(thread.name == "membership" for thread in threading.enumerate())

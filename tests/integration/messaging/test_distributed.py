@@ -1,0 +1,110 @@
+"""Classes that messages drive."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from integration.messaging.conftest import Group
+from support.messaging import PATIENCE_S, until
+from xain_messaging.conditional_events import ConditionalEventError, EventTableFull
+from xain_messaging.distributed import dist
+from xain_messaging.messages import Message
+from xain_messaging.proxy import Proxy
+
+
+@dataclass
+class Sums:
+    """What each call of the handler got."""
+
+    name: str = "sums"
+    seen: list[list[int]] = field(default_factory=list)
+
+    def total(self) -> int:
+        return sum(sum(bodies) for bodies in self.seen)
+
+
+def note(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
+    local.seen.append([message.body for message in messages])
+    for message in messages:
+        proxy.reply(message, "noted", len(local.seen))
+
+
+def nothing(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
+    pass
+
+
+def test_handlers_are_called_with_what_satisfies_their_event(group: Group) -> None:
+    """With the object, the proxy and the messages, which it can answer; what it has not itself the
+    wrapped object has of the class; a stop event ends it."""
+    server = group("server", name="server")
+    workers = [group("worker", {"server": 1}) for _ in range(2)]
+    until(lambda: len(server.peers.get("worker", [])) == 2, "the workers")
+    make = dist(server, {"worker:update:3": note}, stop_event="worker:stop:1")(Sums)
+    assert make.__name__ == "Sums"
+    sums = make(name="mine")
+    assert (sums.name, sums.proxy, sums.local_instance.seen) == ("mine", server, [])
+    for i in range(7):
+        workers[i % 2].isend(Message("update", workers[i % 2].name, "server", i))
+        answered = len(sums.seen)
+        sums.launch(timeout_s=0.05 if i % 3 < 2 else 0.3)
+        assert len(sums.seen) == answered + (i % 3 == 2)
+    assert [sorted(bodies) for bodies in sums.seen] == [[0, 1, 2], [3, 4, 5]]
+    assert sums.total() == 15
+    answers = [worker.receive_once() for worker in workers for _ in range(3)]
+    assert sorted(message.body for message in answers if message) == [1, 1, 1, 2, 2, 2]
+    workers[0].isend(Message("stop", workers[0].name, "server"))
+    sums.launch()
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        sums.nothing_like_it()
+
+
+def test_percentages_follow_the_peers(group: Group) -> None:
+    """Those who are there when a message comes, and when somebody goes: then what is held may be
+    enough, though no message comes."""
+    server = group("server", name="server")
+    workers = [group("worker", {"server": 1}, name=f"worker-{i}") for i in range(4)]
+    until(lambda: len(server.peers.get("worker", [])) == 4, "the workers")
+    sums = dist(server, {"worker:update:100%": note})(Sums)()
+    for i, worker in enumerate(workers[:3]):
+        worker.isend(Message("update", worker.name, "server", i))
+    thread = threading.Thread(target=sums.launch)
+    thread.start()
+    until(lambda: sums._table._views[0].num_held == 3, "the table to hold three")
+    assert sums.seen == []
+    workers[3].close()
+    until(lambda: bool(sums.seen), "the handler to be called")
+    assert [sorted(bodies) for bodies in sums.seen] == [[0, 1, 2]]
+    sums.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_what_a_handler_raises_ends_launch(group: Group) -> None:
+    """It can be launched again; the messages that it had are taken."""
+    server, worker = group("server", name="server"), group("worker", {"server": 1})
+    until(lambda: "worker" in server.peers, "the worker")
+
+    def fail(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
+        raise ArithmeticError(messages[0].body)
+
+    sums = dist(server, {"worker:bad:1": fail, ("*:good:1", "AND"): note})(Sums)()
+    worker.isend(Message("bad", worker.name, "server", 13))
+    worker.isend(Message("good", worker.name, "server", 14))
+    with pytest.raises(ArithmeticError, match="13"):
+        sums.launch()
+    sums.launch(timeout_s=0.2)
+    assert sums.seen == [[14]]
+
+
+def test_wrong_expressions_and_full_tables_are_told(group: Group) -> None:
+    """At the first object, and when an event holds too much."""
+    server, worker = group("server", name="server"), group("worker", {"server": 1})
+    until(lambda: "worker" in server.peers, "the worker")
+    with pytest.raises(ConditionalEventError, match="worker:update:x"):
+        dist(server, {"worker:update:x": nothing})(Sums)()
+    sums = dist(server, {("worker:a:2", "worker:b:1", "AND"): nothing}, max_held=2)(Sums)()
+    for i in range(3):
+        worker.isend(Message("a", worker.name, "server", i))
+    with pytest.raises(EventTableFull):
+        sums.launch()

@@ -1,0 +1,50 @@
+"""The examples, as somebody would run them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "messaging" / "examples"
+
+
+def run(name: str, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *flags],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+def test_sum_by_scatter(driver: str) -> None:
+    """The sum is numpy's."""
+    assert "sum: 499999500000, numpy: 499999500000" in run("sum_by_scatter.py", "--driver", driver)
+
+
+def test_parameter_averaging() -> None:
+    """The line is found, though nobody waits for the last two of five."""
+    last = run("parameter_averaging.py").splitlines()[-1]
+    _, slope, _, intercept, *_ = last.replace(",", "").replace(";", "").split()
+    assert float(slope) == pytest.approx(2, abs=0.05)
+    assert float(intercept) == pytest.approx(-1, abs=0.05)
+
+
+def test_actor_learner() -> None:
+    """An actor is killed and comes back; all that was asked is answered."""
+    shown = run("actor_learner.py", "--driver", "zmq")
+    assert "round 2: 1 answers, missing: actor-1" in shown
+    assert "late: round 2 of actor-1" in shown
+    assert "asked 12, answered 12" in shown
+
+
+def test_every_example_is_run() -> None:
+    """Here."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))

@@ -1,0 +1,270 @@
+"""That every message comes once and in order, over lines that lose."""
+
+import itertools
+from collections import deque
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from xain_messaging.errors import MalformedMessage
+from xain_messaging.links import (
+    ACK_EVERY,
+    MESSAGE,
+    Bounds,
+    Delivery,
+    Link,
+    Packet,
+    read_head,
+)
+
+
+def received(link: Link, packet: Packet) -> Delivery | None:
+    return link.received(read_head(packet[0]), packet[1:])
+
+
+def ends() -> tuple[Link, Link]:
+    """Of one line, that stands."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    assert list(a.connected()) == list(b.connected()) == []
+    return a, b
+
+
+def test_what_is_sent_is_kept_until_it_is_taken() -> None:
+    """Having come is not enough; the word of it travels with the next message."""
+    a, b = ends()
+    packet = a.send(MESSAGE, [b"one"])
+    assert packet is not None
+    delivery = received(b, packet)
+    assert delivery is not None
+    assert list(delivery.frames) == [b"one"]
+    answer = b.send(MESSAGE, [b"early"])
+    assert answer is not None
+    received(a, answer)
+    assert a.num_kept == 1
+    assert b.take(delivery) is None
+    answer = b.send(MESSAGE, [b"late"])
+    assert answer is not None
+    received(a, answer)
+    assert a.num_kept == 0
+    assert a.kept_bytes == 0
+    assert b.ack() is None
+
+
+def test_a_reply_may_be_taken_before_what_came_earlier() -> None:
+    """What is not taken yet is not acknowledged with it."""
+    a, b = ends()
+    deliveries = [received(b, a.send(MESSAGE, [b"%d" % i]) or []) for i in range(3)]
+    first, second, third = [delivery for delivery in deliveries if delivery is not None]
+    b.take(third)
+    assert b.ack() is None
+    b.take(first)
+    ack = b.ack()
+    assert ack is not None
+    received(a, ack)
+    assert a.num_kept == 2
+    b.take(second)
+    ack = b.ack()
+    assert ack is not None
+    received(a, ack)
+    assert a.num_kept == 0
+
+
+def test_an_ack_goes_out_after_so_many() -> None:
+    """Without waiting for anything that could carry it."""
+    a, b = ends()
+    acks = []
+    for _ in range(2 * ACK_EVERY):
+        delivery = received(b, a.send(MESSAGE, [b"x"]) or [])
+        assert delivery is not None
+        acks.append(b.take(delivery))
+    assert [bool(ack) for ack in acks] == ([False] * (ACK_EVERY - 1) + [True]) * 2
+
+
+def test_what_is_lost_comes_over_the_next_connection() -> None:
+    """In order, and what had come is dropped."""
+    a, b = ends()
+    first, _, third = [a.send(MESSAGE, [b"%d" % i]) or [] for i in range(3)]
+    assert received(b, first) is not None
+    assert received(b, third) is None  # there is a gap
+    again = [received(b, packet) for packet in a.connected()]
+    assert [None if one is None else list(one.frames) for one in again] == [None, [b"1"], [b"2"]]
+
+
+def test_nothing_goes_to_one_that_is_away() -> None:
+    """It is kept, within bounds, and goes out when it is back."""
+    a, b = ends()
+    a.gone()
+    bounds = Bounds(max_messages=3, max_bytes=1000)
+    for i in range(3):
+        assert a.has_room(100, bounds)
+        assert a.send(MESSAGE, [b"%d" % i * 100]) is None
+    assert not a.has_room(1, bounds)
+    assert not a.has_room(701, Bounds(max_messages=9, max_bytes=1000))
+    assert a.has_room(700, Bounds(max_messages=9, max_bytes=1000))
+    assert [received(b, packet) is not None for packet in a.connected()] == [True] * 3
+
+
+def test_there_is_always_room_for_the_first() -> None:
+    """However large it is."""
+    assert Link("a", 1, "b").has_room(10**12, Bounds(max_messages=1, max_bytes=1))
+
+
+def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
+    """And nothing that it has; what the old one still sends is not heard."""
+    a, b = ends()
+    deliveries = [received(b, a.send(MESSAGE, [b"%d" % i]) or []) for i in range(3)]
+    assert deliveries[0] is not None
+    b.take(deliveries[0])
+    received(a, b.ack() or [])
+    late = b.send(MESSAGE, [b"late"])
+    new = Link("b", 21, "a")
+    assert list(new.connected()) == []
+    a.gone()
+    packets = list(a.connected())
+    assert [list(one.frames) for one in (received(new, p) for p in packets) if one] == [
+        [b"1"],
+        [b"2"],
+    ]
+    hello = received(a, new.send(MESSAGE, [b"hello"]) or [])
+    assert hello is not None
+    assert received(a, late or []) is None
+    assert a.take(hello) is None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb(1),
+        msgpack.packb(["m", "a", 1, 1, 1, 1]),
+        msgpack.packb(["x", "a", 1, 1, 1, 1, 1]),
+        msgpack.packb([["m"], "a", 1, 1, 1, 1, 1]),
+        msgpack.packb(["m", "a/b", 1, 1, 1, 1, 1]),
+        msgpack.packb(["m", 1, 1, 1, 1, 1, 1]),
+        msgpack.packb(["m", "a", 1, True, 1, 1, 1]),
+        msgpack.packb(["m", "a", "1", 1, 1, 1, 1]),
+        msgpack.packb(["m", "a", 1, 0, 1, 1, 1]),
+    ],
+)
+def test_what_is_no_head_is_malformed(head: bytes) -> None:
+    """Whatever a peer sends."""
+    with pytest.raises(MalformedMessage):
+        read_head(head)
+
+
+class Lines(RuleBasedStateMachine):
+    """Two peers, a line each way that loses all it holds when it breaks, and applications that take
+    in any order. One of them, b, dies now and then, and comes back as another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.incarnations = itertools.count(100)
+        self.names = ("a", "b")
+        self.links = {name: self.new_link(name) for name in self.names}
+        self.lines: dict[str, deque[Packet]] = {name: deque() for name in self.names}  # to it
+        self.inboxes: dict[str, list[Delivery]] = {name: [] for name in self.names}
+        self.num_sent = dict.fromkeys(self.names, 0)
+        # What each has got, by the process that got it, and what was taken by one.
+        self.got: dict[str, list[int]] = {name: [] for name in self.names}
+        self.taken_of_a: set[int] = set()
+
+    def new_link(self, name: str) -> Link:
+        other = "b" if name == "a" else "a"
+        link = Link(name, next(self.incarnations), other)
+        link.connected()
+        link.is_here = True
+        return link
+
+    def put(self, name: str, packet: Packet | None) -> None:
+        if packet is not None:
+            self.lines["b" if name == "a" else "a"].append(packet)
+
+    @rule(name=st.sampled_from("ab"))
+    def send(self, name: str) -> None:
+        self.num_sent[name] += 1
+        self.put(name, self.links[name].send(MESSAGE, [b"%d" % self.num_sent[name]]))
+
+    @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
+    def deliver(self, name: str, number: int) -> None:
+        for _ in range(min(number, len(self.lines[name]))):
+            delivery = received(self.links[name], self.lines[name].popleft())
+            if delivery is not None:
+                self.inboxes[name].append(delivery)
+                self.got[name].append(int(bytes(delivery.frames[0])))
+
+    @rule(name=st.sampled_from("ab"), data=st.data())
+    def take(self, name: str, data: st.DataObject) -> None:
+        if self.inboxes[name]:
+            place = data.draw(st.integers(0, len(self.inboxes[name]) - 1))
+            delivery = self.inboxes[name].pop(place)
+            if name == "b":
+                self.taken_of_a.add(int(bytes(delivery.frames[0])))
+            self.put(name, self.links[name].take(delivery))
+
+    @rule(name=st.sampled_from("ab"))
+    def ack(self, name: str) -> None:
+        self.put(name, self.links[name].ack())
+
+    @rule(to=st.sampled_from("ab"), data=st.data())
+    def break_line(self, to: str, data: st.DataObject) -> None:
+        """Some of its end is lost; the sender hears of it and sends again."""
+        line = self.lines[to]
+        for _ in range(data.draw(st.integers(0, len(line)))):
+            line.pop()
+        sender = "b" if to == "a" else "a"
+        for packet in self.links[sender].connected():
+            self.put(sender, packet)
+
+    @precondition(lambda self: self.num_sent["a"] > 3)
+    @rule()
+    def die(self) -> None:
+        """b, with all that it has not taken and all that it has sent."""
+        self.links["b"] = self.new_link("b")
+        self.lines["b"].clear()
+        self.inboxes["b"].clear()
+        self.got["b"] = []
+        self.num_sent["b"] = 0
+        self.got["a"] = []
+        self.lines["a"].clear()
+        for packet in self.links["a"].connected():
+            self.put("a", packet)
+
+    @invariant()
+    def all_comes_once_and_in_order(self) -> None:
+        for numbers in self.got.values():
+            assert (
+                numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+            )
+        assert self.got["a"][:1] in ([], [1])
+
+    @invariant()
+    def nothing_that_was_not_taken_is_forgotten(self) -> None:
+        """By the sender, before the new process has it."""
+        kept = {kept.number for kept in self.links["a"]._kept}
+        assert set(range(1, self.num_sent["a"] + 1)) - self.taken_of_a <= kept
+
+    def teardown(self) -> None:
+        """After a last word, all is there."""
+        for _ in range(3):
+            for name in self.names:
+                for packet in self.links[name].connected():
+                    self.put(name, packet)
+                self.ack(name)
+            for name in self.names:
+                self.deliver(name, 10**6)
+                while self.inboxes[name]:
+                    self.put(name, self.links[name].take(self.inboxes[name].pop()))
+        assert self.got["a"] == list(range(1, self.num_sent["b"] + 1))
+        if self.got["b"]:
+            assert self.got["b"][-1] == self.num_sent["a"]
+        assert not self.links["a"].num_kept
+        assert not self.links["b"].num_kept
+
+
+TestLines: Any = Lines.TestCase
+TestLines.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

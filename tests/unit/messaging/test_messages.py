@@ -1,0 +1,162 @@
+"""Messages, their answers, and the stages of sessions."""
+
+from enum import Enum
+
+import pytest
+
+from xain_messaging.errors import SessionError
+from xain_messaging.messages import (
+    Message,
+    NotificationSessionStage,
+    SessionMessage,
+    SessionType,
+    TaskSessionStage,
+    tag_of,
+)
+from xain_messaging.sessions import Sessions
+
+
+class Tags(Enum):
+    UPDATE = "update"
+
+
+def test_every_message_begins_a_session() -> None:
+    """With ids of its own, unless they are given."""
+    one, two = Message("t", "a", "b"), Message("t", "a", "b")
+    assert one.body is None
+    assert len({one.session_id, one.message_id, two.session_id, two.message_id}) == 4
+    assert Message("t", "a", "b", session_id="s", message_id="m").session_id == "s"
+
+
+def test_a_tag_may_be_of_an_enum() -> None:
+    """Its value is what counts."""
+    assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tag", ["", "*", "a:b", " a", "a ", 3, None, "x" * 257])
+def test_what_cannot_be_a_tag(tag: object) -> None:
+    """A conditional event could not tell it from its own signs."""
+    with pytest.raises(ValueError, match="tag"):
+        tag_of(tag)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "é", " a", "x" * 129])
+def test_what_cannot_be_a_name(name: str) -> None:
+    """The message says which."""
+    with pytest.raises(ValueError, match="destination"):
+        Message("t", "a", name)
+    with pytest.raises(ValueError, match="source"):
+        Message("t", name, "b")
+
+
+def test_a_reply_goes_back_in_the_session() -> None:
+    """As a new message; tag and body are kept unless they are given, and None is given."""
+    asked = Message("ask", "a", "b", {"x": 1})
+    kept = asked.reply()
+    assert (kept.source, kept.destination, kept.tag, kept.body) == ("b", "a", "ask", {"x": 1})
+    assert kept.session_id == asked.session_id
+    assert kept.message_id != asked.message_id
+    given = asked.reply("told", None)
+    assert (given.tag, given.body) == ("told", None)
+    assert (asked.source, asked.tag) == ("a", "ask")  # is as it was
+
+
+def test_a_forwarded_message_comes_from_who_had_it() -> None:
+    """In the same session."""
+    asked = Message("ask", "a", "b", 7)
+    onward = asked.forward("c")
+    assert (onward.source, onward.destination, onward.body) == ("b", "c", 7)
+    assert onward.session_id == asked.session_id
+
+
+def test_stages_follow_from_the_type() -> None:
+    """The first by default; a reply completes, an ack is the stage between."""
+    task = SessionMessage("t", "a", "b", 1)
+    assert task.session_stage is TaskSessionStage.REQUEST
+    assert task.reply().session_stage is TaskSessionStage.COMPLETE
+    ack = task.reply(ack=True)
+    assert (ack.session_stage, ack.body) == (TaskSessionStage.RECEIVE, None)
+    note = SessionMessage("t", "a", "b", session_type=SessionType.NOTIFICATION)
+    assert note.session_stage is NotificationSessionStage.REQUEST
+    assert note.reply().session_stage is NotificationSessionStage.RECEIVE
+    assert note.reply().is_final
+    with pytest.raises(SessionError):
+        task.reply().reply()
+    with pytest.raises(SessionError):
+        SessionMessage("t", "a", "b", None, SessionType.TASK, NotificationSessionStage.RECEIVE)
+
+
+def request(session_type: SessionType = SessionType.TASK) -> SessionMessage:
+    return SessionMessage("t", "a", "b", session_type=session_type)
+
+
+@pytest.mark.parametrize("session_type", SessionType)
+def test_a_session_from_its_beginning_to_its_end(session_type: SessionType) -> None:
+    """At both ends: request, ack of a task, answer."""
+    asker, answerer = Sessions(), Sessions()
+    asked = request(session_type)
+    asker.send(asked)
+    assert answerer.received(asked)
+    answers = [asked.reply(ack=True), asked.reply()]
+    for answer in answers if session_type is SessionType.TASK else answers[1:]:
+        answerer.send(answer)
+        assert asker.received(answer)
+    for again in answers:
+        with pytest.raises(SessionError, match="last answer"):
+            answerer.send(again)
+        assert not asker.received(again)
+    assert asker.num_refused == 2
+
+
+def test_stages_do_not_go_back() -> None:
+    """No second ack, and no ack after the end."""
+    asker, answerer = Sessions(), Sessions()
+    asked = request()
+    asker.send(asked)
+    answerer.received(asked)
+    answerer.send(asked.reply(ack=True))
+    with pytest.raises(SessionError, match="does not follow"):
+        answerer.send(asked.reply(ack=True))
+    assert asker.received(asked.reply(ack=True))
+    assert not asker.received(asked.reply(ack=True))
+    assert asker.received(asked.reply())
+
+
+def test_nobody_answers_what_was_not_asked() -> None:
+    """Not of another peer, another session or another type."""
+    sessions = Sessions()
+    asked = request()
+    sessions.send(asked)
+    with pytest.raises(SessionError):
+        sessions.send(request().reply())
+    assert not sessions.received(request().reply())
+    other = SessionMessage(
+        "t",
+        "b",
+        "a",
+        None,
+        SessionType.NOTIFICATION,
+        NotificationSessionStage.RECEIVE,
+        session_id=asked.session_id,
+    )
+    assert not sessions.received(other)
+    stranger = SessionMessage(
+        "t",
+        "c",
+        "a",
+        None,
+        SessionType.TASK,
+        TaskSessionStage.COMPLETE,
+        session_id=asked.session_id,
+    )
+    assert not sessions.received(stranger)
+    assert sessions.received(asked.reply())
+
+
+def test_the_oldest_of_too_many_is_forgotten() -> None:
+    """So that those who never answer do not fill the memory."""
+    sessions = Sessions(max_sessions=2)
+    asked = [request() for _ in range(3)]
+    for message in asked:
+        sessions.send(message)
+    assert [sessions.received(message.reply()) for message in asked] == [False, True, True]
