@@ -27,9 +27,11 @@ from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.messages import STAGES, Body, Message, SessionMessage, SessionType
 
 VERSION: Final = 1
-MAX_DEPTH = 64  # of lists and maps in each other
+MAX_DEPTH = 500  # of lists and maps in each other; msgpack goes no deeper than 511
 MAX_NDIM = 32
 SMALL_ARRAY_BYTES = 1024  # what is smaller costs more as a frame of its own
+MAX_FRAMES = 1024  # of further arrays the envelope takes care
+MAX_MESSAGE_BYTES = 8 << 30
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
@@ -88,6 +90,8 @@ def encode(message: Message) -> list[Frame]:
     if has_tuples:  # as a key, one goes out, and nobody can read it
         for place, why in _faults(message.body, "body", 0):
             raise BodyError(f"{place} cannot be sent: {why}")
+    if (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
+        raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
     return frames
 
 
@@ -109,7 +113,8 @@ def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
     if array.dtype.kind not in _KINDS or array.ndim > MAX_NDIM:
         raise TypeError
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    inside = plain.tobytes() if plain.nbytes <= SMALL_ARRAY_BYTES else None
+    is_small = plain.nbytes <= SMALL_ARRAY_BYTES or len(frames) >= MAX_FRAMES
+    inside = plain.tobytes() if is_small else None
     if inside is None:
         # A view of bytes: of an empty array there is none, but that one is small.
         frames.append(plain.reshape(-1).view(np.uint8).data)

@@ -23,6 +23,7 @@ import hashlib
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,15 +75,26 @@ class Collectives:
         self.endpoint = endpoint
         self._groups: dict[str, Group] = {}
         self._arrived: dict[_Place, _Arrived] = {}
-        endpoint.on_collective = self._on_message
+        self._dropped: OrderedDict[str, None] = OrderedDict()  # ids of groups that are no more
+        endpoint.hear_collectives(self._on_message)
 
     def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
         """The one of these processes; the same for the same."""
         group = Group(self, name, members, timeout_s)
         with self.endpoint.lock:
             for old in [old for old in self._groups.values() if old.gone]:
-                del self._groups[old.id]
+                self._drop(old.id)
             return self._groups.setdefault(group.id, group)
+
+    def _drop(self, group_id: str) -> None:
+        """Nobody takes part in it any more: what has come for it, and what comes, is taken, or it
+        would be kept by its sender for ever."""
+        del self._groups[group_id]
+        for place in [place for place in self._arrived if place[0] == group_id]:
+            self.forget(place)
+        self._dropped[group_id] = None
+        if len(self._dropped) > MAX_EARLY:
+            self._dropped.popitem(last=False)
 
     def of(self, place: _Place) -> _Arrived:
         """Under the lock."""
@@ -107,7 +119,7 @@ class Collectives:
                 self.endpoint.take(delivery)
                 return
         group = self._groups.get(group_id)
-        if group is not None and number < group.number:
+        if group_id in self._dropped or (group is not None and number < group.number):
             self.endpoint.take(delivery)  # of an operation that is over here
             return
         arrived = self.of((group_id, number))
@@ -353,6 +365,9 @@ class Group:
         except MessagingError as error:
             self._tell(str(error), ())
             raise CollectiveFailed(f"{kind} has failed: {error}") from error
+        except Exception as error:  # a part that is none, say: the others are not to wait
+            self._tell(f"{type(error).__name__} at {self._endpoint.name!r}", ())
+            raise
         finally:
             with self._endpoint.lock:
                 self._collectives.forget((self.id, self.number))

@@ -15,11 +15,12 @@ it; see conditional_events.py. The peers that percentages are of are those who a
 message comes, and when somebody has come or gone.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from xain_messaging.conditional_events import MAX_HELD, EventTable, Expression
+from xain_messaging.conditional_events import MAX_HELD, EventTable, Expression, Fired
 from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
@@ -51,6 +52,7 @@ class Distributed(Generic[T]):
             self._table.register(expression, handler)
         if stop_event is not None:
             self._table.register(stop_event, _stop)
+        self._fired: deque[Fired[Handler, Message]] = deque()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.local_instance, name)
@@ -58,17 +60,25 @@ class Distributed(Generic[T]):
     def launch(self, timeout_s: float | None = None) -> None:
         """Receive and call the handlers until stop(), the stop event, or for timeout_s in all; by
         default without end. What a handler raises comes out here; the messages that it had are
-        taken.
+        taken, and what else has fired is called the next time.
 
         Raises EventTableFull if an event holds too many messages and is not satisfied.
         """
-        for event in self.proxy.events(timeout_s):
-            table = self._table
-            fires = table.push(event) if isinstance(event, Message) else table.evaluate()
-            for fired in fires:
+        events = self.proxy.events(timeout_s)
+        self._fired += self._table.evaluate()  # somebody may have gone since the last time
+        while True:
+            while self._fired:
+                fired = self._fired.popleft()
                 if fired.key is _stop:
                     return
                 fired.key(self.local_instance, self.proxy, fired.messages)
+            event = next(events, None)
+            if event is None:
+                return
+            if isinstance(event, Message):
+                self._fired += self._table.push(event)
+            else:
+                self._fired += self._table.evaluate()
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 # An ack that nothing carries waits for so long for something that might.
 ACK_DELAY_S = 0.01
+# How long messages are kept for a peer that is away.
+FORGET_S = 3600.0
 # Events that are handled before those who wait are told.
 BATCH = 64
 # Names that are not in the group: of those who have left, and of those whom the discovery has not
@@ -62,10 +64,7 @@ Handler = Callable[[Message, Delivery], None]
 
 
 class Endpoint:
-    """Joins on construction; see Discovery.join for what that raises. The driver is closed with it.
-
-    on_collective: is given the messages of collective operations, under `lock`.
-    """
+    """Joins on construction; see Discovery.join for what that raises. It closes the driver."""
 
     def __init__(
         self,
@@ -82,7 +81,8 @@ class Endpoint:
         self.role = role
         self.inbox = Inbox()
         self.sessions = Sessions()
-        self.on_collective: Handler | None = None
+        self._on_collective: Handler | None = None
+        self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
         self.lock = threading.Lock()
         self._driver = driver
         self._bounds = bounds
@@ -91,6 +91,8 @@ class Endpoint:
         self._roster: Roster = MappingProxyType({})
         self._links: dict[str, Link] = {}
         self._owed: dict[str, Link] = {}  # acks
+        self._owed_since = 0.0
+        self._away_since: dict[str, float] = {}
         self._failure: MessagingError | None = None
         try:
             self._membership: Membership = discovery.join(
@@ -122,28 +124,41 @@ class Endpoint:
         """All who are in the group now, with us."""
         return self._roster
 
-    def is_known(self, peer: str) -> bool:
-        """Whether it is, or has been, in the group."""
-        return peer in self._links
-
     def _on_change(self, roster: Roster) -> None:
         with self.lock:
+            if self._failure is not None:
+                return  # we are on our way out, and the driver is closed
             if self._roster and not self._is_receiving:
                 self._handle_all()  # what somebody has taken is not sent again to who comes for it
             before, self._roster = self._roster, MappingProxyType(dict(roster))
-            self._forget_those_long_gone()
+            now = time.monotonic()
             for name in before.keys() - roster.keys() - {self.name}:
                 self._driver.disconnect(name)
                 self._link(name).gone()
+                self._away_since[name] = now
                 log.info("peer_away", peer=name, kept=self._link(name).num_kept)
             for name, member in roster.items():
-                if name == self.name or _place(before.get(name)) == _place(member):
-                    continue
-                log.debug("peer_here", peer=name, address=member.address)
-                self._driver.connect(name, member.address)
-                self._send_kept(self._link(name))
+                if name != self.name and _place(before.get(name)) != _place(member):
+                    self._connect(member)
+            self._forget_those_long_gone(now)
             self._changed.notify_all()
         self._driver.wake()  # who waits for a peer looks again
+
+    def _connect(self, member: Member) -> None:
+        self._away_since.pop(member.name, None)
+        link = self._link(member.name)
+        try:
+            self._driver.connect(member.name, member.address)
+        except Exception as error:
+            # Whatever a driver says to an address that is none of its own: the others must not
+            # suffer from it.
+            link.gone()
+            log.warning(
+                "cannot_connect", peer=member.name, address=member.address, error=str(error)
+            )
+            return
+        log.debug("peer_here", peer=member.name, address=member.address)
+        self._send_kept(link)
 
     def _on_lost(self, error: Exception) -> None:
         failure = error if isinstance(error, MessagingError) else MessagingError(str(error))
@@ -156,13 +171,14 @@ class Endpoint:
     def _max_links(self) -> int:
         return len(self._roster) + MAX_STRANGERS
 
-    def _forget_those_long_gone(self) -> None:
+    def _forget_those_long_gone(self, now: float) -> None:
         """Names are often made up for one process, and a group may live for months."""
-        if len(self._links) < self._max_links:
-            return
-        for name, link in list(self._links.items()):
-            if name not in self._roster and link.is_settled:
-                del self._links[name]
+        for name, since in list(self._away_since.items()):
+            link = self._links[name]
+            if now - since > FORGET_S or (link.is_settled and len(self._links) > self._max_links):
+                if link.num_kept:
+                    log.warning("peer_forgotten", peer=name, lost=link.num_kept)
+                del self._away_since[name], self._links[name]
                 self._owed.pop(name, None)
 
     def _link(self, peer: str) -> Link:
@@ -203,7 +219,8 @@ class Endpoint:
             packet = link.send(kind, frames)
             if packet is not None:
                 self._driver.send(peer, packet)
-            self._owed.pop(peer, None)  # it went with it
+            if not link.owes_ack:
+                self._owed.pop(peer, None)  # it went with it
             return True
 
         if self.wait_for(try_to_post, deadline) is None:
@@ -215,13 +232,15 @@ class Endpoint:
 
     def take(self, delivery: Delivery) -> None:
         """The application has this message. Call it under `lock`."""
-        link = self._links[delivery.peer]
+        link = self._links.get(delivery.peer)
+        if link is None:
+            return  # its peer has been forgotten
         packet = link.take(delivery)
         if packet is not None:
             self._driver.send(link.name, packet)
             self._owed.pop(link.name, None)
         else:
-            self._owed[link.name] = link
+            self._owe(link)
 
     # --- in ---
 
@@ -237,11 +256,14 @@ class Endpoint:
         """
         with self.lock:
             is_last = False
+            if not self._is_receiving:
+                self._handle_all()
             while True:
                 if self._failure is not None:
                     raise self._failure
                 result = attempt()
                 if result is not None or is_last:
+                    self._send_old_acks()  # who takes one after the other may never wait
                     return result
                 left_s = deadline - time.monotonic()
                 is_last = left_s <= 0
@@ -253,13 +275,14 @@ class Endpoint:
             self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))
             return
         wait_s = min(timeout_s, ACK_DELAY_S) if self._owed else timeout_s
-        event = self._from_driver(wait_s)
-        if event is None:
-            self._send_acks()
-        else:
-            self._handle(event)
-            self._handle_all()
-        self._changed.notify_all()
+        try:
+            event = self._from_driver(wait_s)
+            if event is not None:
+                self._handle(event)
+                self._handle_all()
+            self._send_old_acks()
+        finally:  # an interrupt too: another one is to receive now
+            self._changed.notify_all()
 
     def _handle_all(self) -> None:
         """What has come already; or some of it, if there is no end."""
@@ -294,10 +317,15 @@ class Endpoint:
         head = read_head(event.frames[0]) if event.frames else None
         if head is None or head.name == self.name:
             raise MalformedMessage("a packet of nobody")
+        if head.to != self.name:
+            return  # for one that was at our address before us
         if head.name not in self._links and len(self._links) >= self._max_links:
             raise MalformedMessage(f"{head.name!r} is not in the group")
-        delivery = self._link(head.name).received(head, event.frames[1:])
+        link = self._link(head.name)
+        delivery = link.received(head, event.frames[1:])
         if delivery is None:
+            if link.owes_ack:
+                self._owe(link)
             return
         try:
             message = decode(delivery.frames, delivery.peer, self.name)
@@ -305,10 +333,10 @@ class Endpoint:
             self.take(delivery)  # it would only come again
             raise
         if delivery.kind == COLLECTIVE:
-            if self.on_collective is not None:
-                self.on_collective(message, delivery)
+            if self._on_collective is not None:
+                self._on_collective(message, delivery)
             else:
-                self.take(delivery)
+                self._unheard.append((message, delivery))
         elif isinstance(message, SessionMessage) and not self.sessions.received(message):
             log.warning(
                 "out_of_order",
@@ -319,6 +347,24 @@ class Endpoint:
             self.take(delivery)
         else:
             self.inbox.add(message, delivery)
+
+    def hear_collectives(self, handler: Handler) -> None:
+        """It is given the messages of collective operations, under `lock`; those that have come
+        too."""
+        with self.lock:
+            self._on_collective = handler
+            unheard, self._unheard = self._unheard, []
+            for message, delivery in unheard:
+                handler(message, delivery)
+
+    def _owe(self, link: Link) -> None:
+        if not self._owed:
+            self._owed_since = time.monotonic()
+        self._owed[link.name] = link
+
+    def _send_old_acks(self) -> None:
+        if self._owed and time.monotonic() - self._owed_since >= ACK_DELAY_S:
+            self._send_acks()
 
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}
@@ -334,8 +380,7 @@ class Endpoint:
         with self.lock:
             if isinstance(self._failure, Closed):
                 return
-            if not self._is_receiving:
-                self._send_acks()
+            self._send_acks()
             self._failure = Closed(f"{self.name!r} has been closed")
             self._changed.notify_all()
         self._driver.wake()

@@ -1,33 +1,36 @@
 """Every message comes once and in order, for as long as both ends live.
 
 A driver's connection may break, and what was on it may have come or not. So what is sent to a peer
-is numbered and kept until the peer has taken it; when its connection has broken, or when it comes
-back, all that it has not taken is sent again, in order. What has come twice is dropped.
+is numbered and kept until the peer has taken it; over a new connection, to the same process or to
+one that comes in its place, all that is kept goes out again, in order. What has come already is
+dropped.
 
 A message is taken when the application gets it, not when it arrives: one that a peer had in its
-queue when it died goes to the process that comes back under its name. What an application was
-working on when it died is gone with it; that is for the application, which can reply when its work
-is done.
+queue when it died goes to the process that comes back under its name. The word of that travels
+back with the next message, or alone a moment later; if the peer dies before it is out, the next
+process gets the message again.
 
-That also bounds what is on its way: so many messages and bytes for each peer, and no more is sent
-before it has taken some. The same holds for a peer that is away.
+That also bounds what is on its way: so many messages and bytes for each peer that it has not taken.
+The same holds for a peer that is away.
 
 A packet is a list of frames: a head, and the frames of a message, see codec.py; of an ack the head
 is all. The head is msgpack:
 
-    [kind, name, incarnation, number, base, to_incarnation, taken]
+    [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken]
 
 kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
+to: the name of the receiver; whoever has another one got it by mistake.
 number: the message's, from 1 on, counted for each peer; 0 in an ack.
-base: the lowest number that the sender still keeps: who has not heard of it before begins there.
-to_incarnation, taken: all messages up to this number of the receiver's incarnation are taken.
+follows: the number of the message before it on this connection, 0 for the first. Those between are
+    taken; one who has not heard of `follows` waits for what was lost.
+to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, but for
+    those of the list. An incarnation of 0: nothing is told.
 
 Pure: no I/O, no clock, no threads. What is to be sent is returned.
 """
 
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -38,7 +41,7 @@ from xain_messaging.errors import MalformedMessage
 from xain_messaging.names import why_not
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
-# or when the receiver has nothing else to do.
+# or a moment later, see endpoint.py.
 ACK_EVERY = 64
 ACK_EVERY_BYTES = 8 << 20
 
@@ -64,11 +67,13 @@ class Head(NamedTuple):
 
     kind: str
     name: str
+    to: str
     incarnation: int
     number: int
-    base: int
+    follows: int
     to_incarnation: int
-    taken: int
+    heard: int
+    untaken: list[int]
 
 
 class Delivery(NamedTuple):
@@ -82,11 +87,9 @@ class Delivery(NamedTuple):
     num_bytes: int
 
 
-@dataclass(slots=True, eq=False)
-class _Kept:
+class _Kept(NamedTuple):
     """A message on its way."""
 
-    number: int
     kind: str
     frames: Frames
     num_bytes: int
@@ -104,18 +107,16 @@ class Link:
     name: str  # of the peer
     is_here: bool = False
     kept_bytes: int = 0
-    _kept: deque[_Kept] = field(default_factory=deque)
+    _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _next: int = 1
-    # Of the peer: which process it is, the number awaited next, and how much that is taken it has
-    # not been told of.
+    _last_sent: int = 0  # over this connection
+    # Of the peer: which process it is, the last number heard, those of it that are not taken yet,
+    # and how much that is taken it has not been told of.
     _peer_incarnation: int = 0
-    _awaited: int = 1
-    _told: int = 0
+    _heard: int = 0
+    _untaken: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _num_untold: int = 0
     _untold_bytes: int = 0
-    # What is delivered, in its order, and which of that is taken: the application takes a reply
-    # before what came earlier.
-    _delivered: deque[int] = field(default_factory=deque)
-    _taken_out: set[int] = field(default_factory=set)
 
     @property
     def num_kept(self) -> int:
@@ -125,7 +126,7 @@ class Link:
     @property
     def is_settled(self) -> bool:
         """Nothing is on its way, in either direction."""
-        return not self._kept and not self._delivered and self._told == self._taken
+        return not self._kept and not self._untaken and not self._num_untold
 
     def has_room(self, size_bytes: int, bounds: Bounds) -> bool:
         """For one more message. There always is for the first, however large."""
@@ -138,16 +139,22 @@ class Link:
 
     def send(self, kind: Kind, frames: Frames) -> Packet | None:
         """Keep a message. Returns what goes out now; None if the peer is away."""
-        kept = _Kept(self._next, kind, frames, num_bytes(frames))
+        number, kept = self._next, _Kept(kind, frames, num_bytes(frames))
         self._next += 1
-        self._kept.append(kept)
+        self._kept[number] = kept
         self.kept_bytes += kept.num_bytes
-        return self._packet(kept) if self.is_here else None
+        return self._packet(number, kept) if self.is_here else None
 
-    def connected(self) -> Iterator[Packet]:
-        """There is a connection, which nothing has gone over yet. All that is kept goes out."""
+    def connected(self) -> list[Packet]:
+        """There is a connection, which nothing has gone over yet. Returns what goes out: all that
+        is kept, and what may not have been heard of what is taken."""
         self.is_here = True
-        yield from [self._packet(kept) for kept in self._kept]
+        self._last_sent = 0
+        if self._peer_incarnation:
+            self._num_untold = max(self._num_untold, 1)
+        packets = [self._packet(number, kept) for number, kept in self._kept.items()]
+        ack = self.ack()
+        return packets if ack is None else [*packets, ack]
 
     def gone(self) -> None:
         """There is none any more."""
@@ -160,21 +167,22 @@ class Link:
         if head.incarnation < self._peer_incarnation:
             return None  # of a process whose place another has taken
         if head.to_incarnation == self.own_incarnation:
-            self._drop_taken(head.taken)
+            self._drop_taken(head.heard, head.untaken)
         if head.kind not in (MESSAGE, COLLECTIVE):
             return None
         if head.incarnation > self._peer_incarnation:
             # Another process than before; or the first that we hear of.
             self._peer_incarnation = head.incarnation
-            self._awaited = head.base
-            self._told = head.base - 1
-            self._untold_bytes = 0
-            self._delivered.clear()
-            self._taken_out.clear()
-        if head.number != self._awaited:
-            return None  # again, or after a gap: what is missing comes first, over a new connection
-        self._awaited += 1
-        self._delivered.append(head.number)
+            self._heard = 0
+            self._untaken.clear()
+            self._num_untold = self._untold_bytes = 0
+        if head.number <= self._heard:
+            self._num_untold += 1  # the word that it is taken may have been lost
+            return None
+        if head.follows > self._heard:
+            return None  # there is a gap: what is missing comes over a new connection
+        self._heard = head.number
+        self._untaken[head.number] = None
         size = num_bytes(frames)
         return Delivery(self.name, head.incarnation, head.number, head.kind, frames, size)
 
@@ -182,42 +190,44 @@ class Link:
         """The application has it. Returns an ack if it is time for one."""
         if delivery.incarnation != self._peer_incarnation:
             return None  # nobody waits for it any more
-        self._taken_out.add(delivery.number)
-        while self._delivered and self._delivered[0] in self._taken_out:
-            self._taken_out.remove(self._delivered.popleft())
+        self._untaken.pop(delivery.number, None)
+        self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
-        is_due = self._taken - self._told >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
+        is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
         return self.ack() if is_due else None
 
-    def ack(self) -> Packet | None:
-        """What the peer has not been told of what is taken; None if there is nothing."""
-        if self._taken == self._told or not self.is_here:
-            return None
-        return self._head(_ACK, 0)
-
     @property
-    def _taken(self) -> int:
-        """All up to this number are taken."""
-        return (self._delivered[0] if self._delivered else self._awaited) - 1
+    def owes_ack(self) -> bool:
+        """The peer has not been told of all that is taken."""
+        return self._num_untold > 0
 
-    def _drop_taken(self, number: int) -> None:
-        while self._kept and self._kept[0].number <= number:
-            self.kept_bytes -= self._kept.popleft().num_bytes
+    def ack(self) -> Packet | None:
+        """What the peer has not been told of what is taken; None if there is nothing, or it is
+        away."""
+        return self._head(_ACK, 0, 0) if self._num_untold and self.is_here else None
 
-    def _packet(self, kept: _Kept) -> Packet:
-        return [*self._head(kept.kind, kept.number), *kept.frames]
+    def _drop_taken(self, heard: int, untaken: list[int]) -> None:
+        still = set(untaken)
+        taken = []
+        for number in self._kept:
+            if number > heard:
+                break
+            if number not in still:
+                taken.append(number)
+        for number in taken:
+            self.kept_bytes -= self._kept.pop(number).num_bytes
 
-    def _head(self, kind: str, number: int) -> Packet:
-        self._told, self._untold_bytes = self._taken, 0  # an ack goes with all that goes
-        base = self._kept[0].number if self._kept else self._next
-        return [
-            msgpack.packb(
-                [
-                    *(kind, self.own_name, self.own_incarnation, number, base),
-                    *(self._peer_incarnation, self._taken),
-                ]
-            )
-        ]
+    def _packet(self, number: int, kept: _Kept) -> Packet:
+        follows, self._last_sent = self._last_sent, number
+        return [*self._head(kept.kind, number, follows), *kept.frames]
+
+    def _head(self, kind: str, number: int, follows: int) -> Packet:
+        told: tuple[int, int, list[int]] = (0, 0, [])
+        if self._num_untold:
+            told = (self._peer_incarnation, self._heard, list(self._untaken))
+            self._num_untold = self._untold_bytes = 0
+        who = (kind, self.own_name, self.name, self.own_incarnation)
+        return [msgpack.packb([*who, number, follows, *told])]
 
 
 def read_head(frame: Frame) -> Head:
@@ -226,12 +236,16 @@ def read_head(frame: Frame) -> Head:
         head = Head(*msgpack.unpackb(frame))
     except Exception as error:  # whatever bytes lead msgpack to
         raise MalformedMessage(f"not the head of a packet: {error!r:.200}") from error
-    numbers = (head.incarnation, head.number, head.base, head.to_incarnation, head.taken)
     is_known = isinstance(head.kind, str) and head.kind in _KINDS
-    if not is_known or any(type(number) is not int for number in numbers):
+    numbers = (head.incarnation, head.number, head.follows, head.to_incarnation, head.heard)
+    has_numbers = isinstance(head.untaken, list) and all(
+        type(number) is int and number >= 0 for number in (*numbers, *head.untaken)
+    )
+    if not is_known or not has_numbers:
         raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
-    if not isinstance(head.name, str) or why_not(head.name):
-        raise MalformedMessage(f"a packet without the name of its sender: {head.name!r:.80}")
+    for name in (head.name, head.to):
+        if not isinstance(name, str) or why_not(name):
+            raise MalformedMessage(f"a packet without its names: {name!r:.80}")
     if not head.number and head.kind in (MESSAGE, COLLECTIVE):
         raise MalformedMessage("a message without a number")
     return head

@@ -76,8 +76,9 @@ class Proxy:
         name gets what was kept for it.
     discovery: an instance; or "HOST:PORT" of a coordinator; or "redis://HOST:PORT".
     driver: an instance, which is closed with the proxy; or "grpc" or "zmq".
-    minimal_peers: of each role, or of each of `expected_peers` alike. Who sends while there are
-        fewer waits for them, up to minimal_peers_timeout_s.
+    minimal_peers: of each role, or of each of `expected_peers` alike. Who asks or tells while there
+        are fewer waits for them, up to minimal_peers_timeout_s, or its own timeout if it has given
+        one. Replies do not wait.
     bounds: of what is kept for one peer until it has taken it, be it here or away. Who sends more
         waits for room.
     Raises NameTaken, DiscoveryUnavailable, and PeersMissing if not all have come in time.
@@ -116,9 +117,11 @@ class Proxy:
         self._asked: OrderedDict[str, list[str]] = OrderedDict()
         self._is_stopped = False
         deadline = time.monotonic() + join_timeout_s
+        # First what can fail and holds nothing: a driver has a port.
+        found = open_discovery(discovery) if isinstance(discovery, str) else discovery
         self.endpoint = Endpoint(
             open_driver(driver) if isinstance(driver, str) else driver,
-            open_discovery(discovery) if isinstance(discovery, str) else discovery,
+            found,
             group_name,
             role,
             name or f"{role}-{uuid.uuid4().hex[:8]}",
@@ -175,6 +178,12 @@ class Proxy:
                 found.setdefault(member.role, []).append(member.name)
         return found
 
+    def barrier(self, name: str, num_members: int, timeout_s: float | None = None) -> None:
+        """Wait until so many members of the group, this one among them, wait at the barrier of this
+        name. Raises TimedOut; who has given up is not counted."""
+        waited_s = self.timeout_s if timeout_s is None else timeout_s
+        self.endpoint.membership.barrier(name, num_members, waited_s)
+
     def _wait_for_peers(self, wanted: Mapping[str, int], deadline: float) -> list[str]:
         """Who is still missing at the deadline."""
 
@@ -190,14 +199,15 @@ class Proxy:
         is_met = self.endpoint.wait_for(lambda: None if missing() else True, deadline)
         return [] if is_met else missing()
 
-    def _require_peers(self) -> None:
+    def _require_peers(self, timeout_s: float | None) -> None:
+        """As many as there must be, for somebody to begin something."""
         if not self._minimal:
             return
-        deadline = time.monotonic() + self._minimal_timeout_s
-        if missing := self._wait_for_peers(self._minimal, deadline):
+        waited_s = self._minimal_timeout_s if timeout_s is None else timeout_s
+        waited_s = min(waited_s, self._minimal_timeout_s)
+        if missing := self._wait_for_peers(self._minimal, time.monotonic() + waited_s):
             raise TooFewPeers(
-                f"waited {self._minimal_timeout_s:g} s for the least that there must be: "
-                f"{', '.join(missing)}",
+                f"waited {waited_s:g} s for the least that there must be: {', '.join(missing)}",
                 missing,
             )
 
@@ -274,8 +284,7 @@ class Proxy:
 
     def send(self, message: Message, timeout_s: float | None = None) -> Replies:
         """Send, and wait for the answer: one reply, or none and who is missing."""
-        deadline = self._deadline(timeout_s)
-        return self.receive_by_id(self._send([message], deadline), deadline - time.monotonic())
+        return self._ask([message], timeout_s)
 
     def isend(self, message: Message, timeout_s: float | None = None) -> list[str]:
         """Send, and go on. Returns the session to await an answer in. For a peer that is away it is
@@ -284,7 +293,7 @@ class Proxy:
         timeout_s: for room, see `bounds`.
         Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
         """
-        return self._send([message], self._deadline(timeout_s))
+        return self._begin([message], timeout_s)
 
     def scatter(
         self,
@@ -294,9 +303,7 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> Replies:
         """To each its own body, and wait for all answers."""
-        deadline = self._deadline(timeout_s)
-        sessions = self._send(self._each(tag, session_type, destination_body_list), deadline)
-        return self.receive_by_id(sessions, deadline - time.monotonic())
+        return self._ask(self._each(tag, session_type, destination_body_list), timeout_s)
 
     def iscatter(
         self,
@@ -306,8 +313,7 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """To each its own body, and go on. Returns a session for each."""
-        messages = self._each(tag, session_type, destination_body_list)
-        return self._send(messages, self._deadline(timeout_s))
+        return self._begin(self._each(tag, session_type, destination_body_list), timeout_s)
 
     def broadcast(
         self,
@@ -317,10 +323,9 @@ class Proxy:
         body: Body = None,
         timeout_s: float | None = None,
     ) -> Replies:
-        """The same to all of a role who are here, and wait for all answers."""
-        deadline = self._deadline(timeout_s)
-        sessions = self._send(self._all(role, tag, session_type, body), deadline)
-        return self.receive_by_id(sessions, deadline - time.monotonic())
+        """The same to all of a role who are here, and wait for all answers. Raises PeersMissing if
+        nobody of the role is here."""
+        return self._ask(self._all(role, tag, session_type, body), timeout_s)
 
     def ibroadcast(
         self,
@@ -332,7 +337,7 @@ class Proxy:
     ) -> list[str]:
         """The same to all of a role who are here, and go on. Returns their one session, once for
         each. Raises PeersMissing if nobody of the role is here."""
-        return self._send(self._all(role, tag, session_type, body), self._deadline(timeout_s))
+        return self._begin(self._all(role, tag, session_type, body), timeout_s)
 
     def reply(
         self,
@@ -344,12 +349,13 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """Answer a message that has come: with the last stage of its session, or, with ack_reply,
-        only that it has come. Raises SessionError if it has had that answer."""
+        only that it has come. Waits for nobody but for room. Raises SessionError if it has had that
+        answer."""
         if isinstance(message, SessionMessage):
             answer: Message = message.reply(tag, body, ack=ack_reply)
         else:
             answer = message.reply(tag, body)
-        return self._send([answer], self._deadline(timeout_s))
+        return self._post([answer], self._deadline(timeout_s))
 
     def forward(
         self,
@@ -360,29 +366,44 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """Pass on a message that has come. Its answer comes here, in the same session."""
-        forwarded = message.forward(destination, tag, body)
-        return self._send([forwarded], self._deadline(timeout_s))
+        return self._post([message.forward(destination, tag, body)], self._deadline(timeout_s))
 
     def _each(
         self, tag: str, session_type: SessionType, destinations: Iterable[tuple[str, Body]]
-    ) -> list[SessionMessage]:
-        return [
-            SessionMessage(tag, self.name, destination, body, session_type)
-            for destination, body in destinations
-        ]
+    ) -> Iterator[SessionMessage]:
+        for destination, body in destinations:
+            yield SessionMessage(tag, self.name, destination, body, session_type)
 
     def _all(
         self, role: str, tag: str, session_type: SessionType, body: Body
-    ) -> list[SessionMessage]:
+    ) -> Iterator[SessionMessage]:
+        """Who they are is asked when the first is sent."""
         names = self.peers.get(role)
         if not names:
             raise PeersMissing(f"nobody of the role {role!r} is here", [role])
         first = SessionMessage(tag, self.name, names[0], body, session_type)
-        return [replace(first, destination=name) for name in names]
+        for name in names:
+            yield replace(first, destination=name)
 
-    def _send(self, messages: Sequence[Message], deadline: float) -> list[str]:
-        """In their order. If one fails, those before it are on their way."""
-        self._require_peers()
+    def _ask(self, messages: Iterable[Message], timeout_s: float | None) -> Replies:
+        begun_at = time.monotonic()
+        self._require_peers(timeout_s)
+        # Without a time of its own, the wait for peers has its own.
+        deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
+        sessions = self._post(messages, deadline)
+        return self.receive_by_id(sessions, deadline - time.monotonic())
+
+    def _begin(self, messages: Iterable[Message], timeout_s: float | None) -> list[str]:
+        begun_at = time.monotonic()
+        self._require_peers(timeout_s)
+        return self._post(
+            messages, self._deadline(timeout_s, None if timeout_s is None else begun_at)
+        )
+
+    def _post(self, messages: Iterable[Message], deadline: float) -> list[str]:
+        """In their order. If one fails, those before it are on their way. Returns their
+        sessions."""
+        sessions = []
         encoded: dict[str, list[Frame]] = {}  # those of one broadcast are one message
         for message in messages:
             if message.source != self.name:
@@ -391,7 +412,8 @@ class Proxy:
                 encoded = {message.message_id: snapshot(encode(message))}
             self._remember(message)
             self.endpoint.post(message, MESSAGE, encoded[message.message_id], deadline)
-        return [message.session_id for message in messages]
+            sessions.append(message.session_id)
+        return sessions
 
     def _remember(self, message: Message) -> None:
         """Whom an answer is awaited of, to name those of whom none has come."""
@@ -400,8 +422,9 @@ class Proxy:
         if len(self._asked) > MAX_REMEMBERED:
             self._asked.popitem(last=False)
 
-    def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
+    def _deadline(self, timeout_s: float | None, begun_at: float | None = None) -> float:
+        began_at = time.monotonic() if begun_at is None else begun_at
+        return began_at + (self.timeout_s if timeout_s is None else timeout_s)
 
     # --- all together ---
 

@@ -122,7 +122,9 @@ class CoordinatorMembership:
                     raise
                 time.sleep(RETRY_S)
         for work in (self._watch, self._renew):
-            thread = threading.Thread(target=work, name="membership", daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(work,), name="membership", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
         if not self._told.wait(max(0.1, deadline - time.monotonic())):
@@ -155,21 +157,36 @@ class CoordinatorMembership:
 
     # --- in threads ---
 
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a defect, ours or of who is told: nobody may go on unnoticed
+            log.exception("membership_failed", group=self._request.group)
+            self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
+
+    def _lose(self, error: MembershipLost) -> None:
+        """Once, and not if we have left."""
+        with self._joining:
+            has_ended = self._has_ended.is_set()
+            self._has_ended.set()
+        if not has_ended:
+            self._on_lost(error)
+
     def _renew(self) -> None:
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
             request = pb.RenewRequest(**self._who())
             try:
                 self._stub.Renew(request, timeout=self._lease_s / 3)
-            except grpc.RpcError as error:
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
 
     def _watch(self) -> None:
         while not self._has_ended.is_set():
-            self._stream = self._stub.Watch(pb.WatchRequest(**self._who()))
             try:
+                self._stream = self._stub.Watch(pb.WatchRequest(**self._who()))
                 for response in self._stream:
                     self._tell(response)
-            except grpc.RpcError as error:
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
             self._has_ended.wait(self._chance.uniform(0.1, 2 * RETRY_S))
 
@@ -193,23 +210,24 @@ class CoordinatorMembership:
     def _handle(self, error: Any) -> None:
         if self._has_ended.is_set():
             return
+        if isinstance(error, ValueError):
+            raise error
         if error.code() is not grpc.StatusCode.NOT_FOUND:
             log.debug("discovery_away", target=self._target, error=error.details())
             return
-        with (
-            self._joining
-        ):  # the other thread may have come back meanwhile; then it changes nothing
-            try:
+        try:
+            with self._joining:
+                if self._has_ended.is_set():
+                    return  # we have left meanwhile, and must not be a member again
+                # The other thread may have come back already; then this changes nothing.
                 self._ask_to_join(CALL_TIMEOUT_S)
-                log.info("came_back", group=self._request.group, peer=self._request.name)
-            except DiscoveryUnavailable:
-                pass  # tried again with the next call
-            except MessagingError as refusal:
-                self._has_ended.set()
-                lost = refusal
-                if not isinstance(refusal, MembershipLost):
-                    lost = MembershipLost(str(refusal))
-                self._on_lost(lost)
+            log.info("came_back", group=self._request.group, peer=self._request.name)
+        except DiscoveryUnavailable:
+            pass  # tried again with the next call
+        except MembershipLost as lost:
+            self._lose(lost)
+        except MessagingError as refusal:
+            self._lose(MembershipLost(str(refusal)))
 
     # --- for the member ---
 
@@ -234,7 +252,8 @@ class CoordinatorMembership:
     def leave(self) -> None:
         if self._has_ended.is_set() and not self._threads:
             return
-        self._has_ended.set()
+        with self._joining:
+            self._has_ended.set()
         if self._member is not None:
             with suppress(grpc.RpcError):  # it expires by itself
                 self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=1.0)

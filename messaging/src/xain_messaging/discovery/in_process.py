@@ -83,8 +83,8 @@ class InProcessDiscovery:
     ) -> None:
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            generation = self._registry.arrive(group, barrier, member.name, num_members)
-            while not self._registry.has_opened(group, barrier, generation):
+            waiting = self._registry.arrive(group, barrier, member.name, num_members)
+            while not waiting.is_open:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     self._registry.give_up(group, barrier, member.name)
                     raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")

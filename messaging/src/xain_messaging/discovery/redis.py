@@ -202,6 +202,8 @@ class RedisMembership:
         self._member: Member | None = None
         self._roster: Roster = {}
         self._has_ended = threading.Event()
+        self._joining = threading.Lock()  # so that nobody comes back who has left
+        self._settled_at = 0.0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._scripts = {
@@ -216,8 +218,8 @@ class RedisMembership:
     def _run(self, script: str, *arguments: Any) -> Any:
         try:
             return self._scripts[script](keys=[self._prefix], args=list(arguments))
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise DiscoveryUnavailable(f"the Redis does not answer: {error}") from None
+        except redis.RedisError as error:  # also one that may not write for now
+            raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
 
     def join(self, deadline: float) -> None:
         """Raises NameTaken and DiscoveryUnavailable at the deadline."""
@@ -274,32 +276,54 @@ class RedisMembership:
                     self._renew()
                     renewed_at = time.monotonic()
                 self._look()
-            except (DiscoveryUnavailable, redis.ConnectionError, redis.TimeoutError) as error:
-                # The peers go on without it. Who they are is asked when it is back.
+            except (DiscoveryUnavailable, redis.RedisError) as error:
+                # The peers go on without it. Who they are is asked when it is back; it may have
+                # forgotten all, and hear of them one by one.
                 log.debug("discovery_away", error=str(error))
+                self._settled_at = time.monotonic() + RETRY_S + self._lease_s
                 if listener is not None:
                     with suppress(redis.RedisError):
                         listener.close()
                     listener = None
                 self._has_ended.wait(RETRY_S)
             except MembershipLost as lost:
-                self._has_ended.set()
-                self._on_lost(lost)
+                self._lose(lost)
+            except Exception as error:  # a defect, ours or of who is told: nobody goes on unnoticed
+                log.exception("membership_failed", peer=self._name)
+                self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
         if listener is not None:
             with suppress(redis.RedisError):
                 listener.close()
 
+    def _lose(self, error: MembershipLost) -> None:
+        """Once, and not if we have left."""
+        with self._joining:
+            has_ended = self._has_ended.is_set()
+            self._has_ended.set()
+        if not has_ended:
+            self._on_lost(error)
+
     def _renew(self) -> None:
         incarnation = str(self.member.incarnation)
         if not self._run(_RENEW, self._name, incarnation, round(1000 * self._lease_s)):
-            self._ask_to_join()  # expired, or the Redis has lost it: as who we were
+            self._come_back()
+
+    def _come_back(self) -> None:
+        """As who we were: we have expired, or the Redis has lost it."""
+        with self._joining:
+            if not self._has_ended.is_set():
+                self._ask_to_join()
+                self._settled_at = time.monotonic() + self._lease_s
 
     def _look(self) -> None:
         members = [_member(text) for text in self._run(_ROSTER)]
         roster = {member.name: member for member in members}
         if self._name not in roster:
-            self._ask_to_join()
+            self._come_back()
             roster[self._name] = self.member
+        if time.monotonic() < self._settled_at:
+            # Who is not listed may be on its way back as well.
+            roster = {**self._roster, **roster}
         with self._changed:
             self._changed.notify_all()
         if roster != self._roster:
@@ -328,13 +352,14 @@ class RedisMembership:
     def _opened(self, name: str) -> int:
         try:
             return int(self._client.get(f"{self._prefix}barrier:{name}") or 0)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise DiscoveryUnavailable(f"the Redis does not answer: {error}") from None
+        except redis.RedisError as error:
+            raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
 
     def leave(self) -> None:
         if self._has_ended.is_set() and self._thread is None:
             return
-        self._has_ended.set()
+        with self._joining:
+            self._has_ended.set()
         if self._member is not None:
             with suppress(DiscoveryUnavailable):  # it expires by itself
                 self._run(_LEAVE, self._name, str(self._member.incarnation))

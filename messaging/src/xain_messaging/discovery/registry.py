@@ -42,14 +42,14 @@ class _Entry:
 class _Group:
     entries: dict[str, _Entry] = field(default_factory=dict)
     former: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # ranks
-    barriers: "dict[str, _Barrier]" = field(default_factory=dict)
+    barriers: "dict[str, Barrier]" = field(default_factory=dict)  # that wait to be opened
 
 
-@dataclass(slots=True)
-class _Barrier:
-    """generation: how often it has opened."""
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """One opening. waiting: names."""
 
-    generation: int = 0
+    is_open: bool = False
     waiting: set[str] = field(default_factory=set)
 
 
@@ -116,7 +116,10 @@ class Registry:
         rank = wanted if wanted is not None and wanted not in taken else _lowest(taken)
         member = Member(name, role, rank, address, incarnation)
         is_new = entry is None or entry.member != member
-        found.entries[name] = _Entry(member, now + self.lease_s)
+        if entry is not None and entry.member.incarnation == incarnation:
+            entry.member, entry.expires_at = member, now + self.lease_s  # its lines stand
+        else:
+            found.entries[name] = _Entry(member, now + self.lease_s)
         found.former.pop((role, name), None)
         if is_new:
             self._on_change(group)
@@ -134,6 +137,11 @@ class Registry:
         """By itself. Of one that is no member: nothing."""
         if self._entry(group, name, incarnation) is not None:
             self._remove(group, name)
+
+    def num_lines(self, group: str, name: str, incarnation: int) -> int:
+        """That stand to this process."""
+        entry = self._entry(group, name, incarnation)
+        return 0 if entry is None else entry.num_lines
 
     def line_stands(self, group: str, name: str, incarnation: int, now: float) -> bool:
         """One more line to a member; a heartbeat too."""
@@ -176,34 +184,32 @@ class Registry:
         found.former[member.role, name] = member.rank
         if len(found.former) > MAX_FORMER:
             found.former.popitem(last=False)
-        for barrier in found.barriers.values():
-            barrier.waiting.discard(name)
+        for barrier in list(found.barriers):
+            self.give_up(group, barrier, name)
         if not found.entries:
             del self._groups[group]  # with its barriers and ranks: the next members begin anew
         self._on_change(group)
 
     # --- barriers ---
 
-    def arrive(self, group: str, barrier: str, name: str, num_members: int) -> int:
-        """A member waits. Returns the generation that it waits for, see has_opened()."""
-        found = self._groups[group].barriers.setdefault(barrier, _Barrier())
-        found.waiting.add(name)
-        generation = found.generation + 1
-        if len(found.waiting) >= num_members:
-            found.generation = generation
-            found.waiting.clear()
+    def arrive(self, group: str, barrier: str, name: str, num_members: int) -> Barrier:
+        """A member waits until the barrier that this returns is open."""
+        found = self._groups[group].barriers
+        waiting = found.setdefault(barrier, Barrier())
+        waiting.waiting.add(name)
+        if len(waiting.waiting) >= num_members:
+            waiting.is_open = True
+            del found[barrier]  # the next one of this name is another
             self._on_change(group)
-        return generation
-
-    def has_opened(self, group: str, barrier: str, generation: int) -> bool:
-        """Whether so many have come since."""
-        found = self._groups[group].barriers.get(barrier) if group in self._groups else None
-        return found is not None and found.generation >= generation
+        return waiting
 
     def give_up(self, group: str, barrier: str, name: str) -> None:
         """It waits no more."""
-        if group in self._groups and barrier in self._groups[group].barriers:
-            self._groups[group].barriers[barrier].waiting.discard(name)
+        found = self._groups[group].barriers if group in self._groups else {}
+        if barrier in found:
+            found[barrier].waiting.discard(name)
+            if not found[barrier].waiting:
+                del found[barrier]
 
 
 def _refuse_unless_free(group: str, entry: _Entry, former: Member | None, now: float) -> None:

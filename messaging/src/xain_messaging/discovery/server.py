@@ -25,7 +25,8 @@ class MembershipServer:
         self._host, _, port = listen.rpartition(":")
         self._port = int(port)
         self._lease_s = lease_s
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -47,17 +48,16 @@ class MembershipServer:
 
     def start(self) -> None:
         """Returns when it serves."""
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, name="membership-server", daemon=True).start()
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=_run, args=(loop,), name="membership-server", daemon=True
+        )
+        self._thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(START_S)
+            asyncio.run_coroutine_threadsafe(self._serve(), loop).result(START_S)
         except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            loop.call_soon_threadsafe(loop.stop)
             raise OSError(f"cannot listen on {self.target}: {error}") from None
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
 
     async def _serve(self) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -67,7 +67,15 @@ class MembershipServer:
 
     def stop(self) -> None:
         """At once. May be called again."""
-        server, self._server = self._server, None
-        if server is not None:
-            asyncio.run_coroutine_threadsafe(server.stop(0.0), self._loop).result(START_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        loop, thread = self._loop, self._thread
+        if self._server is None or loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._server.stop(0.0), loop).result(START_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(START_S)
+        self._server = None  # not before: gRPC takes from the loop what it reads with
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()

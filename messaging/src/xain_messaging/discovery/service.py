@@ -19,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 MAX_MEMBERS = 10_000  # of all groups
 MAX_ADDRESS_BYTES = 256
+MAX_LINES = 4  # streams of one member: one stands, and others may not have been noticed to be gone
+
+GATHER_S = 0.02
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,6 +35,7 @@ class MembershipService(MembershipServicer):
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._last_incarnation = 0
         self._changes: dict[str, asyncio.Event] = {}
+        self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._registry = Registry(
             time.monotonic(), self._new_incarnation, self._has_changed, lease_s
@@ -65,6 +69,14 @@ class MembershipService(MembershipServicer):
         due = self._registry.expire(now)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(due - now, self._expire)
+
+    def end(self) -> None:
+        """The server is about to stop: nobody waits any more. The members find the next one."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for group in list(self._changes):
+            self._has_changed(group)
 
     # --- the calls ---
 
@@ -116,11 +128,17 @@ class MembershipService(MembershipServicer):
     ) -> AsyncIterator[pb.WatchResponse]:
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
+        if registry.num_lines(*member) >= MAX_LINES:
+            await _refuse(
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{request.name!r} watches {MAX_LINES} times already",
+            )
         if not registry.line_stands(*member, time.monotonic()):
             await _refuse_stranger(context, request.group, request.name)
         last: pb.WatchResponse | None = None
         try:
-            while registry.is_member(*member):
+            while registry.is_member(*member) and not self._has_ended:
                 left_s = registry.settled_at - time.monotonic()
                 roster = registry.roster(request.group)
                 told = pb.WatchResponse(
@@ -132,10 +150,11 @@ class MembershipService(MembershipServicer):
                     yield told
                     continue  # it may have changed while that went out
                 await self._change(request.group, left_s if left_s > 0 else None)
+                await asyncio.sleep(GATHER_S)  # when many come at once, each hears of many at once
         finally:
             registry.line_has_ended(*member, time.monotonic())
             self._expire()
-        await _refuse_stranger(context, request.group, request.name)
+        await self._refuse_waiting(context, request.group, request.name)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._registry.leave(request.group, request.name, request.incarnation)
@@ -153,16 +172,21 @@ class MembershipService(MembershipServicer):
                 context, grpc.StatusCode.INVALID_ARGUMENT, "a barrier is for one member at least"
             )
         place = (request.group, request.barrier)
-        generation = registry.arrive(*place, request.name, request.num_members)
+        waiting = registry.arrive(*place, request.name, request.num_members)
         try:
-            while not registry.has_opened(*place, generation):
-                if not registry.is_member(*member):
-                    await _refuse_stranger(context, request.group, request.name)
+            while not waiting.is_open:
+                if self._has_ended or not registry.is_member(*member):
+                    await self._refuse_waiting(context, request.group, request.name)
                 await self._change(request.group, None)
         except asyncio.CancelledError:
             registry.give_up(*place, request.name)
             raise
         return pb.BarrierResponse()
+
+    async def _refuse_waiting(self, context: Context, group: str, name: str) -> NoReturn:
+        if self._has_ended:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the service is being stopped")
+        await _refuse_stranger(context, group, name)
 
 
 def to_message(member: Member) -> pb.Member:

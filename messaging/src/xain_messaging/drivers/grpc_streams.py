@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+import numpy as np
 import structlog
 
-from xain_messaging.codec import Frame, Frames
+from xain_messaging.codec import MAX_MESSAGE_BYTES, Frame, Frames
 from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.errors import Closed, UnknownPeer
 from xain_messaging.ports import Arrived, DriverEvent, Lost
@@ -36,8 +37,9 @@ log = structlog.get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
 CHUNK_BYTES: Final = 1 << 20
+# More than a message has; see codec.py.
 MAX_FRAMES: Final = 4096
-MAX_PACKET_BYTES: Final = 8 << 30
+MAX_PACKET_BYTES: Final = MAX_MESSAGE_BYTES + (16 << 20)
 
 # A thread waits on each stream that comes.
 MAX_PEERS: Final = 256
@@ -81,13 +83,23 @@ class GrpcDriver:
 
     listen: "HOST:PORT", port 0 for any.
     advertise: the host that others are told, if it is not that of `listen`.
-    tls: without it everything goes in the clear, and anybody may connect.
+    tls: without it everything goes in the clear, and anybody may connect. With it only those whose
+        certificates `ca` has signed; which of them a peer is, it says itself.
+    max_peers: whose streams are taken at a time; those beyond it try again until there is room.
+    max_packet_bytes: a message that is larger is refused, with its stream.
     """
 
     def __init__(
-        self, listen: str = "127.0.0.1:0", *, advertise: str = "", tls: TlsFiles | None = None
+        self,
+        listen: str = "127.0.0.1:0",
+        *,
+        advertise: str = "",
+        tls: TlsFiles | None = None,
+        max_peers: int = MAX_PEERS,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self._tls = tls
+        self._max_packet_bytes = max_packet_bytes
         self._events = EventQueue()
         self._lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
@@ -98,7 +110,7 @@ class GrpcDriver:
             _Threads(),  # type: ignore[arg-type]  # any Executor will do
             handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=MAX_PEERS,
+            maximum_concurrent_rpcs=max_peers,
         )
         if tls is None:
             port = self._server.add_insecure_port(listen)
@@ -145,7 +157,7 @@ class GrpcDriver:
 
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         try:
-            for frames in from_chunks(chunks):
+            for frames in from_chunks(chunks, self._max_packet_bytes):
                 self._events.put(Arrived(frames))
         except Malformed as error:
             log.warning("malformed_stream", peer=context.peer(), error=str(error))
@@ -218,6 +230,10 @@ class _Line:
             if self._is_closed or stream is not self._stream:
                 return
             self._waiting.put(None)  # lets gRPC's thread go that waits for more
+            # A line that breaks is nothing special; one that the other end does not want is.
+            code = None if stream.cancelled() else stream.code()
+            level = log.debug if code is grpc.StatusCode.UNAVAILABLE else log.warning
+            level("stream_ended", peer=self._peer, code=str(code), details=stream.details())
             # First a new queue, then the word: what goes into the old one after it would be lost.
             self._waiting = queue.SimpleQueue()
             self._events.put(Lost(self._peer))
@@ -287,13 +303,16 @@ def to_chunks(frames: Frames) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
-def from_chunks(chunks: Iterator[bytes]) -> Iterator[list[Frame]]:
+def from_chunks(
+    chunks: Iterator[bytes], max_packet_bytes: int = MAX_PACKET_BYTES
+) -> Iterator[list[Frame]]:
     """The packets of a stream; each frame is a buffer of its own. Raises Malformed."""
     for chunk in chunks:
-        sizes, rest = _read_prelude(chunk)
-        frames: list[Frame] = [bytearray(size) for size in sizes]
-        targets = [memoryview(frame) for frame in frames]
-        for target in targets:
+        sizes, rest = _read_prelude(chunk, max_packet_bytes)
+        # Not bytearrays: what is announced takes memory only when it comes.
+        frames: list[Frame] = [np.empty(size, np.uint8).data for size in sizes]
+        for frame in frames:
+            target = memoryview(frame)
             while target.nbytes:
                 if not rest.nbytes:
                     rest = memoryview(next(chunks, b""))
@@ -307,7 +326,7 @@ def from_chunks(chunks: Iterator[bytes]) -> Iterator[list[Frame]]:
         yield frames
 
 
-def _read_prelude(chunk: bytes) -> tuple[tuple[int, ...], memoryview]:
+def _read_prelude(chunk: bytes, max_packet_bytes: int) -> tuple[tuple[int, ...], memoryview]:
     try:
         (number,) = struct.unpack_from("<I", chunk)
         if number > MAX_FRAMES:
@@ -315,6 +334,6 @@ def _read_prelude(chunk: bytes) -> tuple[tuple[int, ...], memoryview]:
         sizes = struct.unpack_from(f"<{number}Q", chunk, 4)
     except struct.error:
         raise Malformed("a message without its prelude") from None
-    if sum(sizes) > MAX_PACKET_BYTES:
-        raise Malformed(f"a message of {sum(sizes)} bytes; at most {MAX_PACKET_BYTES} are taken")
+    if sum(sizes) > max_packet_bytes:
+        raise Malformed(f"a message of {sum(sizes)} bytes; at most {max_packet_bytes} are taken")
     return sizes, memoryview(chunk)[4 + 8 * number :]

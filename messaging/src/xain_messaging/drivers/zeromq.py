@@ -10,6 +10,7 @@ stands between a program and the wire.
 import math
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,12 @@ HAND_OVER_BYTES: Final = 64 << 10
 # A peer whose machine is gone, without a word of the network, is noticed after that.
 PING_MS: Final = 10_000
 SILENCE_MS: Final = 30_000
+
+# Three to each peer. A socket that is not made costs nothing.
+MAX_SOCKETS: Final = 65_536
+
+# How long a loss may go unnoticed in a driver that packets keep busy.
+LOOK_S: Final = 0.05
 
 RECONNECT_MS: Final = 100
 MAX_RECONNECT_MS: Final = 2_000
@@ -52,11 +59,13 @@ class ZmqDriver:
         self, host: str = "127.0.0.1", *, advertise: str = "", max_frame_bytes: int = -1
     ) -> None:
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._lock = threading.RLock()
         self._polled = threading.Condition(self._lock)
         self._lines: dict[str, _Line] = {}
         self._ended: list[zmq.Socket[bytes]] = []
         self._poller: zmq.Poller | None = None
+        self._looked_at = 0.0
         self._is_polling = False
         self._is_closed = False
         # Both ends of it are sockets of the system, so that a signal handler may wake.
@@ -103,9 +112,12 @@ class ZmqDriver:
                 zmq.RECONNECT_IVL_MAX: MAX_RECONNECT_MS,
             },
         )
-        monitor = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        push.connect(address)
-        return _Line(address, push, monitor)
+        try:
+            push.connect(address)
+        except zmq.ZMQError:  # no address of ours; what is left open would never let us end
+            push.close(linger=0)
+            raise
+        return _Line(address, push, push.get_monitor_socket(zmq.EVENT_DISCONNECTED))
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
@@ -143,7 +155,7 @@ class ZmqDriver:
         with self._lock:
             if self._is_closed:
                 return None
-            event = self._next()
+            event = self._next(is_polled=False)
             if event is not None or self._was_woken() or timeout_s == 0:
                 return event
             poller = self._poller or self._make_poller()
@@ -159,7 +171,7 @@ class ZmqDriver:
             if self._is_closed or not ready:
                 return None
             self._was_woken()
-            return self._next()
+            return self._next(is_polled=True)
 
     def _make_poller(self) -> zmq.Poller:
         self._poller = poller = zmq.Poller()
@@ -169,20 +181,31 @@ class ZmqDriver:
             poller.register(line.monitor, zmq.POLLIN)
         return poller
 
-    def _next(self) -> DriverEvent | None:
-        """What has come already. A packet comes before a loss: it was sent before."""
+    def _next(self, *, is_polled: bool) -> DriverEvent | None:
+        """What has come already. is_polled: something has, so that each line is looked at if no
+        packet has come; else only now and then, since there may be hundreds."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_S:
+            self._looked_at = now
+            if (lost := self._next_loss()) is not None:
+                return lost
+        packet = self._next_packet()
+        return packet if packet is not None or not is_polled else self._next_loss()
+
+    def _next_packet(self) -> Arrived | None:
         try:
             frames: list[Frame] = [self._pull.recv(zmq.NOBLOCK)]
         except zmq.Again:
-            pass
-        else:
-            while self._pull.getsockopt(zmq.RCVMORE):
-                # The second is small as well. What comes after it is arrays, and stays in the
-                # memory that it came in.
-                frames.append(
-                    self._pull.recv() if len(frames) == 1 else self._pull.recv(copy=False).buffer
-                )
-            return Arrived(frames)
+            return None
+        while self._pull.getsockopt(zmq.RCVMORE):
+            # The second is small as well. What comes after it is arrays, and stays in the memory
+            # that it came in.
+            frames.append(
+                self._pull.recv() if len(frames) == 1 else self._pull.recv(copy=False).buffer
+            )
+        return Arrived(frames)
+
+    def _next_loss(self) -> Lost | None:
         for peer, line in self._lines.items():
             if line.monitor.poll(0):
                 line.monitor.recv_multipart()

@@ -1,0 +1,323 @@
+"""Messages between two processes: round trips of 100 bytes, and arrays of 100 MB.
+
+    python benchmarks/messaging.py [--trips 2000] [--size 25000000] [--turns 5]
+
+Proxies on the gRPC and on the ZeroMQ driver, and beside them, in the same run, what is under them:
+loopback TCP, pyzmq's sockets and grpcio's streams, with nothing done to the bytes. All take turns,
+and what is shown is the median.
+
+A round trip is a request that is answered with as many bytes. An array is made anew for each turn,
+and arrives in memory of the receiver's own; the raw ones too, except for grpcio, whose chunks are
+counted and dropped. Four arrays are sent at once; a proxy has two of 100 MB on their way, since it
+keeps no more than 256 MiB for a peer. `fixed`: the array is read-only, so
+that the proxy need not copy it to let its owner go on.
+
+Prints a table; writes bench-results/messaging.json.
+"""
+
+import multiprocessing as mp
+import queue
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+import flags
+import grpc
+import numpy as np
+import results
+import zmq
+from numpy.typing import NDArray
+
+from xain_messaging import Message, Proxy, SessionMessage
+from xain_messaging.drivers import open_driver
+from xain_messaging.ports import Member, Roster
+
+SMALL = b"x" * 100
+AT_A_TIME = 4
+CHUNK_BYTES = 1 << 20
+METHOD = "/bench.Bare/Exchange"
+PATIENCE_S = 120.0
+
+
+class Line(Protocol):
+    """To the other process. What comes is told by its size."""
+
+    def send(self, data: bytes | NDArray[Any]) -> None: ...
+
+    def receive(self) -> int: ...
+
+
+# --- raw ones -------------------------------------------------------------------------------------
+
+
+class Tcp:
+    """A size, and as many bytes."""
+
+    def __init__(self, pipe: Connection, *, is_first: bool) -> None:
+        if is_first:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                pipe.send(listener.getsockname()[1])
+                self._socket, _ = listener.accept()
+        else:
+            self._socket = socket.create_connection(("127.0.0.1", pipe.recv()))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: bytes | NDArray[Any]) -> None:
+        view = memoryview(data).cast("B")
+        size = struct.pack("<Q", view.nbytes)
+        if view.nbytes > CHUNK_BYTES:
+            self._socket.sendall(size)
+            self._socket.sendall(view)
+        else:
+            self._socket.sendall(size + view)
+
+    def receive(self) -> int:
+        (size,) = struct.unpack("<Q", self._exactly(8))
+        return len(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view.nbytes:
+            view = view[self._socket.recv_into(view) :]
+        return data
+
+
+class Zmq:
+    """A PUSH and a PULL socket at each end; large ones are handed over, not copied."""
+
+    def __init__(self, pipe: Connection, *, is_first: bool) -> None:
+        context = zmq.Context()
+        self._pull = context.socket(zmq.PULL)
+        port = self._pull.bind_to_random_port("tcp://127.0.0.1")
+        pipe.send(port)
+        self._push = context.socket(zmq.PUSH)
+        self._push.connect(f"tcp://127.0.0.1:{pipe.recv()}")
+
+    def send(self, data: bytes | NDArray[Any]) -> None:
+        self._push.send(data, copy=len(data) == len(SMALL))
+
+    def receive(self) -> int:
+        return len(self._pull.recv(copy=False))
+
+
+class Grpc:
+    """One stream with messages both ways; large ones in chunks."""
+
+    def __init__(self, pipe: Connection, *, is_first: bool) -> None:
+        self._out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._in: Iterator[bytes]
+        options = [("grpc.max_receive_message_length", 2 * CHUNK_BYTES)]
+        if is_first:
+            come: queue.SimpleQueue[Iterator[bytes]] = queue.SimpleQueue()
+
+            def exchange(chunks: Iterator[bytes], context: object) -> Iterator[bytes]:
+                come.put(chunks)
+                return iter(self._out.get, None)
+
+            handler: Any = grpc.stream_stream_rpc_method_handler(exchange)
+            service, _, method = METHOD[1:].partition("/")
+            self._server = grpc.server(
+                ThreadPoolExecutor(2),
+                handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
+                options=options,
+            )
+            pipe.send(self._server.add_insecure_port("127.0.0.1:0"))
+            self._server.start()
+            self._in = come.get()
+        else:
+            self._channel = grpc.insecure_channel(f"127.0.0.1:{pipe.recv()}", options)
+            call: Any = self._channel.stream_stream(METHOD)
+            self._in = call(iter(self._out.get, None))
+
+    def send(self, data: bytes | NDArray[Any]) -> None:
+        view = memoryview(data).cast("B")
+        self._out.put(struct.pack("<Q", view.nbytes) + bytes(view[: CHUNK_BYTES - 8]))
+        for start in range(CHUNK_BYTES - 8, view.nbytes, CHUNK_BYTES):
+            self._out.put(bytes(view[start : start + CHUNK_BYTES]))
+
+    def receive(self) -> int:
+        first = next(self._in)
+        (size,) = struct.unpack_from("<Q", first)
+        left = size - (len(first) - 8)
+        while left:
+            left -= len(next(self._in))
+        return int(size)
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+class Pair:
+    """A discovery of two, who tell each other through a pipe."""
+
+    def __init__(self, pipe: Connection, *, is_first: bool) -> None:
+        self._pipe = pipe
+        self._is_first = is_first
+
+    def join(
+        self,
+        group: str,
+        role: str,
+        name: str,
+        address: str,
+        *,
+        timeout_s: float,
+        on_change: Callable[[Roster], None],
+        on_lost: Callable[[Exception], None],
+    ) -> "Pair":
+        self._pipe.send(address)
+        other = self._pipe.recv()
+        here, there = ("first", "second") if self._is_first else ("second", "first")
+        self.member = Member(here, role, 0, address, 1)
+        on_change({here: self.member, there: Member(there, role, 1, other, 1)})
+        return self
+
+    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """There is nobody to tell."""
+
+
+class OverProxy:
+    """Tasks of one to the other, and their answers."""
+
+    def __init__(self, driver: str, pipe: Connection, *, is_first: bool) -> None:
+        here, self._other = ("first", "second") if is_first else ("second", "first")
+        self._proxy = Proxy(
+            "bench",
+            "peer",
+            name=here,
+            discovery=Pair(pipe, is_first=is_first),
+            driver=open_driver(driver),
+            timeout_s=PATIENCE_S,
+        )
+        self._asked: list[str] = []
+        self._to_answer: list[Message] = []
+
+    def send(self, data: bytes | NDArray[Any]) -> None:
+        if self._to_answer:
+            self._proxy.reply(self._to_answer.pop(0), body=data)
+        else:
+            message = SessionMessage("x", self._proxy.name, self._other, data)
+            self._asked += self._proxy.isend(message)
+
+    def receive(self) -> int:
+        if self._asked:
+            (reply,) = self._proxy.receive_by_id(self._asked.pop(0)).complete()
+            return len(reply.body)
+        message = self._proxy.receive_once(1e9)
+        assert message is not None
+        self._to_answer.append(message)
+        body = message.body
+        return body.nbytes if isinstance(body, np.ndarray) else len(body)
+
+
+KINDS: dict[str, Callable[..., Line]] = {
+    "tcp": Tcp,
+    "pyzmq": Zmq,
+    "grpcio": Grpc,
+    "proxy, zmq": lambda pipe, **end: OverProxy("zmq", pipe, **end),
+    "proxy, grpc": lambda pipe, **end: OverProxy("grpc", pipe, **end),
+}
+RAW = {"proxy, zmq": "pyzmq", "proxy, grpc": "grpcio"}
+
+
+def answer(kind: str, pipe: Connection) -> None:
+    """In the other process: as many bytes to few, a few to many."""
+    line = KINDS[kind](pipe, is_first=True)
+    while True:
+        size = line.receive()
+        line.send(SMALL if size <= len(SMALL) else b".")
+
+
+def trips_per_s(line: Line, number: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(number):
+        line.send(SMALL)
+        line.receive()
+    return number / (time.perf_counter() - begin)
+
+
+def gb_per_s(line: Line, size: int, *, is_fixed: bool) -> float:
+    arrays = [np.full(size, i, np.float32) for i in range(AT_A_TIME)]
+    for array in arrays:
+        array.setflags(write=not is_fixed)
+    begin = time.perf_counter()
+    for array in arrays:
+        line.send(array)
+    for _ in arrays:
+        line.receive()
+    return AT_A_TIME * 4 * size / (time.perf_counter() - begin) / 1e9
+
+
+def measure(trips: int, size: int, turns: int) -> list[dict[str, Any]]:
+    context = mp.get_context("spawn")
+    lines: dict[str, Line] = {}
+    processes = []
+    try:
+        for kind, make in KINDS.items():
+            here, there = context.Pipe()
+            process = context.Process(target=answer, args=(kind, there), daemon=True)
+            process.start()
+            processes.append(process)
+            lines[kind] = make(here, is_first=False)
+        found: dict[str, list[tuple[float, float, float | None]]] = {kind: [] for kind in KINDS}
+        for line in lines.values():
+            trips_per_s(line, max(1, trips // 10))
+            gb_per_s(line, size, is_fixed=True)
+        for _ in range(turns):
+            for kind, line in lines.items():
+                fixed = gb_per_s(line, size, is_fixed=True) if kind in RAW else None
+                found[kind].append(
+                    (trips_per_s(line, trips), gb_per_s(line, size, is_fixed=False), fixed)
+                )
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return [row(kind, found) for kind in KINDS]
+
+
+def row(kind: str, found: dict[str, list[tuple[float, float, float | None]]]) -> dict[str, Any]:
+    def median(of: str, place: int) -> float:
+        return statistics.median(turn[place] or 0.0 for turn in found[of])
+
+    made: dict[str, Any] = {
+        "line": kind,
+        "round_trips_per_s": round(median(kind, 0)),
+        "gb_per_s": round(median(kind, 1), 3),
+    }
+    if kind in RAW:
+        raw = RAW[kind]
+        made["fixed_gb_per_s"] = round(median(kind, 2), 3)
+        made["round_trips_ratio"] = round(median(kind, 0) / median(raw, 0), 2)
+        made["gb_ratio"] = round(median(kind, 1) / median(raw, 1), 2)
+        made["fixed_gb_ratio"] = round(median(kind, 2) / median(raw, 1), 2)
+    return made
+
+
+def main() -> None:
+    parser = flags.parser(__doc__)
+    parser.add_argument("--trips", type=int, default=2000, help="round trips in a turn")
+    parser.add_argument("--size", type=int, default=25_000_000, help="of an array, in float32")
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    if given.quick:
+        given.trips, given.size, given.turns = 50, 300_000, 1
+    results.end_on_signal()
+    lines = measure(given.trips, given.size, given.turns)
+    results.report(
+        "messaging",
+        {"turns": given.turns, "array_mb": round(4 * given.size / 1e6, 1), "lines": lines},
+    )
+
+
+if __name__ == "__main__":
+    main()
