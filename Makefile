@@ -34,8 +34,8 @@ demo: setup  ## four participants train one model on real data through a real co
 
 test: test-systems test-code test-containers  ## every test
 
-# Two beside each other (make --jobs=2) take little more than half the time: the second computes,
-# the others mostly wait for processes and for the engine.
+# Two beside each other (make --jobs=2 --output-sync=target) take little more than half the time: the
+# second computes, the others mostly wait for processes and for the engine.
 test-systems: setup-dev
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/integration tests/e2e
 

@@ -170,10 +170,12 @@ class LightAgent:
     async def _heartbeat(self, training: bool, round_: int) -> p.Event:
         request = pb.HeartbeatRequest(state=pb.TRAINING if training else pb.READY, round=round_)
         sent_at = time.monotonic()
-        response = await self._stub.Heartbeat(
-            request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
-        )
-        self._crowd.heartbeats.append((sent_at, time.monotonic() - sent_at))
+        try:
+            response = await self._stub.Heartbeat(
+                request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
+            )
+        finally:  # one that was not answered took as long as its sender waited
+            self._crowd.heartbeats.append((sent_at, time.monotonic() - sent_at))
         return replace(advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000)
 
     async def _watch(self) -> None:

@@ -1,6 +1,6 @@
 """The raw limit beside fleet.py: a bare grpc.aio server with the coordinator's method names.
 
-    python benchmarks/fleet_bare.py PORT
+    python benchmarks/fleet_bare.py PORT HEARTBEAT_INTERVAL_MS
 
 Answers with bytes made beforehand, and reads none. A line of input tells all streams of a round,
 for which there is nothing left to do.

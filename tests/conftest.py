@@ -21,7 +21,7 @@ def running(kind: type[S3Server]) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
     """What botocore knows of S3: each store would read it anew, which takes longer than most of
     the tests that open one."""
@@ -30,10 +30,10 @@ def _read_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def seaweedfs(_read_once: None) -> Iterator[S3Server]:
+def seaweedfs() -> Iterator[S3Server]:
     yield from running(SeaweedFS)
 
 
 @pytest.fixture(scope="session")
-def minio_gateway(_read_once: None) -> Iterator[S3Server]:
+def minio_gateway() -> Iterator[S3Server]:
     yield from running(MinioGateway)

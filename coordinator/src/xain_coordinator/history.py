@@ -111,8 +111,6 @@ class History:
             return NotImplemented
         return self._content() == other._content()
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
     def __repr__(self) -> str:
         return f"History{self._content()!r}"
 

@@ -174,6 +174,7 @@ class Bench:
         again = decide(self.session, command, self.now, self.controller)
         assert again == decision, "decide is not deterministic"
         self.session = fold(self.session, decision.events)
+        self._require_who_is_left_out()
         self.journal += durable(decision.events)
         self.effects = decision.effects
         for effect in decision.effects:
@@ -187,6 +188,12 @@ class Bench:
             self.answer()
             self.effects = (*decision.effects, *self.effects)
         return decision
+
+    def _require_who_is_left_out(self) -> None:
+        """The session keeps them apart, so that nobody looks at all refusals to find them."""
+        eligible = (p for p, member in self.session.members.items() if member.is_eligible)
+        found = {p for p in eligible if self.session.is_left_out(p)}
+        assert set(self.session.left_out) == found, "others are left out than the refusals say"
 
     def answer(self) -> None:
         """Carry out the work that is owed, and what that leads to."""

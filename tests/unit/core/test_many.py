@@ -1,4 +1,6 @@
-"""What a message does to a session takes as much, however many participants there are."""
+"""What a message does to a session copies nobody, however many participants there are, and mostly
+looks at nobody else: in BSP, with data profiles that are alike and updates under their senders' own
+names."""
 
 import statistics
 import tracemalloc
@@ -13,7 +15,8 @@ from xain_coordinator.core.decider import Decision, decide
 from xain_coordinator.core.effects import InitialiseModel
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import Session, open_session
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.values import DataProfile, Phase
+from xain_coordinator.core.versioned import _Versioned
 from xain_coordinator.history import History
 
 NUM = 1000
@@ -21,16 +24,75 @@ NAMES = tuple(f"site-{i:04}" for i in range(NUM))
 
 # Of what is made for a message. As many pointers as there are participants are twice that.
 MAX_BYTES = 4000
+# Entries that a message looks at, or looks up. A scan of the participants is twenty times that.
+MAX_LOOKS = 50
+
+# Each set of some of these is the profile of nobody else.
+CLASSES = tuple("abcdefghij")
+
+
+def profile_of_its_own(number: int) -> DataProfile:
+    classes = tuple(name for bit, name in enumerate(CLASSES) if (number + 1) >> bit & 1)
+    return DataProfile(num_samples=10, num_features=4, classes=classes)
+
+
+class Looks:
+    """How many entries of the session's mappings have been looked at."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.num = 0
+        pairs, find = _Versioned.pairs, _Versioned._find
+
+        def counting_pairs(mapping):
+            for pair in pairs(mapping):
+                self.num += 1
+                yield pair
+
+        def counting_find(mapping, key):
+            self.num += 1
+            return find(mapping, key)
+
+        patch.setattr(_Versioned, "pairs", counting_pairs)
+        patch.setattr(_Versioned, "_find", counting_find)
+
+
+class Costs:
+    """Of each message: what was in memory at the most beyond what there was before, and how many
+    entries were looked at."""
+
+    def __init__(self) -> None:
+        self.num_bytes: list[int] = []
+        self.num_looks: list[int] = []
+
+    def require_no_copies(self) -> None:
+        _require_small(self.num_bytes, MAX_BYTES)
+
+    def require_no_scans(self) -> None:
+        _require_small(self.num_looks, MAX_LOOKS)
+
+
+def _require_small(costs: Sequence[int], most: int) -> None:
+    """Now and then a table grows, and is copied; not with each message."""
+    assert statistics.median(costs) < most
+    assert statistics.mean(costs) < 2 * most
 
 
 class Fleet:
     """A session of NUM participants, who have gathered, and its history."""
 
-    def __init__(self) -> None:
-        rules = make_rules(min_participants=NUM // 2, max_participants=NUM, start_participants=NUM)
+    def __init__(self, looks: Looks, profiles: Sequence[DataProfile]) -> None:
+        self.looks = looks
+        rules = make_rules(
+            min_participants=NUM // 2,
+            max_participants=NUM,
+            start_participants=NUM,
+            refused_limit=3,
+            refused_rounds=3,
+        )
         self.session, _ = open_session("s1", rules, 0.0)
         self.history = History()
-        self.join_bytes = [self.bytes_of(c.Rendezvous(name, PROFILE)) for name in NAMES]
+        arrivals = zip(NAMES, profiles, strict=True)
+        self.joining = self.costs_of([c.Rendezvous(name, profile) for name, profile in arrivals])
         effect = InitialiseModel("workload", (PROFILE,))
         self.send(c.InitialisationDone(model_from(effect)))
         assert self.session.phase is Phase.COLLECTING
@@ -42,20 +104,45 @@ class Fleet:
         self.session = decision.session
         return decision
 
-    def bytes_of(self, command: c.Command) -> int:
-        """What was in memory at the most beyond what there was before."""
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        self.send(command)
-        _, peak = tracemalloc.get_traced_memory()
-        return peak - before
+    def costs_of(self, commands: Sequence[c.Command]) -> Costs:
+        costs = Costs()
+        for command in commands:
+            looks = self.looks.num
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            self.send(command)
+            _, peak = tracemalloc.get_traced_memory()
+            costs.num_bytes.append(peak - before)
+            costs.num_looks.append(self.looks.num - looks)
+        return costs
+
+    def refusals(self) -> list[c.Command]:
+        """An update of each that cannot be used."""
+        return [c.NoteRefusedUpdate(name, self.session.round, "not finite") for name in NAMES]
+
+    def updates(self) -> list[c.Command]:
+        """Of all but one, so that the round stays open."""
+        return [end(self.session, name) for name in NAMES[:-1]]
+
+
+def end(session: Session, name: str) -> c.EndTrainingRound:
+    key = update_key(session.round, name)
+    return c.EndTrainingRound(name, name, session.round, 1, stored(key, name))
 
 
 @pytest.fixture(scope="module")
-def gathered() -> Iterator[Fleet]:
+def looks() -> Iterator[Looks]:
     tracemalloc.start()
-    yield Fleet()
-    tracemalloc.stop()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            yield Looks(patch)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def gathered(looks: Looks) -> Fleet:
+    return Fleet(looks, [PROFILE] * NUM)
 
 
 @pytest.fixture
@@ -66,25 +153,35 @@ def fleet(gathered: Fleet) -> Fleet:
     return fleet
 
 
-def end(session: Session, name: str) -> c.EndTrainingRound:
-    key = update_key(session.round, name)
-    return c.EndTrainingRound(name, name, session.round, 1, stored(key, name))
-
-
-def require_small(num_bytes: Sequence[int]) -> None:
-    """Now and then a table grows, and is copied; not with each message."""
-    assert statistics.median(num_bytes) < MAX_BYTES
-    assert statistics.mean(num_bytes) < 2 * MAX_BYTES
-
-
 def test_a_rendezvous_copies_nobody(fleet: Fleet) -> None:
-    require_small(fleet.join_bytes)
+    fleet.joining.require_no_copies()
+    fleet.joining.require_no_scans()
+
+
+def test_nor_does_one_whose_profile_is_like_no_other(looks: Looks) -> None:
+    """Though it is compared with those of all others."""
+    Fleet(looks, [profile_of_its_own(number) for number in range(NUM)]).joining.require_no_copies()
 
 
 def test_a_heartbeat_copies_nobody(fleet: Fleet) -> None:
-    require_small([fleet.bytes_of(c.Heartbeat(name)) for name in NAMES])
+    costs = fleet.costs_of([c.Heartbeat(name) for name in NAMES])
+    costs.require_no_copies()
+    costs.require_no_scans()
+
+
+def test_a_refused_update_copies_no_other(fleet: Fleet) -> None:
+    costs = fleet.costs_of(fleet.refusals())
+    assert len(fleet.session.refusals) == NUM
+    costs.require_no_copies()
+    costs.require_no_scans()
 
 
 def test_an_update_copies_no_other(fleet: Fleet) -> None:
-    """Nor does its history, while nobody looks at it."""
-    require_small([fleet.bytes_of(end(fleet.session, name)) for name in NAMES[:-1]])
+    """Nor does its history, while nobody looks at it; nor are those looked at who have had one
+    refused before."""
+    for command in fleet.refusals():
+        fleet.send(command)
+    costs = fleet.costs_of(fleet.updates())
+    assert len(fleet.session.opened.updates) == NUM - 1
+    costs.require_no_copies()
+    costs.require_no_scans()

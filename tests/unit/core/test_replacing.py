@@ -1,12 +1,14 @@
 """A session and a round are made anew with every message, by a `replace` of their own."""
 
 import dataclasses
+from functools import cached_property
 
 import pytest
 from tests.unit.core.bench import Bench, make_rules
 
 from xain_coordinator.core.replacing import replace
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase, Round
 
 
 def test_it_is_what_that_of_dataclasses_is() -> None:
@@ -29,3 +31,10 @@ def test_it_is_what_that_of_dataclasses_is() -> None:
 def test_there_is_no_field_of_another_name() -> None:
     with pytest.raises(AssertionError, match=r"Session has not all of .*'rounds'"):
         replace(Bench(make_rules()).session, rounds=7)
+
+
+@pytest.mark.parametrize("kind", [Session, Round])
+def test_nothing_is_kept_beside_the_fields(kind: type) -> None:
+    """It would be copied too, and be that of the value before."""
+    attributes = {name: it for of in kind.__mro__ for name, it in vars(of).items()}
+    assert [name for name, it in attributes.items() if isinstance(it, cached_property)] == []

@@ -1,7 +1,9 @@
 """Mappings that change one entry at a time: as copies would be, without the copying."""
 
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -124,25 +126,46 @@ def test_a_change_that_fails_changes_nothing() -> None:
     assert including(before, "c", 3) == {"a": 1, "c": 3}
 
 
+@pytest.fixture
+def _turns() -> Iterator[None]:
+    """Threads take turns at every opportunity, so that what may come between two steps does."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("_turns")
 def test_a_version_may_be_read_while_others_are_made() -> None:
-    """A thread that writes a snapshot has one, while the session goes on."""
-    version = including_all({}, dict.fromkeys(map(str, range(NUM)), 0))
-    expected = dict(version)
-    over, seen = threading.Event(), []
+    """A thread that writes a snapshot has one, while the session goes on: with the same table,
+    until that has grown too long."""
+    keys = [str(number) for number in range(60)]
+    plain = dict.fromkeys(keys, 0)
+    mapping = including_all({}, plain)
+    shared: tuple[Mapping[str, int], dict[str, int]] = mapping, dict(plain)
+    begun, over = threading.Event(), threading.Event()
 
     def read() -> None:
-        while not over.is_set():
-            seen.append(dict(version) == expected and version["7"] == 0 and len(version) == NUM)
+        try:
+            while not over.is_set():
+                version, content = shared
+                assert [version.get(key) for key in keys] == [content.get(key) for key in keys]
+                assert list(version.items()) == list(content.items())
+                assert len(version) == len(content)
+                begun.set()
+        finally:
+            begun.set()
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        mapping = version
-        for number in range(20 * NUM):
-            mapping = including(mapping, f"{number % (2 * NUM)}", number + 1)
-            mapping = excluding(mapping, f"{number * 7 % NUM}")
-    finally:
-        over.set()
-        reader.join()
-    assert seen
-    assert all(seen)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read)
+        begun.wait()
+        try:
+            for number in range(20 * NUM):
+                changes = ("including", "including", "excluding", "including")
+                key = keys[number * 7 % len(keys)]
+                mapping, plain = changed(mapping, plain, changes[number % 4], key, number)
+                if number % 8 == 0:
+                    shared = mapping, plain
+        finally:
+            over.set()
+        reading.result()

@@ -102,13 +102,13 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
                 "so a rendezvous must carry a data profile"
             )
         return
-    check_profile(profile, _profiles(session), needs_rows=needed)
+    check_profile(profile, _profiles_to_fit(session), needs_rows=needed)
 
 
-def _profiles(session: Session) -> Iterator[DataProfile]:
-    """That the session goes by."""
+def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:
+    """Those that the model is being made from, some of whose senders may have left, first."""
     yield from session.requested or ()
-    yield from session.profiles
+    yield from session.eligible_profiles()
 
 
 def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:

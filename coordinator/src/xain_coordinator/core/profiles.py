@@ -24,15 +24,16 @@ def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
-    known = []
+    width: int | None = None
+    # The model is made for the classes of all of them, so it is their union that counts.
+    classes = set(profile.classes)
     for other in others:
         if other.num_samples:
-            known.append(other)
             if samples > 0 and (other.num_features, other.classes) == (features, profile.classes):
                 return  # one like it was taken, and is among the others still
-    width = known[0].num_features if known else None
-    # The model is made for the classes of all of them, so it is their union that counts.
-    classes = set(profile.classes).union(*(other.classes for other in known))
+            if width is None:
+                width = other.num_features
+            classes.update(other.classes)
     if samples < 0 or features < 0:
         raise ProfileMismatch("the numbers of samples and features must not be negative")
     if needs_rows and samples == 0:

@@ -2,7 +2,9 @@
 
 That one looks at each field, and has each of them assigned: with the thirty of a session it takes
 most of the time that a heartbeat, or a record of the journal, does. This one copies them at once.
-The values must be dataclasses without slots. What `__post_init__` does to them is not done again.
+The values must be dataclasses without slots, with nothing but their fields in their `__dict__`: all
+of it is copied, so what a cached property keeps there would go on to be that of the value before.
+What `__post_init__` does to them is not done again.
 """
 
 from typing import TYPE_CHECKING, Any, TypeVar

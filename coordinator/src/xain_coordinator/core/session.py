@@ -82,6 +82,7 @@ class Session:
     unselected: the eligible members who are neither in the open round nor, between two rounds,
         carried; kept, since with every change it may matter whether there are any. After the end
         nobody.
+    left_out: the eligible members who are; kept for the same reason, and empty when all is well.
     num_draws: selections made in the open round.
     num_eligible: of the members.
     num_turns: how often anybody has been selected. turns: when each member was, last.
@@ -109,6 +110,7 @@ class Session:
     bases: Mapping[int, Base] = field(default_factory=dict)
     counted: Mapping[str, tuple[int, Update]] = field(default_factory=dict)
     unselected: Mapping[str, None] = field(default_factory=dict)
+    left_out: Mapping[str, None] = field(default_factory=dict)
     num_draws: int = 0
     num_eligible: int = 0
     num_turns: int = 0
@@ -123,20 +125,12 @@ class Session:
     @property
     def pool(self) -> tuple[str, ...]:
         """Who may be selected: of those who are not, whoever is not left out."""
-        return tuple(p for p in self.unselected if not self.is_left_out(p))
+        return tuple(p for p in self.unselected if p not in self.left_out)
 
     @property
     def reserve(self) -> tuple[str, ...]:
         """Those who would be in the pool if they were not left out."""
-        return tuple(p for p in self._left_out if p in self.unselected)
-
-    @property
-    def _left_out(self) -> tuple[str, ...]:
-        """Of the eligible members."""
-        if not self.refusals:
-            return ()
-        here = ((p, self.members.get(p)) for p in self.refusals if self.is_left_out(p))
-        return tuple(p for p, member in here if member is not None and member.is_eligible)
+        return tuple(p for p in self.left_out if p in self.unselected)
 
     def is_left_out(self, participant_id: str) -> bool:
         """Others are selected before it, because of its refused updates."""
@@ -150,18 +144,13 @@ class Session:
         return known.left_out_until
 
     @property
-    def num_left_out(self) -> int:
-        """Of the eligible members."""
-        return len(self._left_out)
-
-    @property
     def drafted(self) -> frozenset[str]:
         """Those who are left out, and in the open round all the same, because others were too few;
         without those who have handed in."""
         round_ = self.open_round
         if round_ is None:
             return frozenset()
-        return frozenset(p for p in self._left_out if round_.owes(p))
+        return frozenset(p for p in self.left_out if round_.owes(p))
 
     def in_a_row(self, participant_id: str) -> int:
         """Its refused updates since the last one that was accepted, or since it was left out."""
@@ -245,9 +234,8 @@ class Session:
         is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered
         return is_being_made and is_carried_over(self.opened, self.rules, participant_id)
 
-    @property
-    def profiles(self) -> Iterator[DataProfile]:
-        """Of the eligible members that sent one."""
+    def eligible_profiles(self) -> Iterator[DataProfile]:
+        """Of the eligible members that sent one, in the order in which they came."""
         for member in self.members.values():
             if member.profile is not None and member.is_eligible:
                 yield member.profile
@@ -304,9 +292,11 @@ def evolve(session: Session, event: e.Event) -> Session:
             # Whoever has handed in, gone, and come back is still one of the selected.
             opened = session.open_round
             is_selected = opened is not None and participant_id in opened.selected
-            unselected = session.unselected
+            unselected, left_out = session.unselected, session.left_out
             if is_eligible and not is_selected:
                 unselected = including(unselected, participant_id, None)
+            if is_eligible and session.is_left_out(participant_id):
+                left_out = including(left_out, participant_id, None)
             return replace(
                 session,
                 members=including(session.members, participant_id, member),
@@ -315,6 +305,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 num_eligible=session.num_eligible + is_eligible,
                 turns=including(session.turns, participant_id, Turn(session.num_turns)),
                 unselected=unselected,
+                left_out=left_out,
             )
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
@@ -360,11 +351,15 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.UpdateRefused(participant_id):
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num + 1, known.in_a_row + 1, known.left_out_until)
-            return replace(session, refusals={**session.refusals, participant_id: known})
+            return replace(session, refusals=including(session.refusals, participant_id, known))
         case e.ParticipantLeftOut(participant_id, until):
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num, left_out_until=until)
-            session = replace(session, refusals={**session.refusals, participant_id: known})
+            session = replace(
+                session,
+                refusals=including(session.refusals, participant_id, known),
+                left_out=including(session.left_out, participant_id, None),
+            )
             return _released(session, participant_id)
         case e.RoundClosed(_, at):
             closed = replace(session.opened, closed_at=at)
@@ -411,8 +406,8 @@ def _without(session: Session, participant_id: str) -> Session:
     is_eligible = member is not None and member.is_eligible
     session = _released(session, participant_id)
     names = session.upload_names
-    if participant_id in names.values():
-        names = {n: p for n, p in names.items() if p != participant_id}
+    for name in [name for name, owner in names.items() if owner == participant_id]:
+        names = excluding(names, name)
     session = replace(
         session,
         members=excluding(session.members, participant_id),
@@ -421,8 +416,9 @@ def _without(session: Session, participant_id: str) -> Session:
         num_eligible=session.num_eligible - is_eligible,
         turns=excluding(session.turns, participant_id),
         unselected=excluding(session.unselected, participant_id),
+        left_out=excluding(session.left_out, participant_id),
     )
-    return _with_departed(session, participant_id) if session.refusals else session
+    return _with_departed(session, participant_id)
 
 
 def _released(session: Session, participant_id: str) -> Session:
@@ -444,13 +440,16 @@ def _released(session: Session, participant_id: str) -> Session:
 
 def _with_departed(session: Session, participant_id: str) -> Session:
     """Of those who have left, what would matter if they came back, and not of too many of them."""
-    refusals = dict(session.refusals)
-    known = refusals.pop(participant_id, None)
-    if known is not None and (known.in_a_row or session.is_left_out(participant_id)):
-        refusals[participant_id] = known  # as the latest of them
-    departed = [p for p in refusals if p not in session.members]
-    for forgotten in departed[: max(0, len(departed) - MAX_DEPARTED)]:
-        del refusals[forgotten]
+    known = session.refusals.get(participant_id)
+    if known is None:
+        return session
+    if not known.in_a_row and not session.is_left_out(participant_id):
+        return replace(session, refusals=excluding(session.refusals, participant_id))
+    refusals = including(session.refusals, participant_id, known)  # as the latest of them
+    if len(refusals) > MAX_DEPARTED:
+        departed = [p for p in refusals if p not in session.members]
+        for forgotten in departed[: max(0, len(departed) - MAX_DEPARTED)]:
+            refusals = excluding(refusals, forgotten)
     return replace(session, refusals=refusals)
 
 
@@ -472,22 +471,26 @@ def _well_again(session: Session, participant_id: str) -> Session:
     known = session.refusals.get(participant_id)
     if known is None or known == Refusals(known.num):
         return session
-    known = Refusals(known.num)
-    return replace(session, refusals={**session.refusals, participant_id: known})
+    return replace(
+        session,
+        refusals=including(session.refusals, participant_id, Refusals(known.num)),
+        left_out=excluding(session.left_out, participant_id),
+    )
 
 
 def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:
     round_ = session.opened
     carried = carried_over(round_, session.rules) if session.is_buffered else {}
     known = {**session.bases, round_.number: session.base}
+    # XAIN's round number stays at the last round when there is none after it.
+    number = min(model.round, session.rules.rounds - 1)
     counted = session.counted
     if session.is_buffered:
         new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
         counted = {p: latest for p, latest in {**counted, **new}.items() if p in session.members}
     return replace(
         _to(session, Phase.STANDBY, at),
-        # XAIN's round number stays at the last round when there is none after it.
-        round=min(model.round, session.rules.rounds - 1),
+        round=number,
         epoch_base=session.epoch_base + round_.epochs,
         model=model,
         open_round=None,
@@ -496,7 +499,8 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         unselected={
             p: None for p, m in session.members.items() if m.is_eligible and p not in carried
         },
-        bases={number: known[number] for number in sorted(set(carried.values()))},
+        left_out={p: None for p in session.left_out if session.refusals[p].left_out_until > number},
+        bases={trained: known[trained] for trained in sorted(set(carried.values()))},
         counted=counted,
         num_draws=0,
     )

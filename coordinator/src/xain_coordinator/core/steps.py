@@ -119,7 +119,7 @@ def _next_step_between_rounds(
     epochs = 0 if session.model.is_empty else rules.epochs
     carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
     # As if those who are left out had gone, but N are always there.
-    num_connected = max(session.num_eligible - session.num_left_out, rules.num_required)
+    num_connected = max(session.num_eligible - len(session.left_out), rules.num_required)
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
     # Whoever trains for longer than a round may take holds nobody's place.
@@ -143,7 +143,7 @@ def _ask_for_model(session: Session) -> e.Event | None:
     be refused again: then others must come."""
     if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None
-    profiles = tuple(session.profiles)
+    profiles = tuple(session.eligible_profiles())
     return None if profiles == session.refused else e.ModelRequested(profiles)
 
 

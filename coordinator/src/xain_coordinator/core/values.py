@@ -1,6 +1,6 @@
 """What commands, events and effects are made of: small immutable values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -129,7 +129,7 @@ class Names(tuple[str, ...]):
         """The same, if they are some already."""
         return names if isinstance(names, cls) else cls(names)
 
-    def including(self, more: Iterable[str]) -> "Names":
+    def including(self, more: Sequence[str]) -> "Names":
         """With these behind them."""
         return self._with_known(Names((*self, *more)), self._known.union(more))
 

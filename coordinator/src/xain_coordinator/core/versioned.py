@@ -160,18 +160,14 @@ class _Versioned(Mapping[K, V]):
 
 
 class _Items(ItemsView[K, V]):
-    def __init__(self, mapping: _Versioned[K, V]) -> None:
-        super().__init__(mapping)
-        self._of = mapping
+    _mapping: _Versioned[K, V]
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        return self._of.pairs()
+        return self._mapping.pairs()
 
 
 class _Values(ValuesView[V]):
-    def __init__(self, mapping: _Versioned[Any, V]) -> None:
-        super().__init__(mapping)
-        self._of = mapping
+    _mapping: _Versioned[Any, V]
 
     def __iter__(self) -> Iterator[V]:
-        return (value for _, value in self._of.pairs())
+        return (value for _, value in self._mapping.pairs())

@@ -214,4 +214,4 @@ def test_the_same_events_lead_to_the_same() -> None:
     _, data = encode_snapshot(fold(recorded()))
     (body,) = json.loads(zlib.decompress(data))
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
-    assert (FOLD, digest) == (3, "f5df8279090f8889")
+    assert (FOLD, digest) == (4, "7d10040a908c3906")
