@@ -6,7 +6,6 @@ thread pays for no other. What the discovery tells comes from a thread of its ow
 sends what was kept.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +51,8 @@ T = TypeVar("T")
 
 # An ack that nothing carries waits for so long for something that might.
 ACK_DELAY_S = 0.01
+# Of one wait, for drivers that count in small numbers; there is another one after it.
+LONGEST_S = 3600.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
 # Events that are handled before those who wait are told.
@@ -272,7 +273,7 @@ class Endpoint:
     def _receive(self, timeout_s: float) -> None:
         """Handle what comes; returns after something has, or when it was woken."""
         if self._is_receiving:
-            self._changed.wait(min(timeout_s, threading.TIMEOUT_MAX))
+            self._changed.wait(min(timeout_s, LONGEST_S))
             return
         wait_s = min(timeout_s, ACK_DELAY_S) if self._owed else timeout_s
         try:
@@ -297,7 +298,7 @@ class Endpoint:
         self._is_receiving = True
         self.lock.release()
         try:
-            return self._driver.receive(None if math.isinf(timeout_s) else timeout_s)
+            return self._driver.receive(min(timeout_s, LONGEST_S))
         finally:
             self.lock.acquire()
             self._is_receiving = False

@@ -13,10 +13,10 @@ process gets the message again.
 That also bounds what is on its way: so many messages and bytes for each peer that it has not taken.
 The same holds for a peer that is away.
 
-A packet is a list of frames: a head, and the frames of a message, see codec.py; of an ack the head
-is all. The head is msgpack:
+A packet is a list of frames: a head, which holds the first frame of a message, see codec.py, and
+the others; of an ack the head is all. The head is msgpack:
 
-    [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken]
+    [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken, envelope]
 
 kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
@@ -26,6 +26,8 @@ follows: the number of the message before it on this connection, 0 for the first
     taken; one who has not heard of `follows` waits for what was lost.
 to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, but for
     those of the list. An incarnation of 0: nothing is told.
+envelope: bytes; none in an ack. In here, since a frame of its own would cost a driver as much as
+    all the rest.
 
 Pure: no I/O, no clock, no threads. What is to be sent is returned.
 """
@@ -74,6 +76,7 @@ class Head(NamedTuple):
     to_incarnation: int
     heard: int
     untaken: list[int]
+    envelope: bytes
 
 
 class Delivery(NamedTuple):
@@ -163,7 +166,7 @@ class Link:
     # --- in ---
 
     def received(self, head: Head, frames: Frames) -> Delivery | None:
-        """What a packet of this peer brings, if it is new."""
+        """What a packet of this peer brings, if it is new. frames: those after the head."""
         if head.incarnation < self._peer_incarnation:
             return None  # of a process whose place another has taken
         if head.to_incarnation == self.own_incarnation:
@@ -183,8 +186,9 @@ class Link:
             return None  # there is a gap: what is missing comes over a new connection
         self._heard = head.number
         self._untaken[head.number] = None
-        size = num_bytes(frames)
-        return Delivery(self.name, head.incarnation, head.number, head.kind, frames, size)
+        whole = [head.envelope, *frames]
+        size = num_bytes(whole)
+        return Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
 
     def take(self, delivery: Delivery) -> Packet | None:
         """The application has it. Returns an ack if it is time for one."""
@@ -204,7 +208,7 @@ class Link:
     def ack(self) -> Packet | None:
         """What the peer has not been told of what is taken; None if there is nothing, or it is
         away."""
-        return self._head(_ACK, 0, 0) if self._num_untold and self.is_here else None
+        return [self._head(_ACK, 0, 0, b"")] if self._num_untold and self.is_here else None
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
         still = set(untaken)
@@ -219,15 +223,17 @@ class Link:
 
     def _packet(self, number: int, kept: _Kept) -> Packet:
         follows, self._last_sent = self._last_sent, number
-        return [*self._head(kept.kind, number, follows), *kept.frames]
+        envelope, *others = kept.frames
+        return [self._head(kept.kind, number, follows, envelope), *others]
 
-    def _head(self, kind: str, number: int, follows: int) -> Packet:
+    def _head(self, kind: str, number: int, follows: int, envelope: Frame) -> bytes:
         told: tuple[int, int, list[int]] = (0, 0, [])
         if self._num_untold:
             told = (self._peer_incarnation, self._heard, list(self._untaken))
             self._num_untold = self._untold_bytes = 0
         who = (kind, self.own_name, self.name, self.own_incarnation)
-        return [msgpack.packb([*who, number, follows, *told])]
+        head: bytes = msgpack.packb([*who, number, follows, *told, envelope])
+        return head
 
 
 def read_head(frame: Frame) -> Head:
@@ -241,7 +247,7 @@ def read_head(frame: Frame) -> Head:
     has_numbers = isinstance(head.untaken, list) and all(
         type(number) is int and number >= 0 for number in (*numbers, *head.untaken)
     )
-    if not is_known or not has_numbers:
+    if not is_known or not has_numbers or not isinstance(head.envelope, bytes):
         raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
     for name in (head.name, head.to):
         if not isinstance(name, str) or why_not(name):

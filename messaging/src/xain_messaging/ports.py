@@ -12,8 +12,8 @@ from xain_messaging.codec import Frames
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrived:
-    """What one send() of a peer was. The frames are the receiver's own, and those after the second
-    are writable: arrays lie in them."""
+    """What one send() of a peer was. The frames are the receiver's own. All but the first can be
+    written to: arrays lie in them."""
 
     frames: Frames
 

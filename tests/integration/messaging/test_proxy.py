@@ -237,6 +237,18 @@ def test_stop_ends_receiving(group: Group) -> None:
         other.receive_once()
 
 
+@pytest.mark.parametrize("timeout_s", [1e12, float("inf")])
+def test_a_time_without_end(group: Group, timeout_s: float) -> None:
+    """However it is written."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: "peer" in a.peers, "the other")
+    timer = threading.Timer(0.1, lambda: a.isend(Message("t", "a", "b")))
+    timer.start()
+    message = b.receive_once(timeout_s)
+    assert message is not None
+    timer.join()
+
+
 def test_several_threads_share_a_proxy(group: Group) -> None:
     """Each gets its own answers."""
     master, worker = group("master", name="master"), group("worker", name="worker")

@@ -161,7 +161,7 @@ def test_barriers_count_who_waits() -> None:
     second = arrive("g", "epoch", "ben", 2)
     world.registry.leave("g", "ben", members["ben"].incarnation)
     third = arrive("g", "epoch", "cleo", 2)
-    assert not (first.is_open or second.is_open or third.is_open)
+    assert [one.is_open for one in (first, second, third)] == [False] * 3
     assert arrive("g", "epoch", "anna", 2).is_open
     assert third.is_open
     assert not arrive("g", "epoch", "anna", 2).is_open

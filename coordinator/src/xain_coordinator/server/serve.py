@@ -115,7 +115,8 @@ class GrpcServer:
             InspectionService(driver, metrics, counters, trouble), self._server
         )
         # For programs that use messaging; it knows nothing of the session.
-        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipService(), self._server)
+        self._membership = MembershipService()
+        membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -138,6 +139,7 @@ class GrpcServer:
         """Not serving; the calls under way may finish within drain_s; then the port is free."""
         await self._say_serving(False)
         self._driver.end_watches()
+        self._membership.end()
         await self._server.stop(drain_s)
         await self.uploads.close()
 

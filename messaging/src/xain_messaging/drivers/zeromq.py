@@ -67,6 +67,7 @@ class ZmqDriver:
         self._poller: zmq.Poller | None = None
         self._looked_at = 0.0
         self._is_polling = False
+        self._is_woken = False
         self._is_closed = False
         # Both ends of it are sockets of the system, so that a signal handler may wake.
         self._woken, self._waker = socket.socketpair()
@@ -193,16 +194,12 @@ class ZmqDriver:
         return packet if packet is not None or not is_polled else self._next_loss()
 
     def _next_packet(self) -> Arrived | None:
-        try:
-            frames: list[Frame] = [self._pull.recv(zmq.NOBLOCK)]
-        except zmq.Again:
+        if not self._pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             return None
+        frames: list[Frame] = [self._pull.recv()]
         while self._pull.getsockopt(zmq.RCVMORE):
-            # The second is small as well. What comes after it is arrays, and stays in the memory
-            # that it came in.
-            frames.append(
-                self._pull.recv() if len(frames) == 1 else self._pull.recv(copy=False).buffer
-            )
+            # What comes after the first is arrays, and stays in the memory that it came in.
+            frames.append(self._pull.recv(copy=False).buffer)
         return Arrived(frames)
 
     def _next_loss(self) -> Lost | None:
@@ -217,12 +214,15 @@ class ZmqDriver:
 
     def _was_woken(self) -> bool:
         """Since the last time that this was asked."""
-        try:
-            return bool(self._woken.recv(4096))
-        except BlockingIOError:
+        if not self._is_woken:
             return False
+        self._is_woken = False
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+        return True
 
     def wake(self) -> None:
+        self._is_woken = True  # before its byte is there: who has seen that looks at this
         # Full: then it wakes anyway. Closed: nobody is there to be woken.
         with suppress(BlockingIOError, OSError):
             self._waker.send(b"w")
