@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,20 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
 from support.wire import Member, digest, npy, reason
-from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.core.values import StoredWeights, WeightsRef
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
-from xain_coordinator.server import downloads, uploads
+from xain_coordinator.server import downloads, places, streams, uploads
 from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.stores.files import FileUnfinished
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
+from xain_participant.download import Download
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
+NEVER_S = 1e6
 Code = grpc.StatusCode
 
 # 6 MiB and a little, so that the last chunk and the last tile are not whole.
@@ -101,6 +104,51 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
     with coordinator.store.open(ref.key) as reader:
         assert reader.read(0, reader.size) == DATA
     assert parts(tmp_path) == []
+
+
+async def test_a_stranger_takes_no_place_in_memory(start, join):
+    """It is refused before it has sent anything, and however many wait for one."""
+    coordinator = await start()
+    stranger = join(coordinator, "stranger")
+    silent = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        await silent.wait()
+        yield pb.PutWeightsRequest()
+
+    for _ in range(streams.NUM_BATCHES + 1):
+        call = stranger.stub.PutWeights(requests(), metadata=stranger.metadata)
+        code, why, _ = await refused(call)
+        assert (code, why) == (Code.PERMISSION_DENIED, "NOT_A_MEMBER")
+
+
+async def test_an_upload_that_is_too_slow_goes_on_later(start, join, tmp_path, monkeypatch):
+    """It makes room where many are slow, and loses nothing that was written."""
+    monkeypatch.setattr(places, "SLOW_S", NEVER_S)
+    monkeypatch.setattr(uploads, "NUM_SLOW_BATCHES", 0)
+    a = join(await start(), "a")
+    await in_round(a)
+    is_written = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header())
+        for at in range(0, 3 * MIB, MIB):
+            yield pb.PutWeightsRequest(data=DATA[at : at + MIB])
+        await is_written.wait()
+        yield pb.PutWeightsRequest()  # nothing, after which its line is a slow one
+        await asyncio.Event().wait()
+
+    call = a.stub.PutWeights(requests(), metadata=a.metadata)
+    await until(lambda: any(p.stat().st_size >= 3 * MIB for p in parts(tmp_path)))
+    monkeypatch.setattr(places, "SLOW_S", 0.0)
+    is_written.set()
+    code, why, details = await refused(call)
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert "slow" in details
+    monkeypatch.setattr(places, "SLOW_S", NEVER_S)
+    assert await found(a) == 3 * MIB
+    ref = (await (await put(a, 3 * MIB))).ref
+    assert (ref.size_bytes, ref.digest) == (len(DATA), digest(DATA))
 
 
 async def test_the_same_upload_is_not_sent_twice(start, join):
@@ -562,11 +610,7 @@ async def test_what_cannot_be_decoded_is_refused(start, join):
 
 async def test_a_block_is_read_once_for_those_who_begin_one_after_another(start, join, monkeypatch):
     """However far the first of them is by now; and what nobody came to is not read."""
-    coordinator = await start(rounds={"rounds": 2})
-    a = join(coordinator, "a")
-    await in_round(a)
-    await a.hand_in(LARGE)
-    await a.until(pb.ROUND, 1)
+    coordinator, _ = await with_model(start, join, LARGE)
     reads: list[int] = []
     read_chunks = downloads._read_chunks
 
@@ -575,21 +619,168 @@ async def test_a_block_is_read_once_for_those_who_begin_one_after_another(start,
         return read_chunks(store, key, offset, length)
 
     monkeypatch.setattr(downloads, "_read_chunks", counted)
+    monkeypatch.setattr(places, "SLOW_S", NEVER_S)
     sender = downloads.Downloads(coordinator.driver, coordinator.store)
 
+    class Enough(Exception):
+        pass
+
     async def begin() -> bytes:
-        async for _, chunk in sender.send("1/global", 0):
-            return chunk
-        raise AssertionError("nothing came")
+        chunks: list[bytes] = []
+
+        async def write(_: WeightsRef, chunk: bytes) -> None:
+            chunks.append(chunk)
+            raise Enough
+
+        with pytest.raises(Enough):
+            await sender.send("1/global", 0, write, at_once)
+        return chunks[0]
 
     beginning = await begin()
     assert reads == [0]
     received = []
-    async for _, chunk in sender.send("1/global", 0):
+
+    async def write(_: WeightsRef, chunk: bytes) -> None:
         received.append(chunk)
         assert await begin() == beginning
+
+    await sender.send("1/global", 0, write, at_once)
     assert b"".join(received) == npy(LARGE)
     assert sorted(reads) == list(range(-(-len(npy(LARGE)) // downloads.BLOCK_BYTES)))
+
+
+async def at_once() -> None:
+    """A turn that need not be waited for."""
+
+
+async def with_model(start: Any, join: Any, vector: np.ndarray[Any, Any]) -> tuple[Any, Member]:
+    """A coordinator in round 1, whose model is this one, and a."""
+    coordinator = await start(rounds={"rounds": 2})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await a.hand_in(vector)
+    await a.until(pb.ROUND, 1)
+    return coordinator, a
+
+
+@pytest.mark.parametrize("vector", [VECTOR, VECTOR[: MIB // 8]])
+async def test_a_download_begins_in_small_chunks(start, join, monkeypatch, vector):
+    """Until its line has shown that it is fast; one that is slow goes on so, without a place."""
+    coordinator, _ = await with_model(start, join, vector)
+    data = npy(vector)
+    sender = downloads.Downloads(coordinator.driver, coordinator.store)
+
+    async def sent() -> list[bytes]:
+        chunks: list[bytes] = []
+
+        async def write(_: WeightsRef, chunk: bytes) -> None:
+            chunks.append(chunk)
+
+        await sender.send("1/global", 0, write, at_once)
+        return chunks
+
+    monkeypatch.setattr(places, "SLOW_S", NEVER_S)
+    chunks = await sent()
+    assert b"".join(chunks) == data
+    small = downloads.SLOW_CHUNK_BYTES
+    number = min(MIB, len(data)) // small
+    assert [len(chunk) for chunk in chunks[:number]] == [small] * number
+    assert all(len(chunk) == MIB for chunk in chunks[number:-1])
+    monkeypatch.setattr(places, "SLOW_S", -1.0)  # whatever it takes
+    monkeypatch.setattr(downloads, "NUM_CHUNKS", 0)
+    sender = downloads.Downloads(coordinator.driver, coordinator.store)
+    chunks = await sent()
+    assert b"".join(chunks) == data
+    assert max(map(len, chunks)) == small
+
+
+@pytest.fixture
+def slow_down(monkeypatch) -> Callable[[], Awaitable[None]]:
+    """Makes the line of the download under way a slow one, where there is no place for those. One
+    chunk of 64 KiB shows that a line is fast."""
+    monkeypatch.setattr(places, "SLOW_S", NEVER_S)
+    monkeypatch.setattr(places, "CHUNK_BYTES", 64 << 10)
+    monkeypatch.setattr(downloads, "NUM_SLOW_CHUNKS", 0)
+    seen: list[tuple[places.Line, places.Place]] = []
+    look_later = places.Line._look_later
+
+    def noted(self: places.Line, place: places.Place) -> None:
+        seen.append((self, place))
+        look_later(self, place)
+
+    monkeypatch.setattr(places.Line, "_look_later", noted)
+
+    async def slow_down() -> None:
+        # While a chunk passes that has a place.
+        await until(lambda: seen and seen[-1][0]._timer is not None)
+        line, place = seen[-1]
+        assert line._timer is not None
+        line._timer.cancel()
+        monkeypatch.setattr(places, "SLOW_S", 0.0)
+        line._look(place)
+        monkeypatch.setattr(places, "SLOW_S", NEVER_S)
+
+    return slow_down
+
+
+async def test_a_download_that_is_too_slow_is_unavailable(start, join, slow_down):
+    """What was sent before comes through, and the rest is to be had from there."""
+    coordinator, a = await with_model(start, join, LARGE)
+    # What a client takes ahead of its reader, however fast its line is.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 << 10)]
+    options.append(("grpc.use_local_subchannel_pool", 1))
+    address = f"127.0.0.1:{coordinator.port}"
+    data = npy(LARGE)
+    received = bytearray()
+
+    async def receive(num_bytes: int) -> None:
+        while len(received) < num_bytes:
+            received.extend((await call.read()).data)
+
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        call = CoordinatorStub(channel).GetWeights(
+            pb.GetWeightsRequest(key="1/global"), metadata=a.metadata
+        )
+        await receive(3 * MIB)
+        await slow_down()
+        code, why, details = await refused(receive(len(data)))
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert "next offset" in details
+    assert len(received) < len(data)
+    assert received + await a.download("1/global", len(received)) == data
+
+
+async def test_a_participant_goes_on_with_a_slow_download(
+    start, join, proxy, monkeypatch, slow_down
+):
+    """At the byte at which the coordinator has ended it."""
+    coordinator, _ = await with_model(start, join, LARGE)
+    client = await connected(proxy, coordinator)
+    offsets: list[int] = []
+    stream, add = CoordinatorClient._stream, Download.add
+    is_held = threading.Event()
+
+    def noted(self: CoordinatorClient, ref: pb.WeightsRef, offset: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        return stream(self, ref, offset)
+
+    def held(self: Download, chunk: bytes) -> None:
+        add(self, chunk)
+        if not is_held.is_set() and self.received > 3 * MIB:
+            proxy.blackhole()
+            is_held.set()
+
+    monkeypatch.setattr(CoordinatorClient, "_stream", noted)
+    monkeypatch.setattr(Download, "add", held)
+    work = await asyncio.to_thread(client.start_round)
+    getting = asyncio.create_task(asyncio.to_thread(client.get_weights, work.model))
+    assert await asyncio.to_thread(is_held.wait, PATIENCE_S)
+    await slow_down()
+    proxy.heal()
+    assert np.array_equal(await getting, LARGE)
+    await asyncio.to_thread(client.close)
+    assert offsets[0] == 0
+    assert offsets[1] > 3 * MIB
 
 
 # --- bounds ---

@@ -26,6 +26,7 @@ from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
+from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.group_writer import GroupWriter
 from xain_participant.protocol import Held, Protocol
 
@@ -241,6 +242,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "begin session time anew at a restart": _session_time_starts_anew,
     "lose a record behind a snapshot": _patch(driver_module, "_restore", _restore_too_little),
     "answer an upload before it is durable": _patch(GroupWriter, "put", _put_early),
+    "keep a part of a model that could not be read": _patch(
+        Downloads, "_forget_failed_block", lambda self, place, read: None
+    ),
     "never look for a newer coordinator": _patch(Fence, "check", lambda self: None),
     "overwrite a published model": _patch(fencing._FencedUpload, "commit", _overwrite),
     "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
@@ -250,6 +254,7 @@ MUTATIONS: Mapping[str, Mutation] = {
 
 # The fault in which it shows, where that is a rare one; then every fault is of this kind.
 SHOWS_IN: Mapping[str, Kind] = {
+    "keep a part of a model that could not be read": Kind.STORE_DOWN,
     "never look for a newer coordinator": Kind.OVERTAKE,
     "overwrite a published model": Kind.OVERTAKE,
     "forget a kept result": Kind.KILL_PARTICIPANT,
@@ -278,6 +283,7 @@ SEEN: Mapping[str, str] = {
     "begin session time anew at a restart": "session time went back",
     "lose a record behind a snapshot": "its journal folds to",
     "answer an upload before it is durable": "is not durable",
+    "keep a part of a model that could not be read": "there is no end",
     "never look for a newer coordinator": "was overtaken, and goes on",
     "overwrite a published model": "before the journal asks for it|is overwritten",
     "train again what was acknowledged": "again, which was acknowledged",

@@ -23,6 +23,7 @@ from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
+SLOW_CHUNK_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,10 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.SMALL_MODEL_BYTES": 0,
             "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,
+            "xain_coordinator.server.downloads.SLOW_CHUNK_BYTES": SLOW_CHUNK_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
+            "xain_coordinator.server.places.CHUNK_BYTES": CHUNK_BYTES,
+            "xain_coordinator.server.places.LEAST_BYTES": SLOW_CHUNK_BYTES,
             "xain_coordinator.server.reception.CHUNK_BYTES": CHUNK_BYTES,
             "xain_coordinator.server.streams.CHUNK_BYTES": 2 * CHUNK_BYTES,
         }

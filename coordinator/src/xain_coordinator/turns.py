@@ -9,9 +9,12 @@ empty turn costs a hundredth of what a chunk does.
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 # gRPC needs about six to take up a call.
 TURNS_BETWEEN = 12
+
+Turn = Callable[[], Awaitable[None]]  # returns when it has come
 
 
 class Turns:

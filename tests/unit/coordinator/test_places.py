@@ -1,11 +1,15 @@
 """Places for chunks in memory: how many, whose turn it is, and lines that are slow or dead."""
 
 import asyncio
+from asyncio import Event
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.server import places
-from xain_coordinator.server.places import Line, Places
+from xain_coordinator.server.places import Line, Place, Places
 
 
 async def turns(number: int = 10) -> None:
@@ -15,12 +19,12 @@ async def turns(number: int = 10) -> None:
 
 
 def a_line(them: Places) -> Line:
-    return Line(them, on_stalled=lambda: None)
+    return Line(them, "go on")
 
 
 async def test_no_more_than_there_are_places() -> None:
     """However many ask, and they get them in the order in which they asked."""
-    them, order, held = Places(3), list[int](), list[places.Place]()
+    them, order, held = Places(3, 1), list[int](), list[Place]()
 
     async def take(number: int) -> None:
         held.append(await a_line(them).take())
@@ -38,7 +42,7 @@ async def test_no_more_than_there_are_places() -> None:
 
 async def test_whoever_goes_away_takes_no_place_along() -> None:
     """Neither one that waits, nor one whose turn has come just then."""
-    them = Places(1)
+    them = Places(1, 1)
     first = await a_line(them).take()
     waiting = [asyncio.create_task(a_line(them).take()) for _ in range(3)]
     await turns()
@@ -52,17 +56,79 @@ async def test_whoever_goes_away_takes_no_place_along() -> None:
     assert not them.fast.try_enter()
 
 
-async def test_a_slow_line_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """What a line asks of its loop, on time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, asyncio.TimerHandle]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], *args: Any
+    ) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        handle = asyncio.TimerHandle(self.now + delay_s, callback, args, loop)
+        self._timers.append((self.now + delay_s, handle))
+        return handle
+
+    async def go_on(self, seconds: float) -> None:
+        """To the next timer and the next one, as a loop would, and to the end of the time."""
+        await turns()
+        until = self.now + seconds
+        while due := [timer for timer in self._timers if timer[0] <= until]:
+            timer = min(due, key=lambda one: one[0])
+            self._timers.remove(timer)
+            self.now = max(self.now, timer[0])
+            if not timer[1].cancelled():
+                timer[1]._run()
+            await turns()
+        self.now = until
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of all lines."""
+    clock = Clock()
+    init = Line.__init__
+
+    def init_with_clock(self: Line, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        monkeypatch.setattr(self, "_loop", clock)
+
+    monkeypatch.setattr(Line, "__init__", init_with_clock)
+    return clock
+
+
+def passes(line: Line, place: Place | None, num_bytes: int) -> tuple[asyncio.Task[None], Event]:
+    """A chunk that is through when the event is set."""
+    through = Event()
+
+    async def wait() -> None:
+        with line.passing(place):
+            await through.wait()
+            line.count(num_bytes)
+
+    return asyncio.create_task(wait()), through
+
+
+async def test_a_slow_line_holds_up_nobody(clock: Clock) -> None:
     """Its chunk moves to a place for slow lines, and its next one begins there."""
-    monkeypatch.setattr(places, "SLOW_S", 0.01)
     them = Places(1, 1)
     slow, other = a_line(them), a_line(them)
     place = await slow.take()
-    slow.begin(place)
-    mine = await asyncio.wait_for(other.take(), 30)
+    passing, through = passes(slow, place, 1)
+    taking = asyncio.create_task(other.take())
+    await clock.go_on(places.SLOW_S - 0.01)
+    assert not taking.done()
+    await clock.go_on(0.02)
+    mine = await taking
     assert slow.is_slow
     assert not them.slow.try_enter()
-    slow.end(1)
+    through.set()
+    await passing
     place.give_back()
     place = await slow.take()
     assert not them.slow.try_enter()
@@ -70,24 +136,110 @@ async def test_a_slow_line_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert them.fast.try_enter()
 
 
-async def test_a_line_is_fast_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_line_ends_where_no_place_is_free_for_it(clock: Clock) -> None:
+    """It keeps no place of the others while it waits."""
+    them = Places(1, 1)
+    others, slow = a_line(them), a_line(them)
+    others.is_slow = True
+    await others.take()
+    place = await slow.take()
+    passing, _ = passes(slow, place, 1)
+    await clock.go_on(places.SLOW_S + 0.01)
+    with pytest.raises(Unavailable, match=r"slow.*; go on"):
+        await passing
+    place.give_back()
+    assert them.fast.try_enter()
+
+
+async def test_empty_messages_keep_no_place_of_the_fast(clock: Clock) -> None:
+    """A line that is found slow when one of them is through moves with the next one."""
+    them = Places(1, 1)
+    line = a_line(them)
+    place = await line.take()
+    passing, through = passes(line, place, 0)
+    await turns()
+    clock.now += 2 * places.SLOW_S  # the loop has been busy, and has not looked
+    through.set()
+    await passing
+    assert line.is_slow
+    assert not them.fast.try_enter()
+    passing, through = passes(line, place, 0)
+    await clock.go_on(0.0)
+    assert them.fast.try_enter()
+    through.set()
+    await passing
+
+
+async def test_a_line_is_fast_again(clock: Clock) -> None:
     """By the time that the last chunk took, in however many pieces it came."""
-    line = a_line(Places(1))
-    line.is_slow = True
-    for at_once, is_slow in ((places.CHUNK_BYTES - 1, True), (1, False)):
-        line.begin(None)
-        line.end(at_once)
+    line = Line(Places(1, 1), "", is_slow=True)
+    for seconds, num_bytes, is_slow in (
+        (0.9 * places.SLOW_S, places.CHUNK_BYTES - 1, True),
+        (0.0, 1, False),
+        (1.1 * places.SLOW_S, places.CHUNK_BYTES, True),
+    ):
+        passing, through = passes(line, None, num_bytes)
+        await clock.go_on(seconds)
+        through.set()
+        await passing
         assert line.is_slow == is_slow
-    monkeypatch.setattr(places, "SLOW_S", -1.0)  # whatever it takes
-    line.begin(None)
-    line.end(places.CHUNK_BYTES)
+
+
+async def test_a_dead_line_ends(clock: Clock) -> None:
+    """With a chunk that has a place; others hold up nobody."""
+    line = a_line(Places(1, 1))
+    dead, _ = passes(line, await line.take(), 1)
+    await clock.go_on(places.STALLED_S - 1)
+    assert not dead.done()
+    await clock.go_on(2)
+    with pytest.raises(Unavailable, match=r"come through.*; go on"):
+        await dead
+    slow, through = passes(line, None, 1)
+    await clock.go_on(10 * places.STALLED_S)
+    through.set()
+    await slow
+
+
+@pytest.mark.parametrize("every_s", [0.1, 10.0, places.STALLED_S - 1])
+async def test_a_line_ends_however_small_its_pieces_are(clock: Clock, every_s: float) -> None:
+    """A byte now and then keeps no place."""
+    line = a_line(Places(1, 1))
+    place = await line.take()
+
+    async def trickle() -> None:
+        while clock.now < 2 * places.STALLED_S:
+            passing, through = passes(line, place, 1)
+            await clock.go_on(every_s)
+            through.set()
+            await passing
+
+    with pytest.raises(Unavailable, match="come through"):
+        await trickle()
+    assert clock.now <= places.STALLED_S + every_s
+
+
+async def test_a_line_of_some_kilobytes_a_second_goes_on(clock: Clock) -> None:
+    """For as long as it takes. The time in between, in which it waits for us, does not count."""
+    line = a_line(Places(1, 1))
+    for _ in range(200):
+        place = await line.take()
+        passing, through = passes(line, place, 16 << 10)
+        await clock.go_on(0.2 * places.STALLED_S)
+        through.set()
+        await passing
+        place.give_back()
+        await clock.go_on(places.STALLED_S)
     assert line.is_slow
 
 
-async def test_a_dead_line_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "SLOW_S", 0.01)
-    monkeypatch.setattr(places, "STALLED_S", 0.05)
-    ended = asyncio.Event()
-    line = Line(Places(1), on_stalled=ended.set)
-    line.begin(await line.take())
-    await asyncio.wait_for(ended.wait(), 30)
+async def test_who_goes_away_is_told_nothing_else(clock: Clock) -> None:
+    """Also when the line would have ended at the same moment."""
+    line = a_line(Places(1, 0))
+    place = await line.take()
+    passing, _ = passes(line, place, 1)
+    await turns()
+    clock.now += places.SLOW_S
+    line._look(place)
+    passing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await passing

@@ -18,6 +18,7 @@ from xain_coordinator.core.values import (
     Phase,
     Point,
     StoredWeights,
+    WeightsRef,
 )
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreError
@@ -253,17 +254,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def GetWeights(
         self, request: pb.GetWeightsRequest, context: Context
     ) -> AsyncIterator[pb.GetWeightsResponse]:
-        first = True
-        async for ref, data in self._downloads.send(request.key, request.offset):
-            await self._chunk_turn()
-            # Not yielded: whoever passes on what is yielded keeps it until there is another one.
-            await context.write(
-                pb.GetWeightsResponse(data=data, ref=ref_message(ref) if first else None)
-            )
-            first = False
+        is_first = True
+
+        # Not yielded: whoever passes on what is yielded keeps it until there is another one.
+        async def write(ref: WeightsRef, data: bytes) -> None:
+            nonlocal is_first
+            message = ref_message(ref) if is_first else None
+            is_first = False
+            await context.write(pb.GetWeightsResponse(data=data, ref=message))
+
+        await self._downloads.send(request.key, request.offset, write, self._chunk_turn)
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
-        for message in nothing:  # what makes this a generator, which gRPC wants of a stream
-            yield message
+        for none in nothing:  # what makes this a generator, which gRPC wants of a stream
+            yield none
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
@@ -271,12 +274,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         trained = self._driver.session.trained_by(participant_id)
 
-        async def read_in_turn() -> Any:
-            await self._chunk_turn()
-            return await context.read()
-
         try:
-            ref = await self._uploads.receive(participant_id, read_in_turn)
+            ref = await self._uploads.receive(participant_id, context.read, self._chunk_turn)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise

@@ -1,7 +1,7 @@
 """Global models on their way to participants: inside an answer, in a stream, or past us."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -18,8 +18,9 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
-from xain_coordinator.server.places import Line, Place, Places
+from xain_coordinator.server.places import Line, Places
 from xain_coordinator.threads import run_to_end
+from xain_coordinator.turns import Turn
 
 log = structlog.get_logger(__name__)
 
@@ -27,10 +28,13 @@ SMALL_MODEL_BYTES = CHUNK_BYTES
 BLOCK_BYTES = 2 * CHUNK_BYTES  # of a larger model in a read
 MAX_BLOCKS = 8
 NUM_CHUNKS = 4  # being sent at a time; gRPC holds three copies of each until the line has taken it
-SLOW_CHUNK_BYTES = 64 << 10  # in a message over a slow line
+NUM_SLOW_CHUNKS = 8  # beside them, over lines that have become slow meanwhile
+SLOW_CHUNK_BYTES = 64 << 10  # in a message over a line that is slow, or not known yet
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
 # stream that would carry them.
 INLINE_BYTES = 64 << 10
+
+Write = Callable[[WeightsRef, bytes], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,57 +58,61 @@ class Downloads:
     # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
     # who have been told of a round at the same time read its model at about the same pace.
     _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
-    _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS))
+    _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS, NUM_SLOW_CHUNKS))
 
-    async def send(self, key: str, offset: int) -> AsyncIterator[tuple[WeightsRef, bytes]]:
-        """A global model from an offset, in chunks, each with the reference of the whole.
+    async def send(self, key: str, offset: int, write: Write, turn: Turn) -> None:
+        """A global model from an offset, in chunks.
 
-        Raises UnknownModel.
+        write: given each chunk, and the reference of the whole; returns when the line has taken it.
+        turn: to be waited for before each chunk.
+        Raises UnknownModel, and Unavailable if the line has become slow while many others are: the
+        rest is to be had from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
             raise UnknownModel(f"there is no global model under {key!r}")
         ref = model.ref
-        if ref.size_bytes <= SMALL_MODEL_BYTES:
-            data = await self._small(ref)
-            yield ref, data[offset:]
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        line = Line(self._places, on_stalled=task.cancel)
-        places: list[Place] = []
+        small = await self._small(ref) if ref.size_bytes <= SMALL_MODEL_BYTES else b""
+        # In small chunks until it has shown that it is fast: there may be many that are not.
+        line = Line(self._places, "go on with the next offset", is_slow=True)
 
-        def close(_: object = None) -> None:
-            line.drop()
-            for place in places:
-                place.give_back()
+        async def send_chunk() -> int:
+            """Returns how much it was. Nothing of it is held when this has returned."""
+            # A small chunk need not wait for a place.
+            place = None if line.is_slow else await line.take()
+            try:
+                length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
+                if small:
+                    chunk = small[offset : offset + length]
+                else:
+                    # A line that is slow keeps to itself: it would push blocks out that others are
+                    # about to read.
+                    is_alone = line.is_slow and line.is_known
+                    chunk = await self._chunk(ref, offset, length, is_alone=is_alone)
+                await turn()
+                with line.passing(place):
+                    await write(ref, chunk)
+                    line.count(len(chunk))
+                return len(chunk)
+            finally:
+                if place is not None:
+                    place.give_back()
 
-        # Nobody closes a generator whose reader is gone, until there is a collection of garbage.
-        task.add_done_callback(close)
-        try:
-            while offset < ref.size_bytes:
-                # A slow line has small chunks, for which it need not wait.
-                places[:] = [] if line.is_slow else [await line.take()]
-                length = SLOW_CHUNK_BYTES if line.is_slow else CHUNK_BYTES
-                chunk = await self._chunk(ref, offset, length)
-                line.begin(places[0] if places else None)
-                yield ref, chunk
-                offset += len(chunk)
-                line.end(len(chunk))
-                close()
-        finally:
-            close()
-            task.remove_done_callback(close)
+        while offset < ref.size_bytes:
+            offset += await send_chunk()
 
-    async def _chunk(self, ref: WeightsRef, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from an offset, to the next border of chunks at most."""
-        start = offset - offset % BLOCK_BYTES
+    async def _chunk(self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool) -> bytes:
+        """Up to `length` bytes from an offset, to the next border of chunks at most.
+
+        is_alone: not read for others, too.
+        """
         length = min(length, CHUNK_BYTES - offset % CHUNK_BYTES, ref.size_bytes - offset)
-        if length <= SLOW_CHUNK_BYTES and (ref.key, start) not in self._blocks:
+        start = offset - offset % BLOCK_BYTES
+        if is_alone and (ref.key, start) not in self._blocks:
             return await run_to_end(_read, self.store, ref.key, offset, length)
         block = self._block(ref, start)
         is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
-        if is_last and start + BLOCK_BYTES < ref.size_bytes:
+        if is_last and not is_alone and start + BLOCK_BYTES < ref.size_bytes:
             self._block(ref, start + BLOCK_BYTES)  # read while the rest of this one is sent
         number, at = divmod(offset - start, CHUNK_BYTES)
         chunk = (await asyncio.shield(block))[number]

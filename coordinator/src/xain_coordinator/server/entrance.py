@@ -5,9 +5,9 @@ So Rendezvous and new Watch streams are let in at the pace at which a fleet is a
 Whoever comes too early hears when its turn is: LATER, which XAIN's participants know, or, to Watch,
 UNAVAILABLE with a RetryInfo. That is said before anything is decided, and costs next to nothing.
 
-Members and strangers have a queue each, so that however many strangers come, who was here before is
-not kept waiting by them. Nobody waits for a plain answer: that the session is finished, or, to a
-stranger's Watch, that a rendezvous comes first.
+Members and strangers have a queue each, and streams have one, too, all of the same pace. So however
+many strangers come, who was here before is not kept waiting by them. Nobody waits for a plain
+answer: that the session is finished, or, to a stranger's Watch, that a rendezvous comes first.
 """
 
 from collections import Counter

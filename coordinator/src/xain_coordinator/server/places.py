@@ -5,19 +5,25 @@ A transfer takes a place before a chunk is in memory and gives it back when the 
 there. Those who wait are served in the order in which they came. While a chunk is on the line, its
 place may be held up by a line that is slow, or dead. So a chunk that takes longer than SLOW_S moves
 to one of the places for slow lines, and the next ones of its transfer begin there, until the line
-is faster again. A chunk that does not come through within STALLED_S ends its transfer. So slow
-lines wait for each other and never hold up a fast one, and there is an end to every wait.
+is faster again. If none of those is free, the transfer ends, to go on later: so slow lines wait for
+each other and hold up a fast one for SLOW_S at most. A line on which LEAST_BYTES take longer than
+STALLED_S ends, too, so there is an end to every wait, in however small pieces the bytes come.
+
+What counts is the time on the line. That for which a chunk waits for us does not.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from xain_coordinator.admission import CHUNK_BYTES
+from xain_coordinator.core.errors import Unavailable
 
-NUM_SLOW_PLACES = 64
 SLOW_S = 0.5  # for CHUNK_BYTES
-# Participants give up a chunk after 20 s. This is for those that are gone, or do not mean well.
+# The slowest line: 2 KB a second, or a message, however large, in this time. Participants give up a
+# chunk after 20 s; this is for those that are gone, or do not mean well.
+LEAST_BYTES = 64 << 10
 STALLED_S = 30.0
 
 
@@ -59,9 +65,9 @@ class _Room:
 
 
 class Places:
-    """num: for lines that are not slow. Used from one event loop."""
+    """num: for lines that are not slow. num_slow: for those that are. Used from one event loop."""
 
-    def __init__(self, num: int, num_slow: int = NUM_SLOW_PLACES) -> None:
+    def __init__(self, num: int, num_slow: int) -> None:
         self.fast = _Room(num)
         self.slow = _Room(num_slow)
 
@@ -72,15 +78,17 @@ class Place:
     def __init__(self, room: _Room) -> None:
         self._room: _Room | None = room
 
-    @property
-    def is_taken(self) -> bool:
-        return self._room is not None
+    def is_in(self, room: _Room) -> bool:
+        return self._room is room
 
-    def move(self, room: _Room) -> None:
-        """If there is a place."""
-        if self._room is not None and self._room is not room and room.try_enter():
+    def move(self, room: _Room) -> bool:
+        """Whether it is there now; if not, that is because no place is free."""
+        if self._room is not None and self._room is not room:
+            if not room.try_enter():
+                return False
             self._room.leave()
             self._room = room
+        return True
 
     def give_back(self) -> None:
         """Harmless when repeated."""
@@ -92,19 +100,25 @@ class Place:
 class Line:
     """What one transfer's chunks come or go through, one after the other.
 
-    is_slow: the last CHUNK_BYTES took longer than SLOW_S.
-    on_stalled: called once, when a chunk does not come through.
+    go_on: how a transfer that was ended can go on, for whoever hears of it.
+    is_slow: the last CHUNK_BYTES took longer than SLOW_S. At the beginning, what it is taken for.
+    is_known: its speed has been seen.
     """
 
-    def __init__(self, places: Places, on_stalled: Callable[[], object]) -> None:
-        self.is_slow = False
+    def __init__(self, places: Places, go_on: str, *, is_slow: bool = False) -> None:
+        self.is_slow = is_slow
+        self.is_known = False
+        self._go_on = go_on
         self._places = places
-        self._on_stalled = on_stalled
         self._loop = asyncio.get_running_loop()
-        self._began_at = 0.0
+        # Of the chunk that is passing.
+        self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._seconds = 0.0  # of so many bytes
-        self._num_bytes = 0
+        self._began_at = 0.0
+        self._why_ended = ""
+        # Of those before: since it was last seen how fast it is, and since the last LEAST_BYTES.
+        self._seconds, self._num_bytes = 0.0, 0
+        self._waited_s, self._waited_bytes = 0.0, 0
 
     async def take(self) -> Place:
         """Wait for a place."""
@@ -112,32 +126,74 @@ class Line:
         await room.enter()
         return Place(room)
 
-    def begin(self, place: Place | None) -> None:
-        """A chunk begins to go through. place: its own; None: it is too small to need one."""
-        self._began_at = self._loop.time()
-        self._timer = self._loop.call_later(SLOW_S, self._look, place)
+    @contextmanager
+    def passing(self, place: Place | None) -> Iterator[None]:
+        """While a chunk comes or goes, which the current task waits for.
 
-    def end(self, num_bytes: int) -> None:
-        """It is through. num_bytes: what it had."""
-        self.drop()
-        self._seconds += self._loop.time() - self._began_at
+        place: its own. None: it is so small that it has none; it holds up nobody, however long it
+        takes. Raises Unavailable when the transfer must end.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._why_ended = task, ""
+        self._began_at = self._loop.time()
+        if place is not None:
+            self._look_later(place)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # By us, unless it was somebody else as well.
+            if not self._why_ended or task.uncancel():
+                raise
+            raise Unavailable(f"{self._why_ended}; {self._go_on}") from None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._task = None
+            passed_s = self._loop.time() - self._began_at
+            self._seconds += passed_s
+            self._waited_s += passed_s
+            self._judge()
+
+    def count(self, num_bytes: int) -> None:
+        """So many are through, of the chunk that is passing."""
         self._num_bytes += num_bytes
+        self._waited_bytes += num_bytes
+
+    def _judge(self) -> None:
         if self._num_bytes >= CHUNK_BYTES:
             self.is_slow = self._seconds > SLOW_S * self._num_bytes / CHUNK_BYTES
+            self.is_known = True
             self._seconds, self._num_bytes = 0.0, 0
+        elif self._seconds > SLOW_S:
+            self.is_slow = self.is_known = True
+        if self._waited_bytes >= LEAST_BYTES:
+            self._waited_s, self._waited_bytes = 0.0, 0
 
-    def drop(self) -> None:
-        """Nothing is going through any more. Harmless when repeated."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _look_later(self, place: Place) -> None:
+        """When there is something to see."""
+        passed_s = self._loop.time() - self._began_at
+        in_s = STALLED_S - self._waited_s - passed_s
+        if not self.is_slow:
+            in_s = min(in_s, SLOW_S - self._seconds - passed_s)
+        elif not place.is_in(self._places.slow):
+            in_s = 0.0
+        self._timer = self._loop.call_later(max(0.0, in_s), self._look, place)
 
-    def _look(self, place: Place | None) -> None:
-        self.is_slow = True
-        if place is not None:
-            place.move(self._places.slow)
-        if self._loop.time() - self._began_at < STALLED_S:
-            self._timer = self._loop.call_later(SLOW_S, self._look, place)
+    def _look(self, place: Place) -> None:
+        self._timer = None
+        passed_s = self._loop.time() - self._began_at
+        if self._seconds + passed_s >= SLOW_S:
+            self.is_slow = self.is_known = True
+        if self.is_slow and not place.move(self._places.slow):
+            self._end("the line is slow, as many others are at the moment")
+        elif self._waited_s + passed_s >= STALLED_S:
+            self._end(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")
         else:
-            self._timer = None
-            self._on_stalled()
+            self._look_later(place)
+
+    def _end(self, why: str) -> None:
+        assert self._task is not None
+        self._why_ended = why
+        self._task.cancel()

@@ -5,23 +5,24 @@ one upload holds two batches at most, and all of them together no more than ther
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import grpc
 
 from xain_coordinator.admission import CHUNK_BYTES
-from xain_coordinator.core.errors import InvalidUpdate, Unavailable
-from xain_coordinator.server.places import STALLED_S, Line, Place, Places
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.server.places import Line, Place, Places
 from xain_coordinator.server.reception import Reception
 from xain_coordinator.threads import wait_to_end
+from xain_coordinator.turns import Turn
 from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 
 # In memory at a time. A line brings one message in each there and back, so this bounds what comes
 # over all of them: to 120 MB a second at 50 ms.
 NUM_BATCHES = 6
+NUM_SLOW_BATCHES = 64  # of one message each
 # In a batch, however small they are: an object costs some hundred bytes beside what is in it.
 BATCH_MESSAGES = 64
 
@@ -33,15 +34,16 @@ class Intake:
 
     read: the next message, or grpc.aio.EOF. Not the iterator of requests that gRPC offers, which
     keeps each message until it has the next one.
+    turn: to be waited for before each message.
     """
 
-    def __init__(self, places: Places, read: Read) -> None:
+    def __init__(self, places: Places, read: Read, turn: Turn) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._read = read
-        self._line = Line(places, self._end_stalled)
-        self._has_stalled = False
+        self._turn = turn
+        self._line = Line(places, "FindUpload says where the upload can go on")
         self._has_ended = False
         self._place: Place | None = None  # of the batch
         self._batch: list[bytes] = []
@@ -50,11 +52,10 @@ class Intake:
     async def header(self) -> PutWeightsRequest.Header:
         """What the first message says of the rest. Raises InvalidUpdate and Unavailable."""
         self._place = await self._line.take()
-        with self._on_the_line():
-            first = await self._read()
-            if first is grpc.aio.EOF or not first.HasField("header"):
-                raise InvalidUpdate("the first message of an upload must carry its header")
-            self._add(first.data)
+        first = await self._message()
+        if first is grpc.aio.EOF or not first.HasField("header"):
+            raise InvalidUpdate("the first message of an upload must carry its header")
+        self._add(first.data)
         header: PutWeightsRequest.Header = first.header
         return header
 
@@ -66,8 +67,7 @@ class Intake:
         writer = _Writer(reception, on_failure=self._task.cancel)
         try:
             while True:
-                with self._on_the_line():
-                    await self._gather()
+                await self._gather()
                 await writer.write(*self._take_batch())
                 if self._has_ended:
                     break
@@ -81,7 +81,6 @@ class Intake:
 
     def close(self) -> None:
         """Give back what is held."""
-        self._line.drop()
         if self._place is not None:
             self._place.give_back()
 
@@ -94,11 +93,19 @@ class Intake:
     async def _gather(self) -> None:
         """A batch. Of a slow line each message is one: a part of it would be held for long."""
         while not self._is_full:
-            request = await self._read()
+            request = await self._message()
             if request is grpc.aio.EOF:
                 self._has_ended = True
                 return
             self._add(request.data)
+
+    async def _message(self) -> Any:
+        await self._turn()
+        with self._line.passing(self._place):
+            message = await self._read()
+            if message is not grpc.aio.EOF:
+                self._line.count(len(message.data))
+        return message
 
     @property
     def _is_full(self) -> bool:
@@ -110,26 +117,6 @@ class Intake:
         if data:
             self._batch.append(data)
             self._batch_bytes += len(data)
-
-    @contextmanager
-    def _on_the_line(self) -> Iterator[None]:
-        before = self._batch_bytes
-        self._line.begin(self._place)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self._has_stalled or self._task.uncancel():
-                raise
-            raise Unavailable(
-                f"no chunk of the upload has come through within {STALLED_S:g} s; FindUpload says "
-                "where it can go on"
-            ) from None
-        finally:
-            self._line.end(self._batch_bytes - before)
-
-    def _end_stalled(self) -> None:
-        self._has_stalled = True
-        self._task.cancel()
 
 
 class _Writer:

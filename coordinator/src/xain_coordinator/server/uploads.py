@@ -28,13 +28,14 @@ from xain_coordinator.admission import (
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import (
     InvalidUpdate,
+    NotAMember,
     TooLarge,
     Unavailable,
     UploadMissing,
 )
 from xain_coordinator.core.keys import attempt_key, incoming_key, place_of, round_of, update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
-from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import (
     DirectAccess,
@@ -46,8 +47,9 @@ from xain_coordinator.ports import (
 from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.server.places import Places
 from xain_coordinator.server.reception import Announced, Decoder, Reception
-from xain_coordinator.server.streams import NUM_BATCHES, Intake, Read
+from xain_coordinator.server.streams import NUM_BATCHES, NUM_SLOW_BATCHES, Intake, Read
 from xain_coordinator.threads import run_to_end, wait_to_end
+from xain_coordinator.turns import Turn
 from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.np import ENCODING_BITS
 
@@ -108,7 +110,7 @@ class Uploads:
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
-    _places: Places = field(default_factory=lambda: Places(NUM_BATCHES))
+    _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
     # What came of the uploads that broke off, by participant, the latest at the end.
     _broken: dict[str, Reception] = field(default_factory=dict)
     # What is being read again of what a predecessor has received, by participant. It belongs to
@@ -145,14 +147,19 @@ class Uploads:
             else:
                 self._locks[name] = (lock, users - 1)
 
-    async def receive(self, participant_id: str, read: Read) -> WeightsRef:
+    async def receive(self, participant_id: str, read: Read, turn: Turn) -> WeightsRef:
         """Take one upload. Returns when it is durable.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
-        lost its connection or its patience.
+        lost its connection or its patience. read, turn: see Intake.
         Raises TooLarge, InvalidUpdate, Unavailable, and whatever BeginUpload refuses.
         """
-        task = asyncio.ensure_future(self._receive(participant_id, read))
+        session = self.driver.session
+        # A stranger takes no place in memory, not even until its header is there. After the end the
+        # answer is the same for all, and nobody is held up any more.
+        if session.phase is not Phase.FINISHED and participant_id not in session.members:
+            raise NotAMember(participant_id)
+        task = asyncio.ensure_future(self._receive(participant_id, read, turn))
         earlier = self.receiving.get(participant_id)
         self.receiving[participant_id] = task
         if earlier is not None:
@@ -168,8 +175,8 @@ class Uploads:
             if self.receiving.get(participant_id) is task:
                 del self.receiving[participant_id]
 
-    async def _receive(self, participant_id: str, read: Read) -> WeightsRef:
-        intake = Intake(self._places, read)
+    async def _receive(self, participant_id: str, read: Read, turn: Turn) -> WeightsRef:
+        intake = Intake(self._places, read, turn)
         try:
             return await self._take_in(participant_id, intake)
         finally:
@@ -189,7 +196,6 @@ class Uploads:
             self._decode(reception, header.encoding)
             await intake.into(reception)
             if not reception.is_whole:
-                is_broken = True
                 raise Unavailable(
                     f"the upload ended after {reception.offset} of {header.size_bytes} bytes; "
                     "FindUpload says where it can go on"
@@ -198,7 +204,7 @@ class Uploads:
             return await wait_to_end(
                 asyncio.ensure_future(self._commit(participant_id, place, reception))
             )
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Unavailable):
             is_broken = True
             raise
         finally:
