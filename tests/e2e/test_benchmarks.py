@@ -62,6 +62,7 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
             "aggregating_p99_ms_ratio",
         },
     },
+    "messaging": {"lines": {"line", "round_trips_per_s", "gb_per_s"}},
     "restart": {"": {"serving_s_median", "without_snapshot_s"}},
 }
 ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}

@@ -194,7 +194,7 @@ class ZmqDriver:
         return packet if packet is not None or not is_polled else self._next_loss()
 
     def _next_packet(self) -> Arrived | None:
-        if not self._pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if not int(self._pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
         frames: list[Frame] = [self._pull.recv()]
         while self._pull.getsockopt(zmq.RCVMORE):
