@@ -14,11 +14,13 @@ from support.messaging import (
     discovery_of,
     until,
 )
+from support.peers import PeerProcess, answer, member
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.redis import RedisDiscovery
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.errors import (
     DiscoveryUnavailable,
+    MembershipLost,
     NameTaken,
     TimedOut,
 )
@@ -101,7 +103,7 @@ def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
     workers[1].leave()
     back = Peer(discovery, "worker-1", address="elsewhere")
     assert back.rank == 1
-    until(lambda: master.sees["worker-1"] == "elsewhere", "the new address")
+    until(lambda: master.sees.get("worker-1") == "elsewhere", "the new address")
     for peer in (*workers, master, back):
         peer.leave()
 
@@ -186,28 +188,73 @@ def test_many_join_at_once(discovery: Discovery) -> None:
 # --- those over a network -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["coordinator", "redis"])
+class Service:
+    """A MembershipServer or a Redis that is stopped and started again, and then knows nobody.
+
+    settle_s: how long newcomers wait after a start from now on.
+    """
+
+    def __init__(self, kind: str, lease_s: float) -> None:
+        self.settle_s = 0.0
+        self._lease_s = lease_s
+        self._server: MembershipServer | RedisServer = (
+            MembershipServer(lease_s=lease_s) if kind == "coordinator" else RedisServer()
+        )
+
+    @property
+    def discovery(self) -> Discovery:
+        if isinstance(self._server, MembershipServer):
+            return CoordinatorDiscovery(self._server.target)
+        return RedisDiscovery(self._server.url, self._lease_s, self.settle_s)
+
+    def start(self) -> None:
+        if isinstance(self._server, MembershipServer):
+            self._server.settle_s = self.settle_s
+        self._server.start()
+
+    def stop(self) -> None:
+        if isinstance(self._server, MembershipServer):
+            self._server.stop()
+        else:
+            self._server.kill()
+
+    def __enter__(self) -> "Service":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._server, MembershipServer):
+            self._server.stop()
+        else:
+            self._server.__exit__()
+
+
+NETWORKED = ["coordinator", "redis"]
+
+
+def all_are_back(peers: list[Peer]) -> None:
+    """Only members pass a barrier."""
+    with ThreadPoolExecutor(len(peers)) as pool:
+        for passed in [
+            pool.submit(peer.membership.barrier, "back", len(peers), PATIENCE_S) for peer in peers
+        ]:
+            passed.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
 def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
     """Killed and started again with nothing, it knows all members as who they were, and none has
     been told meanwhile that another has gone."""
-    with MembershipServer() if kind == "coordinator" else RedisServer() as server:
-        discovery: Discovery
-        if isinstance(server, MembershipServer):
-            discovery = CoordinatorDiscovery(server.target)
-        else:
-            discovery = RedisDiscovery(server.url, LEASE_S)
-        peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+    with Service(kind, LEASE_S) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
         until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
         before = [peer.membership.member for peer in peers]
         told = [len(peer.rosters) for peer in peers]
-        if isinstance(server, MembershipServer):
-            server.stop()
-        else:
-            server.kill()
+        service.stop()
         with pytest.raises(DiscoveryUnavailable):
-            Peer(discovery, "newcomer", timeout_s=0.5)
-        server.start()
-        newcomer = Peer(discovery, "newcomer", role="other")
+            Peer(service.discovery, "newcomer", timeout_s=0.5)
+        service.start()
+        newcomer = Peer(service.discovery, "newcomer", role="other")
         until(lambda: all(len(peer.sees) == 4 for peer in peers), "all to know the newcomer")
         until(lambda: len(newcomer.sees) == 4, "the newcomer to know all")
         assert [peer.membership.member for peer in peers] == before
@@ -220,6 +267,114 @@ def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
         assert not any(peer.lost for peer in peers)
         for peer in (*peers, newcomer):
             peer.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_newcomers_let_those_go_first_who_come_back(kind: str) -> None:
+    """One that is faster than they after a restart gets neither the name nor the rank of one of
+    them, but is told to come again."""
+    with Service(kind, LEASE_S) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(2)]
+        before = [peer.membership.member for peer in peers]
+        service.stop()
+        service.settle_s = PATIENCE_S
+        service.start()
+        for name in ("worker-0", "newcomer"):
+            with pytest.raises(DiscoveryUnavailable, match="newcomers are let in"):
+                Peer(service.discovery, name, timeout_s=2.0)
+        all_are_back(peers)
+        assert [peer.membership.member for peer in peers] == before
+        assert not any(peer.lost for peer in peers)
+        for peer in peers:
+            peer.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_who_leaves_a_service_that_has_just_been_started_has_gone(kind: str) -> None:
+    """For the others it is not on its way back: they hear of it at once, not a lease later."""
+    with Service(kind, lease_s=3600.0) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
+        until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
+        for is_restarted in (False, True):
+            if is_restarted:
+                service.stop()
+                service.start()
+                all_are_back(peers)
+                peers.append(Peer(service.discovery, "newcomer"))
+                until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to hear of it")
+            peers.pop(1).leave()
+            until(lambda: all(len(peer.sees) == 2 for peer in peers), "it to be gone")
+        for peer in peers:
+            peer.leave()
+
+
+# --- processes that die ---------------------------------------------------------------------------
+
+
+def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> PeerProcess:
+    options = {"name": name, "join_timeout_s": timeout_s, "timeout_s": PATIENCE_S}
+    return PeerProcess("training", "worker", None, discovery, "in-process", options)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
+    """As long as it lives its name is refused to others, in this process and in another; when it
+    has been killed those who watch hear of it, and the name is free, with its rank."""
+    with Service(kind, lease_s=3.0) as service:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        before = ben.do(member)
+        until(lambda: watcher.sees.keys() == {"anna", "ben"}, "anna to hear of ben")
+        with pytest.raises(NameTaken, match="ben"):
+            process(service.discovery, "ben", timeout_s=2.0)
+        with pytest.raises(NameTaken, match="ben"):
+            Peer(service.discovery, "ben", timeout_s=2.0)
+        ben.end()
+        until(lambda: watcher.sees.keys() == {"anna"}, "anna to hear that ben has died")
+        again = process(service.discovery, "ben")
+        after = again.do(member)
+        assert after.rank == before.rank == 1
+        assert after.incarnation > before.incarnation
+        until(lambda: watcher.sees.keys() == {"anna", "ben"}, "anna to hear of the next")
+        again.end()
+        assert not watcher.lost
+        watcher.leave()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("is_taken", [False, True])
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_one_who_was_taken_for_dead_hears_of_it(kind: str, is_taken: bool) -> None:
+    """A process that was held up for longer than its lease is a member again when it goes on, as
+    who it was; unless another one has its name by then: then it is told so, and the other keeps
+    it."""
+    with Service(kind, lease_s=3.0) as service:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        try:
+            before = ben.do(member)
+            until(lambda: "ben" in watcher.sees, "anna to hear of ben")
+            ben.suspend()
+            until(lambda: "ben" not in watcher.sees, "ben to be taken for dead")
+            if is_taken:
+                other = Peer(service.discovery, "ben", address="elsewhere")
+            ben.resume()
+            if is_taken:
+                with pytest.raises(MembershipLost, match="taken for dead"):
+                    ben.do(answer, 1)
+                assert not other.lost
+                until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to know the other")
+                other.leave()
+            else:
+                until(lambda: "ben" in watcher.sees, "ben to be back")
+                assert watcher.rosters[-1]["ben"] == ben.do(member) == before
+        finally:
+            ben.end()
+            watcher.leave()
+
+
+# --- nobody ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:1", "redis://127.0.0.1:1"])

@@ -1,15 +1,22 @@
 """What every Driver does."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import grpc
 import numpy as np
 import pytest
 
+from support.fault_proxy import FaultProxy
 from support.messaging import DRIVERS, PATIENCE_S, driver_maker, until
 from xain_messaging.codec import Frame
+from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver, to_chunks
+from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.links import TOLERANCE, Bounds
 from xain_messaging.ports import Arrived, Driver, DriverEvent, Lost
 
 NETWORKED = [kind for kind in DRIVERS if kind != "in-process"]
@@ -37,6 +44,15 @@ def closing(kind: str) -> Iterator[Callable[[], Driver]]:
     yield make
     for driver in made:
         driver.close(0.0)
+
+
+@contextmanager
+def closing_all(*drivers: Driver) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for driver in drivers:
+            driver.close(0.0)
 
 
 def next_event(driver: Driver) -> DriverEvent:
@@ -73,7 +89,7 @@ def test_packets_come_whole_and_in_order(make: Callable[[], Driver]) -> None:
         assert received(there) == [bytes(frame) for frame in packet]
 
 
-@pytest.mark.parametrize("size", [(1 << 20) - 100, 1 << 20, (1 << 20) + 1, 9_000_001])
+@pytest.mark.parametrize("size", [(2 << 20) - 100, 2 << 20, (2 << 20) + 1, 9_000_001])
 def test_large_frames_come_as_they_were(make: Callable[[], Driver], size: int) -> None:
     """Larger than any piece that a driver cuts, with others before and after."""
     here, there = make(), make()
@@ -202,14 +218,26 @@ def test_a_peer_may_move(make: Callable[[], Driver]) -> None:
 
 
 def test_a_peer_may_come_later(make_networked: Callable[[], Driver]) -> None:
-    """What is sent before somebody listens comes, or its sender is told that it was lost."""
-    gone = make_networked()
-    address = gone.address
-    gone.close(0.0)
-    here = make_networked()
-    here.connect("there", address)
-    here.send("there", [b"early"])
-    assert here.receive(0.2) in (None, Lost("there"))
+    """What is sent before anybody listens comes when somebody does, or its sender is told that it
+    was lost; then what it sends again comes."""
+    here, there = make_networked(), make_networked()
+    host, _, port = there.address.rpartition(":")
+    with FaultProxy(int(port)) as proxy:
+        proxy.refuse()
+        here.connect("there", f"{host}:{proxy.port}")
+        here.send("there", [b"1"])
+        num_sent = 1
+        give_up_at = time.monotonic() + PATIENCE_S
+        event = here.receive(0.2)
+        proxy.heal()
+        while (arrived := there.receive(0.05)) is None:
+            assert time.monotonic() < give_up_at, "neither has it come nor is it said to be lost"
+            if event == Lost("there"):
+                num_sent += 1
+                here.send("there", [b"%d" % num_sent])
+            event = here.receive(0.05)
+        assert isinstance(arrived, Arrived)
+        assert 1 <= int(bytes(arrived.frames[0])) <= num_sent
 
 
 def test_a_broken_connection_is_told_and_made_again(make_networked: Callable[[], Driver]) -> None:
@@ -226,3 +254,53 @@ def test_a_broken_connection_is_told_and_made_again(make_networked: Callable[[],
     here.connect("there", other.address)
     here.send("there", [b"3"])
     until(lambda: received(other) == [b"3"], "the third")
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_messages=2), Bounds(max_bytes=2000)])
+def test_a_stream_that_keeps_to_no_bounds_is_ended(bounds: Bounds) -> None:
+    """One of gRPC, whose peer waits for no ack: it hears why, what waits of it is dropped, and the
+    others are served."""
+    there, friend = GrpcDriver(bounds=bounds), GrpcDriver()
+    with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
+        friend.connect("there", there.address)
+        friend.send("there", [b"before"])
+        assert received(there) == [b"before"]
+        packet = b"".join(to_chunks([bytes(1000)]))
+        deliver = channel.stream_unary(METHOD)
+        with pytest.raises(grpc.RpcError, match="see Bounds") as caught:
+            deliver(itertools.repeat(packet), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert there.num_refused == 1
+        friend.send("there", [b"after"])
+        assert received(there) == [b"after"]
+
+
+def test_all_that_waits_at_grpc_has_a_bound() -> None:
+    """However many streams it came on, and though they have ended as they should."""
+    bounds = Bounds(max_bytes_in_all=2000)
+    there = GrpcDriver(bounds=bounds)
+    packets = [b"".join(to_chunks([bytes(1000)]))] * 2
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
+        deliver = channel.stream_unary(METHOD)
+        for _ in range(TOLERANCE):
+            deliver(iter(packets), timeout=PATIENCE_S)
+        with pytest.raises(grpc.RpcError, match="of all") as caught:
+            deliver(iter(packets), timeout=PATIENCE_S)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for _ in range(2 * TOLERANCE):
+            assert received(there) == [bytes(1000)]
+        deliver(iter(packets), timeout=PATIENCE_S)
+        assert received(there) == [bytes(1000)]
+
+
+def test_who_sends_too_much_over_zeromq_waits() -> None:
+    """Until some of it has been received; what waits does so at the sender, and in order."""
+    there, here = ZmqDriver(bounds=Bounds(max_messages=2)), ZmqDriver()
+    with closing_all(there, here):
+        here.connect("there", there.address)
+        for i in range(100):  # far more than the buffers of a connection hold
+            here.send("there", [b"%d" % i, bytes(1 << 20)])
+        assert [received(there)[0] for _ in range(50)] == [b"%d" % i for i in range(50)]
+        here.close(0.5)
+        rest = list(iter(lambda: there.receive(0.5), None))
+        assert len(rest) < 50

@@ -1,6 +1,7 @@
 """Conditional events against a slow, obvious evaluator: one list of messages for each event, looked
 through from its beginning for every unit, every time."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -95,18 +96,17 @@ class SlowEvent:
             yield messages
 
 
-@settings(derandomize=True, deadline=None)
-@given(
-    registered=st.lists(expressions, min_size=1, max_size=3),
-    steps=st.lists(
-        st.one_of(
-            st.tuples(st.sampled_from([*NAMES, "stranger"]), st.sampled_from([*TAGS, "c"])),
-            memberships,
-            st.just("clear"),
-        ),
-        max_size=60,
-    ),
+messages = st.tuples(st.sampled_from([*NAMES, "stranger"]), st.sampled_from([*TAGS, *TAGS, "c"]))
+# Many messages between two changes of who is there: else little comes together, and little fires.
+steps_of_all_kinds = st.lists(
+    st.one_of(st.lists(messages, min_size=4, max_size=16), memberships, st.just("clear")),
+    min_size=2,
+    max_size=12,
 )
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(registered=st.lists(expressions, min_size=1, max_size=3), steps=steps_of_all_kinds)
 def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[Any]) -> None:
     """The same events, with the same messages, in the same order; whoever comes and goes."""
     peers: Peers = {"worker": {"w1", "learner"}, "learner": {"l1"}}
@@ -114,24 +114,29 @@ def test_a_table_fires_as_the_slow_one_does(registered: list[Any], steps: list[A
     slow = [SlowEvent(expression) for expression in registered]
     for key, expression in enumerate(registered):
         table.register(expression, key)
-    for number, step in enumerate(steps):
+    numbers = itertools.count()
+
+    def agree(fired: list[Fired[int, Sent]]) -> None:
+        assert fired == [
+            (key, found) for key, event in enumerate(slow) for found in event.fire(peers)
+        ]
+
+    for step in steps:
         if step == "clear":
             table.clear()
             for event in slow:
                 event.held.clear()
-            fired: list[Fired[int, Sent]] = []
         elif isinstance(step, dict):
             peers = step
-            fired = table.evaluate()
+            agree(table.evaluate())
         else:
-            message = Sent(*step, number)
-            fired = table.push(message)
-            types = {kind for kind, names in peers.items() if message.source in names}
-            for event in slow:
-                event.take_in(types, message)
-        assert fired == [
-            (key, messages) for key, event in enumerate(slow) for messages in event.fire(peers)
-        ]
+            for source, tag in step:
+                message = Sent(source, tag, next(numbers))
+                fired = table.push(message)
+                types = {kind for kind, names in peers.items() if source in names}
+                for event in slow:
+                    event.take_in(types, message)
+                agree(fired)
 
 
 @settings(derandomize=True, deadline=None)

@@ -20,7 +20,7 @@ from xain_messaging.drivers.zeromq import ZmqDriver
 from xain_messaging.ports import Discovery, Driver
 
 PATIENCE_S = 30.0  # for what takes milliseconds, on a machine that has other things to do
-LEASE_S = 2.0
+LEASE_S = 4.0  # in a Redis, which has no other way to notice that a process has died
 
 DRIVERS = ["in-process", "grpc", "zmq"]
 DISCOVERIES = ["in-process", "coordinator", "redis"]
@@ -48,11 +48,11 @@ def driver_maker(kind: str) -> Callable[[], Driver]:
 def discovery_of(kind: str) -> Iterator[Discovery]:
     """One, with what it needs running."""
     if kind == "coordinator":
-        with MembershipServer(lease_s=LEASE_S) as server:
+        with MembershipServer(settle_s=0.0) as server:
             yield CoordinatorDiscovery(server.target)
     elif kind == "redis":
         with RedisServer() as redis:
-            yield RedisDiscovery(redis.url, LEASE_S)
+            yield RedisDiscovery(redis.url, LEASE_S, settle_s=0.0)
     else:
         yield InProcessDiscovery()
 

@@ -17,14 +17,15 @@ and nobody else's.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_messaging.errors import BodyError, MalformedMessage
-from xain_messaging.messages import STAGES, Body, Message, SessionMessage, SessionType
+from xain_messaging.messages import STAGES, Body, Message, SessionMessage
+from xain_messaging.spare import spare
 
 VERSION: Final = 1
 MAX_DEPTH = 500  # of lists and maps in each other; msgpack goes no deeper than 511
@@ -37,8 +38,19 @@ Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
 
 _ARRAY: Final = 1
+# As they travel: the value of the type, and the place of the stage.
+_STAGES: Final = {
+    (kind.value, place): (kind, stage)
+    for kind, stages in STAGES.items()
+    for place, stage in enumerate(stages)
+}
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
+
+
+class _Ids(TypedDict):
+    session_id: str
+    message_id: str
 
 
 # --- to bytes -------------------------------------------------------------------------------------
@@ -99,14 +111,17 @@ def snapshot(frames: Frames) -> list[Frame]:
     """The same frames, which no longer change when the sender goes on with its arrays. A read-only
     array is taken at its word and not copied."""
     return [
-        bytes(frame) if isinstance(frame, memoryview) and not frame.readonly else frame
+        spare.copy(frame) if isinstance(frame, memoryview) and not frame.readonly else frame
         for frame in frames
     ]
 
 
 def num_bytes(frames: Frames) -> int:
     """Of all frames together."""
-    return sum(frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames)
+    size = 0
+    for frame in frames:
+        size += frame.nbytes if isinstance(frame, memoryview) else len(frame)
+    return size
 
 
 def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
@@ -179,13 +194,12 @@ def decode(frames: Frames, source: str, destination: str) -> Message:
         version, tag, session_id, message_id, stage, body = head
         if version != VERSION:
             raise MalformedMessage(f"version {version} of the format; this peer reads {VERSION}")
-        ids = {"session_id": _text(session_id), "message_id": _text(message_id)}
+        ids = _Ids(session_id=_text(session_id), message_id=_text(message_id))
         if stage is None:
             return Message(tag, source, destination, body, **ids)
         kind, place = stage
-        session_type = SessionType(kind)
-        session_stage = dict(enumerate(STAGES[session_type]))[place]
-        return SessionMessage(tag, source, destination, body, session_type, session_stage, **ids)
+        type_and_stage = _STAGES[kind, place]
+        return SessionMessage(tag, source, destination, body, *type_and_stage, **ids)
     except MalformedMessage:
         raise
     except Exception as error:  # whatever bytes lead msgpack, numpy and us to

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from xain_messaging.codec import encode, snapshot
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
+from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull, PeersMissing
 from xain_messaging.links import COLLECTIVE, Delivery
 from xain_messaging.messages import Message
 
@@ -46,6 +46,9 @@ MAX_EARLY = 1024
 
 # How long the word that an operation has failed waits for room on its way to another member.
 ABORT_S = 1.0
+
+# Who waits for room looks so often whether the operation has failed meanwhile.
+LOOK_S = 0.25
 
 Operator: TypeAlias = Literal["sum", "product", "min", "max"]
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
@@ -377,7 +380,18 @@ class Group:
     def _send(self, rank: int, step: int, part: _Array | None) -> None:
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
-        self._post(rank, body, self._deadline)
+        while True:
+            now = time.monotonic()
+            try:
+                return self._post(rank, body, min(self._deadline, now + LOOK_S))
+            except OutboxFull as full:
+                # It may be full because the operation has failed, here or there.
+                with self._endpoint.lock:
+                    self._check_others(self._collectives.of((self.id, self.number)))
+                    self._check_members()
+                if now >= self._deadline:
+                    why = f"{self._kind} has failed: {full}"
+                    raise CollectiveFailed(why, (self.members[rank],)) from full
 
     def _post(self, rank: int, body: dict[str, Any], deadline: float) -> None:
         message = Message(

@@ -30,6 +30,7 @@ from xain_messaging.links import (
     Delivery,
     Kind,
     Link,
+    Outbox,
     read_head,
 )
 from xain_messaging.messages import Message, SessionMessage
@@ -86,9 +87,10 @@ class Endpoint:
         self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
         self.lock = threading.Lock()
         self._driver = driver
-        self._bounds = bounds
+        self._outbox = Outbox(bounds)
         self._changed = threading.Condition(self.lock)
         self._is_receiving = False
+        self._num_waiting = 0  # threads, for the one that is receiving
         self._roster: Roster = MappingProxyType({})
         self._links: dict[str, Link] = {}
         self._owed: dict[str, Link] = {}  # acks
@@ -179,6 +181,7 @@ class Endpoint:
             if now - since > FORGET_S or (link.is_settled and len(self._links) > self._max_links):
                 if link.num_kept:
                     log.warning("peer_forgotten", peer=name, lost=link.num_kept)
+                link.forget()
                 del self._away_since[name], self._links[name]
                 self._owed.pop(name, None)
 
@@ -186,7 +189,7 @@ class Endpoint:
         link = self._links.get(peer)
         if link is None:
             own = self._roster[self.name].incarnation
-            link = self._links[peer] = Link(self.name, own, peer)
+            link = self._links[peer] = Link(self.name, own, peer, self._outbox)
         return link
 
     def _send_kept(self, link: Link) -> None:
@@ -204,6 +207,7 @@ class Endpoint:
         """
         peer = message.destination
         size = num_bytes(frames)
+        why_not: str | None = None
 
         def try_to_post() -> bool | None:
             if peer == self.name or peer not in self._links:
@@ -213,7 +217,8 @@ class Endpoint:
                     else f"nobody called {peer!r} has been in the group"
                 )
             link = self._links[peer]
-            if not link.has_room(size, self._bounds):
+            nonlocal why_not
+            if why_not := link.why_no_room(size):
                 return None
             if isinstance(message, SessionMessage):
                 self.sessions.send(message)  # before anything can answer it
@@ -225,11 +230,7 @@ class Endpoint:
             return True
 
         if self.wait_for(try_to_post, deadline) is None:
-            link = self._links[peer]
-            raise OutboxFull(
-                f"{peer!r} has not taken {link.num_kept} messages of {link.kept_bytes} bytes, and "
-                f"no more is kept for it; it is {'here' if link.is_here else 'away'}"
-            )
+            raise OutboxFull(why_not)
 
     def take(self, delivery: Delivery) -> None:
         """The application has this message. Call it under `lock`."""
@@ -273,7 +274,11 @@ class Endpoint:
     def _receive(self, timeout_s: float) -> None:
         """Handle what comes; returns after something has, or when it was woken."""
         if self._is_receiving:
-            self._changed.wait(min(timeout_s, LONGEST_S))
+            self._num_waiting += 1
+            try:
+                self._changed.wait(min(timeout_s, LONGEST_S))
+            finally:
+                self._num_waiting -= 1
             return
         wait_s = min(timeout_s, ACK_DELAY_S) if self._owed else timeout_s
         try:
@@ -283,7 +288,8 @@ class Endpoint:
                 self._handle_all()
             self._send_old_acks()
         finally:  # an interrupt too: another one is to receive now
-            self._changed.notify_all()
+            if self._num_waiting:
+                self._changed.notify_all()
 
     def _handle_all(self) -> None:
         """What has come already; or some of it, if there is no end."""

@@ -28,7 +28,8 @@ class TimedOut(MessagingError, TimeoutError):
 
 
 class OutboxFull(MessagingError):
-    """As much waits for a peer as may be kept for it, and it has not taken anything in time."""
+    """As much waits for a peer, or for all together, as may be kept, and nothing of it has been
+    taken in time."""
 
 
 class UnknownPeer(MessagingError, LookupError):
@@ -65,7 +66,8 @@ class DiscoveryUnavailable(MessagingError):
 class CollectiveFailed(MessagingError):
     """A collective operation that did not come to its end, here or at another peer.
 
-    missing: the peers of which we know that they kept it from its end.
+    missing: those who are gone, or whose part has not come in time; such a one may itself have
+        waited for another.
     """
 
     def __init__(self, message: str, missing: Collection[str] = ()) -> None:

@@ -40,7 +40,7 @@ import msgpack
 
 from xain_messaging.codec import Frame, Frames, num_bytes
 from xain_messaging.errors import MalformedMessage
-from xain_messaging.names import why_not
+from xain_messaging.messages import check_name
 
 # Acks travel with messages that go the other way. When none goes: after so many messages or bytes,
 # or a moment later, see endpoint.py.
@@ -56,12 +56,33 @@ _KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK})
 Packet: TypeAlias = list[Frame]
 
 
+# A peer that keeps to its bounds may still be seen to have sent more: what goes out before it hears
+# that a line has broken goes out again, and acks count too where nobody has looked into the packets
+# yet. Who has sent so many times as much keeps to nothing.
+TOLERANCE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of what is sent to one peer and not taken yet. A single message may be larger."""
+    """Of what is sent and not taken yet: to one peer, and to all together. A single message may be
+    larger. The peers of a group should have the same."""
 
     max_messages: int = 1024
     max_bytes: int = 256 << 20
+    max_messages_in_all: int = 65_536
+    max_bytes_in_all: int = 1 << 30
+
+
+DEFAULT_BOUNDS: Final = Bounds()
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What one peer keeps for all others together."""
+
+    bounds: Bounds = DEFAULT_BOUNDS
+    num_messages: int = 0
+    num_bytes: int = 0
 
 
 class Head(NamedTuple):
@@ -108,6 +129,7 @@ class Link:
     own_name: str
     own_incarnation: int
     name: str  # of the peer
+    outbox: Outbox = field(default_factory=Outbox)
     is_here: bool = False
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
@@ -117,7 +139,8 @@ class Link:
     # and how much that is taken it has not been told of.
     _peer_incarnation: int = 0
     _heard: int = 0
-    _untaken: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _untaken: OrderedDict[int, int] = field(default_factory=OrderedDict)  # number: bytes
+    _untaken_bytes: int = 0
     _num_untold: int = 0
     _untold_bytes: int = 0
 
@@ -131,12 +154,29 @@ class Link:
         """Nothing is on its way, in either direction."""
         return not self._kept and not self._untaken and not self._num_untold
 
-    def has_room(self, size_bytes: int, bounds: Bounds) -> bool:
-        """For one more message. There always is for the first, however large."""
-        if not self._kept:
-            return True
+    def why_no_room(self, size_bytes: int) -> str | None:
+        """Why one more message has to wait; None if it has not.
+
+        For the first to a peer that is here there always is room, however large it is: those that
+        are away must not keep it from all the others.
+        """
+        bounds, in_all = self.outbox.bounds, self.outbox
+        if not self._kept and (self.is_here or not in_all.num_messages):
+            return None
         fits = self.kept_bytes + size_bytes <= bounds.max_bytes
-        return fits and len(self._kept) < bounds.max_messages
+        if self._kept and not (fits and len(self._kept) < bounds.max_messages):
+            return (
+                f"{self.name!r} has not taken {len(self._kept)} messages of {self.kept_bytes} "
+                f"bytes, and no more is kept for it; it is {'here' if self.is_here else 'away'}"
+            )
+        fits = in_all.num_bytes + size_bytes <= bounds.max_bytes_in_all
+        if not (fits and in_all.num_messages < bounds.max_messages_in_all):
+            return (
+                f"all peers together have not taken {in_all.num_messages} messages of "
+                f"{in_all.num_bytes} bytes, and no more is kept; {self.name!r} is "
+                f"{'here' if self.is_here else 'away'}"
+            )
+        return None
 
     # --- out ---
 
@@ -146,6 +186,8 @@ class Link:
         self._next += 1
         self._kept[number] = kept
         self.kept_bytes += kept.num_bytes
+        self.outbox.num_messages += 1
+        self.outbox.num_bytes += kept.num_bytes
         return self._packet(number, kept) if self.is_here else None
 
     def connected(self) -> list[Packet]:
@@ -163,10 +205,18 @@ class Link:
         """There is none any more."""
         self.is_here = False
 
+    def forget(self) -> None:
+        """What is kept is lost: nobody comes for it."""
+        self._drop(list(self._kept))
+
     # --- in ---
 
     def received(self, head: Head, frames: Frames) -> Delivery | None:
-        """What a packet of this peer brings, if it is new. frames: those after the head."""
+        """What a packet of this peer brings, if it is new. frames: those after the head.
+
+        Raises MalformedMessage for more than a peer may send that is not taken. It is not heard
+        then, nor is what follows on it.
+        """
         if head.incarnation < self._peer_incarnation:
             return None  # of a process whose place another has taken
         if head.to_incarnation == self.own_incarnation:
@@ -178,23 +228,34 @@ class Link:
             self._peer_incarnation = head.incarnation
             self._heard = 0
             self._untaken.clear()
-            self._num_untold = self._untold_bytes = 0
+            self._untaken_bytes = self._num_untold = self._untold_bytes = 0
         if head.number <= self._heard:
             self._num_untold += 1  # the word that it is taken may have been lost
             return None
         if head.follows > self._heard:
             return None  # there is a gap: what is missing comes over a new connection
-        self._heard = head.number
-        self._untaken[head.number] = None
         whole = [head.envelope, *frames]
         size = num_bytes(whole)
+        self._check_untaken(size)
+        self._heard = head.number
+        self._untaken[head.number] = size
+        self._untaken_bytes += size
         return Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
+
+    def _check_untaken(self, size_bytes: int) -> None:
+        bounds, untaken = self.outbox.bounds, len(self._untaken)
+        is_too_much = self._untaken_bytes + size_bytes > TOLERANCE * bounds.max_bytes
+        if untaken >= TOLERANCE * bounds.max_messages or (untaken and is_too_much):
+            raise MalformedMessage(
+                f"{self.name!r} has sent {untaken} messages of {self._untaken_bytes} bytes that "
+                "are not taken, and goes on"
+            )
 
     def take(self, delivery: Delivery) -> Packet | None:
         """The application has it. Returns an ack if it is time for one."""
         if delivery.incarnation != self._peer_incarnation:
             return None  # nobody waits for it any more
-        self._untaken.pop(delivery.number, None)
+        self._untaken_bytes -= self._untaken.pop(delivery.number, 0)
         self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
         is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
@@ -218,8 +279,14 @@ class Link:
                 break
             if number not in still:
                 taken.append(number)
-        for number in taken:
-            self.kept_bytes -= self._kept.pop(number).num_bytes
+        self._drop(taken)
+
+    def _drop(self, numbers: list[int]) -> None:
+        for number in numbers:
+            num_bytes = self._kept.pop(number).num_bytes
+            self.kept_bytes -= num_bytes
+            self.outbox.num_messages -= 1
+            self.outbox.num_bytes -= num_bytes
 
     def _packet(self, number: int, kept: _Kept) -> Packet:
         follows, self._last_sent = self._last_sent, number
@@ -242,16 +309,19 @@ def read_head(frame: Frame) -> Head:
         head = Head(*msgpack.unpackb(frame))
     except Exception as error:  # whatever bytes lead msgpack to
         raise MalformedMessage(f"not the head of a packet: {error!r:.200}") from error
-    is_known = isinstance(head.kind, str) and head.kind in _KINDS
-    numbers = (head.incarnation, head.number, head.follows, head.to_incarnation, head.heard)
-    has_numbers = isinstance(head.untaken, list) and all(
-        type(number) is int and number >= 0 for number in (*numbers, *head.untaken)
-    )
-    if not is_known or not has_numbers or not isinstance(head.envelope, bytes):
+    kind, name, to, *numbers, untaken, envelope = head
+    has_texts = isinstance(kind, str) and isinstance(name, str) and isinstance(to, str)
+    has_others = isinstance(untaken, list) and isinstance(envelope, bytes)
+    if not has_texts or not has_others or kind not in _KINDS:
         raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
-    for name in (head.name, head.to):
-        if not isinstance(name, str) or why_not(name):
-            raise MalformedMessage(f"a packet without its names: {name!r:.80}")
-    if not head.number and head.kind in (MESSAGE, COLLECTIVE):
+    for number in numbers + untaken:
+        if type(number) is not int or number < 0:
+            raise MalformedMessage(f"not the head of a packet: {head!r:.200}")
+    try:
+        check_name("sender", name)
+        check_name("receiver", to)
+    except ValueError as error:
+        raise MalformedMessage(f"a packet without its names: {error!s:.200}") from None
+    if not head.number and kind != _ACK:
         raise MalformedMessage("a message without a number")
     return head

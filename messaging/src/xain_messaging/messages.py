@@ -14,15 +14,18 @@ completed; a notification is requested and acknowledged:
 That the stages come in this order is held by sessions.py.
 """
 
-import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
 
 from xain_messaging.errors import SessionError
+from xain_messaging.ids import new_id
 from xain_messaging.names import why_not
 
 MAX_TAG_BYTES = 256
+# Tags and names that are known to be right. A program has few, and each message has three.
+MAX_KNOWN = 4096
 
 # Of these: None, bool, int, float, str, bytes, list, tuple, dict, numpy.ndarray, numpy scalars.
 Body: TypeAlias = Any
@@ -62,8 +65,8 @@ STAGES: Final[dict[SessionType, tuple[SessionStage, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ids:
-    session_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    message_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    session_id: str = field(default_factory=new_id)
+    message_id: str = field(default_factory=new_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +87,8 @@ class Message(_Ids):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tag", tag_of(self.tag))
-        for role, name in (("source", self.source), ("destination", self.destination)):
-            if reason := why_not(name):
-                raise ValueError(f"{role} {name!r} cannot be the name of a peer: {reason}")
+        check_name("source", self.source)
+        check_name("destination", self.destination)
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME) -> Self:
         """The answer to this one: back to its source, in its session. Tag and body stay as they are
@@ -100,13 +102,12 @@ class Message(_Ids):
     def _passed_on(
         self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
     ) -> Self:
-        return replace(
-            self,
-            source=source,
-            destination=destination,
-            tag=self.tag if isinstance(tag, _Same) else tag,
-            body=self.body if body is SAME else body,
-            message_id=uuid.uuid4().hex,
+        return type(self)(
+            self.tag if isinstance(tag, _Same) else tag,
+            source,
+            destination,
+            self.body if body is SAME else body,
+            session_id=self.session_id,
             **stage,
         )
 
@@ -116,36 +117,32 @@ class SessionMessage(Message):
     """A message with its place in a session: see above.
 
     session_stage: by default the first of its type.
+    place: of its stage in the session, from 0 on.
+    is_final: it is the last of its session.
     Raises SessionError for a stage of another type.
     """
 
     session_type: SessionType = SessionType.TASK
     session_stage: SessionStage | None = None
+    place: int = field(init=False)
+    is_final: bool = field(init=False)
 
     def __post_init__(self) -> None:
         # Not super(): a dataclass with slots is another class than the one that this is written in.
         Message.__post_init__(self)
         stages = STAGES[self.session_type]
-        if self.session_stage is None:
-            object.__setattr__(self, "session_stage", stages[0])
-        elif self.session_stage not in stages:
-            raise SessionError(f"{self.session_stage} is no stage of a {self.session_type}")
-
-    @property
-    def place(self) -> int:
-        """Of its stage, from 0 on."""
-        assert self.session_stage is not None, "set by now"
-        return STAGES[self.session_type].index(self.session_stage)
+        stage = self.session_stage or stages[0]
+        if stage not in stages:
+            raise SessionError(f"{stage} is no stage of a {self.session_type}")
+        place = stages.index(stage)
+        object.__setattr__(self, "session_stage", stage)
+        object.__setattr__(self, "place", place)
+        object.__setattr__(self, "is_final", place == len(stages) - 1)
 
     @property
     def is_request(self) -> bool:
         """The first of its session."""
         return self.place == 0
-
-    @property
-    def is_final(self) -> bool:
-        """The last of its session."""
-        return self.place == len(STAGES[self.session_type]) - 1
 
     def reply(self, tag: str | _Same = SAME, body: Body = SAME, *, ack: bool = False) -> Self:
         """As that of a message, at the next stage: the last of the session, or, with `ack`, only
@@ -160,12 +157,24 @@ class SessionMessage(Message):
             body = None
         return self._passed_on(self.destination, self.source, tag, body, session_stage=stage)
 
+    def _passed_on(
+        self, source: str, destination: str, tag: str | _Same, body: Body, **stage: Any
+    ) -> Self:
+        stage = {"session_stage": self.session_stage, **stage, "session_type": self.session_type}
+        return Message._passed_on(self, source, destination, tag, body, **stage)
+
 
 def tag_of(tag: str) -> str:
     """The text of a tag. Raises ValueError if it cannot be one."""
     text = tag.value if isinstance(tag, Enum) else tag
     if not isinstance(text, str):
         raise ValueError(f"a tag must be text, not {type(text).__name__}")
+    return _checked_tag(text)
+
+
+# What is refused is not remembered: of that there may be anything.
+@lru_cache(MAX_KNOWN)
+def _checked_tag(text: str) -> str:
     if not text or text == "*" or ":" in text or text != text.strip():
         raise ValueError(
             f"{text!r} cannot be a tag: it must not be empty or '*', contain ':', or begin or end "
@@ -174,3 +183,10 @@ def tag_of(tag: str) -> str:
     if len(text.encode()) > MAX_TAG_BYTES:
         raise ValueError(f"a tag has at most {MAX_TAG_BYTES} bytes: {text[:40]!r}...")
     return text
+
+
+@lru_cache(MAX_KNOWN)
+def check_name(role: str, name: str) -> None:
+    """Raises ValueError if this cannot be the name of a peer. role: which one, for the message."""
+    if reason := why_not(name):
+        raise ValueError(f"{role} {name!r} cannot be the name of a peer: {reason}")

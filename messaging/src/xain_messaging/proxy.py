@@ -26,7 +26,7 @@ from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import PeersMissing, TooFewPeers
-from xain_messaging.links import MESSAGE, Bounds
+from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds
 from xain_messaging.messages import (
     SAME,
     Body,
@@ -35,7 +35,7 @@ from xain_messaging.messages import (
     SessionType,
 )
 from xain_messaging.names import why_not
-from xain_messaging.ports import Discovery, Driver
+from xain_messaging.ports import Discovery, Driver, Roster
 
 TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 60.0
@@ -79,8 +79,8 @@ class Proxy:
     minimal_peers: of each role, or of each of `expected_peers` alike. Who asks or tells while there
         are fewer waits for them, up to minimal_peers_timeout_s, or its own timeout if it has given
         one. Replies do not wait.
-    bounds: of what is kept for one peer until it has taken it, be it here or away. Who sends more
-        waits for room.
+    bounds: of what is kept for one peer until it has taken it, be it here or away, and for all
+        together. Who sends more waits for room.
     Raises NameTaken, DiscoveryUnavailable, and PeersMissing if not all have come in time.
     """
 
@@ -106,6 +106,7 @@ class Proxy:
             if reason is not None:
                 raise ValueError(f"{text!r} cannot be a {what}: {reason}")
         expected = dict(expected_peers or {})
+        bounds = bounds or DEFAULT_BOUNDS
         self.group_name = group_name
         self.timeout_s = timeout_s
         self._minimal = (
@@ -116,17 +117,18 @@ class Proxy:
         self._minimal_timeout_s = minimal_peers_timeout_s
         self._asked: OrderedDict[str, list[str]] = OrderedDict()
         self._is_stopped = False
+        self._counted: tuple[Roster | None, Counter[str]] = (None, Counter())
         deadline = time.monotonic() + join_timeout_s
         # First what can fail and holds nothing: a driver has a port.
         found = open_discovery(discovery) if isinstance(discovery, str) else discovery
         self.endpoint = Endpoint(
-            open_driver(driver) if isinstance(driver, str) else driver,
+            open_driver(driver, bounds) if isinstance(driver, str) else driver,
             found,
             group_name,
             role,
             name or f"{role}-{uuid.uuid4().hex[:8]}",
             join_timeout_s=join_timeout_s,
-            bounds=bounds or Bounds(),
+            bounds=bounds,
         )
         self._collectives = Collectives(self.endpoint)
         try:
@@ -188,16 +190,25 @@ class Proxy:
         """Who is still missing at the deadline."""
 
         def missing() -> list[str]:
-            peers = self.peers
-            here = {role: len(peers.get(role, ())) for role in wanted}
+            here = self._num_here()
             return [
                 f"{role} ({here[role]} of {number} are here)"
                 for role, number in wanted.items()
                 if here[role] < number
             ]
 
+        if not missing():
+            return []
         is_met = self.endpoint.wait_for(lambda: None if missing() else True, deadline)
         return [] if is_met else missing()
+
+    def _num_here(self) -> Counter[str]:
+        """Of each role, without ourselves. Asked for each message that begins something."""
+        roster = self.endpoint.roster
+        if roster is not self._counted[0]:
+            others = (member.role for member in roster.values() if member.name != self.name)
+            self._counted = (roster, Counter(others))
+        return self._counted[1]
 
     def _require_peers(self, timeout_s: float | None) -> None:
         """As many as there must be, for somebody to begin something."""
@@ -225,9 +236,13 @@ class Proxy:
         return next(self.receive(self.timeout_s if timeout_s is None else timeout_s), None)
 
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
-        """As receive(), and the peers whenever one has come or gone since the last event."""
+        """As receive(), and the peers whenever one has come or gone since the last event, or, for
+        the first, since this call."""
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        endpoint, seen = self.endpoint, self.endpoint.roster
+        return self._events(deadline, self.endpoint.roster)
+
+    def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
+        endpoint = self.endpoint
 
         def take() -> tuple[Message | PeersChanged | None] | None:
             nonlocal seen
@@ -252,10 +267,12 @@ class Proxy:
         """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
         for each time that a session is named. An ack is not an answer to a task; it is taken, and
         the answer awaited. All else stays for the other calls."""
-        wanted = Counter([targets] if isinstance(targets, str) else targets)
+        wanted: dict[str, int] = {}  # how many answers in each session
+        for session_id in [targets] if isinstance(targets, str) else targets:
+            wanted[session_id] = wanted.get(session_id, 0) + 1
         deadline = self._deadline(timeout_s)
         replies: list[Message] = []
-        answered: Counter[tuple[str, str]] = Counter()
+        answered: set[tuple[str, str]] = set()
 
         def take() -> bool | None:
             for session_id in list(wanted):
@@ -265,7 +282,7 @@ class Proxy:
                     if isinstance(message, SessionMessage) and not message.is_final:
                         continue
                     replies.append(message)
-                    answered[session_id, message.source] += 1
+                    answered.add((session_id, message.source))
                     wanted[session_id] -= 1
                 if not wanted[session_id]:
                     del wanted[session_id]
@@ -275,7 +292,9 @@ class Proxy:
         missing = []
         for session_id, number in wanted.items():
             asked = [
-                peer for peer in self._asked.get(session_id, ()) if not answered[session_id, peer]
+                peer
+                for peer in self._asked.get(session_id, ())
+                if (session_id, peer) not in answered
             ]
             missing += (asked or [f"session {session_id}"] * number)[:number]
         return Replies(replies, missing)

@@ -1,39 +1,59 @@
-"""Proxies that are closed in the end, on every driver."""
+"""Proxies that are closed in the end, and processes that are ended, on every driver."""
 
+import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.messaging import DRIVERS, PATIENCE_S, discovery_of, driver_maker
-from xain_messaging.ports import Discovery, Driver
+from support.peers import PeerProcess
+from support.process import CoordinatorProcess
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.ports import Discovery
 from xain_messaging.proxy import Proxy
 
 MakeProxy = Callable[..., Proxy]
 
 
 class Group:
-    """Of proxies: make one with `group("worker", name=...)`, several at once with `all`."""
+    """Of proxies: make one with `group("worker", name=...)`, several at once with `all`, and one in
+    a process of its own with `process`."""
 
-    def __init__(self, discovery: Discovery, make_driver: Callable[[], Driver]) -> None:
-        self._discovery = discovery
-        self._make_driver = make_driver
+    _numbers = itertools.count()  # tests may share a discovery
+
+    def __init__(self, discovery: Discovery, driver: str) -> None:
+        self.name = f"training-{next(self._numbers)}"
+        self.discovery = discovery
+        self._driver = driver
+        self._make_driver = driver_maker(driver)
         self._made: list[Proxy] = []
+        self._processes: list[PeerProcess] = []
 
     def __call__(self, role: str, expected: dict[str, int] | None = None, **options: Any) -> Proxy:
         options = {"timeout_s": PATIENCE_S, "join_timeout_s": PATIENCE_S, **options}
         proxy = Proxy(
-            "training",
+            self.name,
             role,
             expected,
-            discovery=self._discovery,
+            discovery=self.discovery,
             driver=self._make_driver(),
             **options,
         )
         self._made.append(proxy)
         return proxy
+
+    def process(
+        self, role: str, expected: dict[str, int] | None = None, **options: Any
+    ) -> PeerProcess:
+        options = {"timeout_s": PATIENCE_S, "join_timeout_s": PATIENCE_S, **options}
+        made = PeerProcess(self.name, role, expected, self.discovery, self._driver, options)
+        self._processes.append(made)
+        return made
 
     def all(self, number: int, role: str = "worker", **options: Any) -> list[Proxy]:
         """By rank, each of which knows the others."""
@@ -45,6 +65,8 @@ class Group:
         return sorted((future.result() for future in made), key=lambda proxy: proxy.rank)
 
     def close(self) -> None:
+        for process in self._processes:
+            process.end()
         for proxy in self._made:
             proxy.close(0.0)
 
@@ -54,20 +76,78 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
     """On each driver."""
     with ExitStack() as stack:
         discovery = stack.enter_context(discovery_of("in-process"))
-        made = Group(discovery, driver_maker(request.param))
+        made = Group(discovery, request.param)
         stack.callback(made.close)
         yield made
 
 
-@pytest.fixture(
-    params=[("in-process", "in-process"), ("coordinator", "grpc"), ("redis", "zmq")],
-    ids=lambda pair: "-".join(pair),
-)
-def group_anywhere(request: pytest.FixtureRequest) -> Iterator[Group]:
-    """On each discovery."""
-    kind, driver = request.param
+# --- every driver with every discovery ------------------------------------------------------------
+
+# "server" is the Membership service alone, "coordinator" that of a real coordinator.
+DISCOVERIES = ["in-process", "server", "coordinator", "redis"]
+
+# In one process all find each other in every way.
+IN_ONE_PROCESS = list(itertools.product(DRIVERS, DISCOVERIES))
+
+# The in-process driver and the in-process discovery are memory that no other process sees.
+BETWEEN_PROCESSES = [
+    (driver, discovery)
+    for driver, discovery in IN_ONE_PROCESS
+    if "in-process" not in (driver, discovery)
+]
+
+
+@contextmanager
+def _coordinator(folder: Path) -> Iterator[Discovery]:
+    process = CoordinatorProcess(folder, {})
+    with asyncio.Runner() as runner:
+        runner.run(process.start())
+        try:
+            yield CoordinatorDiscovery(f"127.0.0.1:{process.port}")
+        finally:
+            runner.run(process.end())
+
+
+@pytest.fixture(scope="session")
+def discovery_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Discovery]]:
+    """One of each kind, which is started when it is asked for."""
     with ExitStack() as stack:
-        discovery = stack.enter_context(discovery_of(kind))
-        made = Group(discovery, driver_maker(driver))
-        stack.callback(made.close)
+        found: dict[str, Discovery] = {}
+
+        def at(kind: str) -> Discovery:
+            if kind not in found:
+                found[kind] = stack.enter_context(
+                    _coordinator(tmp_path_factory.mktemp("coordinator"))
+                    if kind == "coordinator"
+                    else discovery_of("coordinator" if kind == "server" else kind)
+                )
+            return found[kind]
+
+        yield at
+
+
+def _made_group(
+    request: pytest.FixtureRequest, discovery_at: Callable[[str], Discovery]
+) -> Iterator[Group]:
+    driver, discovery = request.param
+    made = Group(discovery_at(discovery), driver)
+    try:
         yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(params=IN_ONE_PROCESS, ids="-".join)
+def group_anywhere(
+    request: pytest.FixtureRequest, discovery_at: Callable[[str], Discovery]
+) -> Iterator[Group]:
+    """On each driver and each discovery."""
+    yield from _made_group(request, discovery_at)
+
+
+@pytest.fixture(params=BETWEEN_PROCESSES, ids="-".join)
+def group_of_processes(
+    request: pytest.FixtureRequest, discovery_at: Callable[[str], Discovery]
+) -> Iterator[Group]:
+    """On those that processes find each other by."""
+    yield from _made_group(request, discovery_at)

@@ -12,20 +12,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from integration.messaging.conftest import Group as Proxies
-from support.messaging import PATIENCE_S, discovery_of, driver_maker, until
+from support.messaging import PATIENCE_S, discovery_of, until
+from support.peers import (
+    OPERATIONS,
+    OPERATORS,
+    arrays_of,
+    given_to,
+    results_of,
+    same,
+)
 from xain_messaging import collectives
 from xain_messaging.collectives import Group
 from xain_messaging.errors import CollectiveFailed, PeersMissing
+from xain_messaging.links import Bounds
 from xain_messaging.proxy import Proxy
 
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-}
-SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (2,), (7,), (64,), (5, 3), (3, 0, 2), (11, 2, 3)]
-DTYPES = ["f4", "f8", "i4", "u1", "c8", ">f4"]
+SHAPES: list[tuple[int, ...]] = [
+    *[(), (0,), (1,), (2,), (7,), (13,), (64,), (997,)],
+    *[(5, 3), (3, 0, 2), (11, 2, 3)],
+]
+DTYPES = ["f4", "f8", "i8", "i4", "u1", "c8", ">f4"]
 
 
 def together(groups: list[Group], do: Callable[[Group], Any]) -> list[Any]:
@@ -38,7 +44,7 @@ def together(groups: list[Group], do: Callable[[Group], Any]) -> list[Any]:
 def members() -> Iterator[list[Proxy]]:
     """Nine, in one process."""
     with discovery_of("in-process") as discovery:
-        proxies = Proxies(discovery, driver_maker("in-process"))
+        proxies = Proxies(discovery, "in-process")
         made = proxies.all(9)
         until(lambda: all(len(p.peers["worker"]) == 8 for p in made), "all to know all")
         yield made
@@ -51,11 +57,6 @@ def workers(group: Proxies) -> list[Proxy]:
     made = group.all(4)
     until(lambda: all(len(p.peers["worker"]) == 3 for p in made), "all to know all")
     return made
-
-
-def arrays_of(rng: np.random.Generator, number: int, shape: tuple[int, ...], dtype: str) -> Any:
-    """Small whole numbers: their sums are exact in every order."""
-    return [rng.integers(0, 3, shape).astype(dtype) for _ in range(number)]
 
 
 @given(
@@ -72,7 +73,7 @@ def test_as_numpy(
     number: int,
     shape: tuple[int, ...],
     dtype: str,
-    op: Any,
+    op: str,
     ring: bool,
     data: st.DataObject,
 ) -> None:
@@ -84,47 +85,89 @@ def test_as_numpy(
     copies = [array.copy() for array in arrays]
     names = [proxy.name for proxy in members[:number]]
     groups = [proxy.group(f"group-{number}", names) for proxy in members[:number]]
-    whole = arrays[0].astype(arrays[0].dtype.newbyteorder("="))
-    for array in arrays[1:]:
-        whole = OPERATORS[op](whole, array)
-    stacked = np.stack(arrays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
-
-        reduced = together(groups, lambda g: g.all_reduce(arrays[g.rank], op))
-        for result in reduced:
-            np.testing.assert_array_equal(result, whole)
-            assert result.shape == shape
-            result[...] = 1
-
-        at_root = together(groups, lambda g: g.reduce(arrays[g.rank], op, root))
-        np.testing.assert_array_equal(at_root.pop(root), whole)
-        assert at_root == [None] * (number - 1)
-
-        gathered = together(groups, lambda g: g.gather(arrays[g.rank], root))
-        np.testing.assert_array_equal(gathered.pop(root), stacked)
-        assert gathered == [None] * (number - 1)
-
-        for result in together(groups, lambda g: g.all_gather(arrays[g.rank])):
-            np.testing.assert_array_equal(result, stacked)
-            result[...] = 1
-
-        if shape:
-            parts = np.array_split(whole, number)
-            for rank, part in enumerate(
-                together(groups, lambda g: g.reduce_scatter(arrays[g.rank], op))
+        for operation in OPERATIONS:
+            if operation == "reduce_scatter" and not shape:
+                continue  # there is no axis to cut
+            found = together(
+                groups,
+                lambda g, of=operation: getattr(g, of)(*given_to(of, arrays, g.rank, op, root)),
+            )
+            for result, expected in zip(
+                found, results_of(operation, arrays, op, root), strict=True
             ):
-                np.testing.assert_array_equal(part, parts[rank])
-                part[...] = 1
-
-    exchanged = together(
-        groups, lambda g: g.all_to_all([arrays[g.rank] + to for to in range(number)])
-    )
-    for rank, found in enumerate(exchanged):
-        for source, array in enumerate(found):
-            np.testing.assert_array_equal(array, arrays[source] + rank)
+                same(result, expected)
+            for result in found:
+                for array in result if isinstance(result, list) else [result]:
+                    if array is not None:
+                        array[...] = 1
     for array, copy in zip(arrays, copies, strict=True):
         np.testing.assert_array_equal(array, copy)
+
+
+@given(
+    subsets=st.lists(st.lists(st.integers(0, 8), min_size=1, unique=True), min_size=2, max_size=4),
+    calls=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=4),
+    ring=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_groups_that_overlap(
+    members: list[Proxy], subsets: list[list[int]], calls: list[str], ring: bool
+) -> None:
+    """All at work at the same time, each with other members in another order: none has anything of
+    another one's, though it may be ahead of it or behind."""
+    jobs = []
+    for i, subset in enumerate(subsets):
+        names = [members[place].name for place in subset]
+        arrays = [np.arange(i, i + 11) * (rank + 1) for rank in range(len(subset))]
+        jobs += [(members[place].group(f"job-{i}", names), arrays) for place in subset]
+
+    def work(group: Group, arrays: list[Any]) -> list[Any]:
+        return [getattr(group, of)(*given_to(of, arrays, group.rank)) for of in calls]
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(jobs)) as pool:
+        patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
+        found = [pool.submit(work, *job) for job in jobs]
+        for (group, arrays), future in zip(jobs, found, strict=True):
+            expected = [results_of(of, arrays)[group.rank] for of in calls]
+            for one, other in zip(future.result(PATIENCE_S), expected, strict=True):
+                same(one, other)
+
+
+# Nothing, one element, fewer elements than members, a prime number, and so many that they go
+# around the ring, in parts that cannot all be of one size.
+SIZES = [(0, "f4"), (1, "i8"), (5, "f8"), (97, "f4"), (70_001, "f4")]
+LARGE = (1_000_003, "f8")
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+def test_as_numpy_over_a_network(driver: str) -> None:
+    """Every operation, of 1 to 9 members."""
+    rng = np.random.default_rng(0)
+    with discovery_of("in-process") as discovery:
+        proxies = Proxies(discovery, driver)
+        try:
+            made = proxies.all(9)
+            until(lambda: all(len(p.peers["worker"]) == 8 for p in made), "all to know all")
+            for number in range(1, 10):
+                names = [proxy.name for proxy in made[:number]]
+                groups = [proxy.group("some", names) for proxy in made[:number]]
+                for size, dtype in [*SIZES, LARGE] if number == 3 else SIZES:
+                    arrays = arrays_of(rng, number, (size,), dtype)
+                    for operation in OPERATIONS:
+                        found = together(
+                            groups,
+                            lambda g, of=operation, arrays=arrays: getattr(g, of)(
+                                *given_to(of, arrays, g.rank)
+                            ),
+                        )
+                        for result, expected in zip(
+                            found, results_of(operation, arrays), strict=True
+                        ):
+                            same(result, expected)
+        finally:
+            proxies.close()
 
 
 def test_all_members_get_the_same_bits(workers: list[Proxy]) -> None:
@@ -169,7 +212,7 @@ def test_a_member_that_leaves_fails_the_others(workers: list[Proxy], size: int) 
     array = np.ones(size, np.float32)
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(g.all_reduce, array, timeout_s=PATIENCE_S) for g in groups[:3]]
-        until(lambda: not any(call.done() for call in calls), "them to begin")
+        until(lambda: all(g._under_way.locked() for g in groups[:3]), "them to begin")
         before = time.monotonic()
         workers[3].close(0.0)
         for failed in failures(calls):
@@ -195,6 +238,26 @@ def test_a_member_that_does_not_come_fails_the_others_in_time(workers: list[Prox
         groups[3].all_reduce(one)
     for result in together(groups, lambda g: g.all_reduce(one)):
         np.testing.assert_array_equal(result, 4 * one)
+
+
+def test_who_finds_no_room_for_its_part_names_who_takes_none(group: Proxies) -> None:
+    """The first is not there for what the others only give: those are ahead of it for as long as
+    there is room, then for their time. When it is gone they hear that long before."""
+    workers = group.all(2, bounds=Bounds(max_messages=1))
+    groups = [proxy.group("worker") for proxy in workers]
+    one = np.ones(3)
+    assert groups[1].reduce(one) is None
+    with pytest.raises(CollectiveFailed, match="has not taken") as caught:
+        groups[1].reduce(one, timeout_s=0.3)
+    assert caught.value.missing == (workers[0].name,)
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(groups[1].reduce, one)
+        until(groups[1]._under_way.locked, "it to begin")
+        workers[0].close(0.0)
+        failed = call.exception(PATIENCE_S / 2)
+    assert isinstance(failed, CollectiveFailed)
+    assert "not there any more" in str(failed)
+    assert failed.missing == (workers[0].name,)
 
 
 def test_members_that_call_different_operations_are_told(workers: list[Proxy]) -> None:

@@ -80,6 +80,41 @@ def test_percentages_follow_the_peers(group: Group) -> None:
     assert not thread.is_alive()
 
 
+def test_who_goes_while_a_handler_is_at_work_counts_no_more(group: Group) -> None:
+    """Also while one is that had fired before launch(): what is held is enough then."""
+    server = group("server", name="server")
+    workers = [group("worker", {"server": 1}, name=f"worker-{i}") for i in range(3)]
+    until(lambda: len(server.peers.get("worker", [])) == 3, "the workers")
+
+    def fail(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
+        raise ArithmeticError
+
+    def lose_one(local: Sums, proxy: Proxy, messages: list[Message]) -> None:
+        workers[2].close()
+        until(lambda: len(server.peers["worker"]) == 2, "it to be gone")
+
+    handlers = {
+        "worker:update:100%": note,
+        "worker-0:start:1": fail,
+        ("worker-0:start:1", "AND"): lose_one,
+    }
+    sums = dist(server, handlers)(Sums)()
+    for worker in workers[:2]:
+        worker.isend(Message("update", worker.name, "server", 1))
+
+    def both_are_held() -> bool:
+        sums.launch(timeout_s=0.05)
+        return sums._table._views[0].num_held == 2
+
+    until(both_are_held, "the updates")
+    assert sums.seen == []
+    workers[0].isend(Message("start", "worker-0", "server"))
+    with pytest.raises(ArithmeticError):
+        sums.launch()
+    sums.launch(timeout_s=0.2)
+    assert sums.seen == [[1, 1]]
+
+
 def test_what_a_handler_raises_ends_launch(group: Group) -> None:
     """It can be launched again; the messages that it had are taken."""
     server, worker = group("server", name="server"), group("worker", {"server": 1})

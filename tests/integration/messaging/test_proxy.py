@@ -276,31 +276,6 @@ def test_several_threads_share_a_proxy(group: Group) -> None:
 # --- coming back ----------------------------------------------------------------------------------
 
 
-def test_the_reply_of_a_worker_that_comes_back_is_not_lost(group_anywhere: Group) -> None:
-    """Three workers; one leaves; what is scattered to it twice is kept, and both are answered when
-    it has come back under its name, wherever it is now."""
-    group = group_anywhere
-    master = group("master", name="master")
-    workers = {name: group("worker", {"master": 1}, name=name) for name in ("w-1", "w-2", "w-3")}
-    until(lambda: len(master.peers.get("worker", [])) == 3, "the workers")
-    threads = [double(worker) for worker in workers.values()]
-    bodies = [(name, i) for i, name in enumerate(workers, 1)]
-    assert len(master.scatter("double", SessionType.TASK, bodies).complete()) == 3
-    workers["w-3"].close()
-    until(lambda: "w-3" not in master.peers["worker"], "the third to be gone")
-    for _ in range(2):
-        replies = master.scatter("double", SessionType.TASK, bodies, timeout_s=1.0)
-        assert sorted(reply.body for reply in replies) == [2, 4]
-        assert replies.missing == ("w-3",)
-    threads.append(double(group("worker", {"master": 1}, name="w-3")))
-    late = [master.receive_once(), master.receive_once()]
-    assert [(message.source, message.body) for message in late if message] == [("w-3", 6)] * 2
-    assert len(master.scatter("double", SessionType.TASK, bodies).complete()) == 3
-    group.close()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-
-
 def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> None:
     """Messages that had arrived, but that the application never saw, come again, in order."""
     group = group_anywhere

@@ -14,9 +14,11 @@ from xain_messaging.errors import MalformedMessage
 from xain_messaging.links import (
     ACK_EVERY,
     MESSAGE,
+    TOLERANCE,
     Bounds,
     Delivery,
     Link,
+    Outbox,
     Packet,
     read_head,
 )
@@ -26,9 +28,9 @@ def received(link: Link, packet: Packet) -> Delivery | None:
     return link.received(read_head(packet[0]), packet[1:])
 
 
-def ends() -> tuple[Link, Link]:
+def ends(outbox_of_a: Outbox | None = None) -> tuple[Link, Link]:
     """Of one line, that stands."""
-    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    a, b = Link("a", 10, "b", outbox_of_a or Outbox()), Link("b", 20, "a")
     assert a.connected() == b.connected() == []
     return a, b
 
@@ -140,21 +142,60 @@ def test_what_is_lost_comes_over_the_next_connection() -> None:
 
 def test_nothing_goes_to_one_that_is_away() -> None:
     """It is kept, within bounds, and goes out when it is back."""
-    a, b = ends()
-    a.gone()
-    bounds = Bounds(max_messages=3, max_bytes=1000)
+    outbox = Outbox(Bounds(max_messages=3, max_bytes=1000))
+    a, b = Link("a", 10, "b", outbox), Link("b", 20, "a")
     for i in range(3):
-        assert a.has_room(100, bounds)
+        assert a.why_no_room(100) is None
         assert a.send(MESSAGE, [b"%d" % i * 100]) is None
-    assert not a.has_room(1, bounds)
-    assert not a.has_room(701, Bounds(max_messages=9, max_bytes=1000))
-    assert a.has_room(700, Bounds(max_messages=9, max_bytes=1000))
+    assert "3 messages of 300 bytes" in (a.why_no_room(1) or "")
+    outbox.bounds = Bounds(max_messages=9, max_bytes=1000)
+    assert a.why_no_room(701) is not None
+    assert a.why_no_room(700) is None
     assert [received(b, packet) is not None for packet in a.connected()] == [True] * 3
 
 
 def test_there_is_always_room_for_the_first() -> None:
-    """However large it is."""
-    assert Link("a", 1, "b").has_room(10**12, Bounds(max_messages=1, max_bytes=1))
+    """However large it is; but for one that is away only if nothing else is kept."""
+    outbox = Outbox(Bounds(1, 1, 1, 1))
+    away, here = Link("a", 1, "b", outbox), Link("a", 1, "c", outbox)
+    here.connected()
+    for link in (away, here):
+        assert link.why_no_room(10**12) is None
+    here.send(MESSAGE, [b"x"])
+    assert "all peers together" in (away.why_no_room(1) or "")
+
+
+def test_all_peers_together_have_their_bound() -> None:
+    """Of messages and of bytes; what is taken or forgotten makes room."""
+    outbox = Outbox(Bounds(max_messages_in_all=2, max_bytes_in_all=1000))
+    (a, b), other = ends(outbox), Link("a", 10, "c", outbox)
+    (delivery,) = deliver(a, b, 1)
+    assert a.why_no_room(999) is None
+    assert a.why_no_room(1000) is not None
+    other.send(MESSAGE, [b"x" * 50])
+    assert (outbox.num_messages, outbox.num_bytes) == (2, 51)
+    assert a.why_no_room(1) is not None
+    b.take(delivery)
+    told(a, b.ack())
+    assert other.why_no_room(1) is None
+    other.forget()
+    assert (outbox.num_messages, outbox.num_bytes, other.num_kept) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_messages=2), Bounds(max_bytes=2)])
+def test_who_keeps_to_no_bounds_is_not_heard(bounds: Bounds) -> None:
+    """Until what it has sent is taken; then it is, over a new connection, and nothing is lost."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a", Outbox(bounds))
+    for link in (a, b):
+        link.connected()
+    found = deliver(a, b, 2 * TOLERANCE)
+    with pytest.raises(MalformedMessage, match="not taken"):
+        received(b, a.send(MESSAGE, [b"x"]) or [])
+    assert received(b, a.send(MESSAGE, [b"y"]) or []) is None  # there is a gap
+    for delivery in found:
+        b.take(delivery)
+    told(a, b.ack())
+    assert bodies([received(b, packet) for packet in a.connected()]) == [b"x", b"y"]
 
 
 def test_another_process_gets_what_the_one_before_has_not_taken() -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from xain_messaging.discovery.registry import GRACE_S, Registry
-from xain_messaging.errors import MembershipLost, NameTaken
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.ports import Member
 
 LEASE_S = 10.0
@@ -123,6 +123,26 @@ def test_members_come_back_to_another_registry_as_who_they_were() -> None:
     moved = world.join("w0", former=members[0])
     assert moved.incarnation == members[0].incarnation
     assert moved.rank == 3  # somebody had taken it
+
+
+def test_newcomers_wait_for_those_who_come_back() -> None:
+    """A registry that may not be the first one lets in who was there before at once, and others a
+    moment later: so names and ranks are whose they were."""
+    world = World()
+    members = [world.join(f"w{i}") for i in range(2)]
+    world.now += 100
+    incarnations = world.incarnations
+    world.registry = Registry(
+        world.now, lambda: next(incarnations), world.changes.append, LEASE_S, settle_s=2.0
+    )
+    with pytest.raises(DiscoveryUnavailable, match=r"in 2\.0 s"):
+        world.join("w0")
+    world.now += 1
+    assert [world.join(member.name, former=member) for member in members] == members
+    with pytest.raises(DiscoveryUnavailable, match=r"in 1\.0 s"):
+        world.join("fresh")
+    world.now += 1
+    assert world.join("fresh").rank == 2
 
 
 def test_one_that_was_replaced_cannot_come_back() -> None:

@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from random import Random
 from typing import Any
 
 import grpc
 import structlog
 
+from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
 from xain_messaging.discovery.service import from_message, to_message
 from xain_messaging.errors import (
     Closed,
@@ -28,9 +28,6 @@ from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
 log = structlog.get_logger(__name__)
-
-CALL_TIMEOUT_S = 5.0
-RETRY_S = 0.25
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -79,7 +76,7 @@ class CoordinatorDiscovery:
         return membership
 
 
-class CoordinatorMembership:
+class CoordinatorMembership(RemoteMembership):
     """See ports.Membership."""
 
     def __init__(
@@ -90,58 +87,32 @@ class CoordinatorMembership:
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
+        super().__init__(request.group, request.name, on_change, on_lost)
         self._channel = channel
         self._target = target
         self._request = request
-        self._on_change = on_change
-        self._on_lost = on_lost
         self._stub: Any = MembershipStub(channel)
-        self._chance = Random()
-        self._member: Member | None = None
         self._lease_s = CALL_TIMEOUT_S
-        self._roster: Roster = {}
         self._told = threading.Event()
-        self._has_ended = threading.Event()
-        self._joining = threading.Lock()
         self._stream: Any = None
-        self._threads: list[threading.Thread] = []
 
-    @property
-    def member(self) -> Member:
-        assert self._member is not None, "join() comes first"
-        return self._member
-
-    def join(self, deadline: float) -> None:
-        """Raises NameTaken and DiscoveryUnavailable at the deadline."""
-        while True:
-            try:
-                self._ask_to_join(max(0.1, deadline - time.monotonic()))
-                break
-            except (NameTaken, DiscoveryUnavailable):
-                if time.monotonic() + RETRY_S > deadline:
-                    raise
-                time.sleep(RETRY_S)
-        for work in (self._watch, self._renew):
-            thread = threading.Thread(
-                target=self._run, args=(work,), name="membership", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        if not self._told.wait(max(0.1, deadline - time.monotonic())):
-            raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
-
-    def _ask_to_join(self, timeout_s: float) -> None:
-        former = None if self._member is None else to_message(self._member)
+    def _ask_to_join(self, timeout_s: float) -> Member:
         request = pb.JoinRequest()
         request.CopyFrom(self._request)
-        if former is not None:
-            request.former.CopyFrom(former)
+        if self._member is not None:
+            request.former.CopyFrom(to_message(self._member))
         try:
             answer = self._stub.Join(request, timeout=min(timeout_s, CALL_TIMEOUT_S))
         except grpc.RpcError as error:
             raise self._as_ours(error) from None
-        self._member = from_message(answer.member)
         self._lease_s = answer.lease_ms / 1000
+        return from_message(answer.member)
+
+    def _begin(self, deadline: float) -> None:
+        self._start(self._watch)
+        self._start(self._renew)
+        if not self._told.wait(max(0.1, deadline - time.monotonic())):
+            raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
 
     def _as_ours(self, error: Any) -> MessagingError:
         code, details = error.code(), error.details() or ""
@@ -157,21 +128,6 @@ class CoordinatorMembership:
 
     # --- in threads ---
 
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # a defect, ours or of who is told: nobody may go on unnoticed
-            log.exception("membership_failed", group=self._request.group)
-            self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
-
-    def _lose(self, error: MembershipLost) -> None:
-        """Once, and not if we have left."""
-        with self._joining:
-            has_ended = self._has_ended.is_set()
-            self._has_ended.set()
-        if not has_ended:
-            self._on_lost(error)
-
     def _renew(self) -> None:
         while not self._has_ended.wait(self._chance.uniform(0.25, 0.35) * self._lease_s):
             request = pb.RenewRequest(**self._who())
@@ -184,8 +140,9 @@ class CoordinatorMembership:
         while not self._has_ended.is_set():
             try:
                 self._stream = self._stub.Watch(pb.WatchRequest(**self._who()))
+                self._listed.clear()
                 for response in self._stream:
-                    self._tell(response)
+                    self._hear(response)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 self._handle(error)
             self._has_ended.wait(self._chance.uniform(0.1, 2 * RETRY_S))
@@ -197,17 +154,14 @@ class CoordinatorMembership:
             "incarnation": self.member.incarnation,
         }
 
-    def _tell(self, response: pb.WatchResponse) -> None:
+    def _hear(self, response: pb.WatchResponse) -> None:
         members = {member.name: from_message(member) for member in response.members}
-        # A service that has just been started does not know all of us yet.
-        roster = {**self._roster, **members} if response.settling else members
-        self._member = roster[self._request.name]
-        if roster != self._roster:
-            self._roster = roster
-            self._on_change(roster)
+        self._member = members[self._name]
+        self._tell(members, is_settling=response.settling)
         self._told.set()
 
     def _handle(self, error: Any) -> None:
+        """Raises MembershipLost."""
         if self._has_ended.is_set():
             return
         if isinstance(error, ValueError):
@@ -216,18 +170,14 @@ class CoordinatorMembership:
             log.debug("discovery_away", target=self._target, error=error.details())
             return
         try:
-            with self._joining:
-                if self._has_ended.is_set():
-                    return  # we have left meanwhile, and must not be a member again
-                # The other thread may have come back already; then this changes nothing.
-                self._ask_to_join(CALL_TIMEOUT_S)
-            log.info("came_back", group=self._request.group, peer=self._request.name)
+            # The other thread may have come back already; then this changes nothing.
+            self._come_back()
         except DiscoveryUnavailable:
             pass  # tried again with the next call
-        except MembershipLost as lost:
-            self._lose(lost)
+        except MembershipLost:
+            raise
         except MessagingError as refusal:
-            self._lose(MembershipLost(str(refusal)))
+            raise MembershipLost(str(refusal)) from None
 
     # --- for the member ---
 
@@ -249,18 +199,10 @@ class CoordinatorMembership:
                 raise self._as_ours(failed)
             time.sleep(RETRY_S)  # until the service, or we, are back
 
-    def leave(self) -> None:
-        if self._has_ended.is_set() and not self._threads:
-            return
-        with self._joining:
-            self._has_ended.set()
+    def _end(self) -> None:
         if self._member is not None:
             with suppress(grpc.RpcError):  # it expires by itself
                 self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=1.0)
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(CALL_TIMEOUT_S)
-        self._threads.clear()

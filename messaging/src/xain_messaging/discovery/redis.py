@@ -19,13 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from random import Random
 from typing import Any, Final
 
 import redis
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S
+from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
+from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
 from xain_messaging.errors import (
     Closed,
     DiscoveryUnavailable,
@@ -38,8 +38,6 @@ from xain_messaging.ports import Member, Roster
 
 log = structlog.get_logger(__name__)
 
-TIMEOUT_S: Final = 5.0
-RETRY_S: Final = 0.25
 FORGET_S: Final = 24 * 3600  # barriers and numbers of groups that nobody is in
 
 # The keys that a script touches all have the group in braces, so that a cluster has them together.
@@ -117,9 +115,12 @@ end
 return found
 """
 
-# Returns the number of the opening that is awaited. Only who is alive counts.
+# Returns the number of the opening that is awaited, to be given the next time; 0 when it has been.
+# Only members count; so who is none, but on its way back, has to come again.
 _ARRIVE: Final = """
 local waiting, count = KEYS[1] .. 'waiting:' .. ARGV[1], KEYS[1] .. 'barrier:' .. ARGV[1]
+local opened = tonumber(redis.call('GET', count) or '0')
+if opened >= (tonumber(ARGV[5]) or opened + 1) then return 0 end
 redis.call('SADD', waiting, ARGV[2])
 redis.call('EXPIRE', waiting, ARGV[4])
 for _, name in ipairs(redis.call('SMEMBERS', waiting)) do
@@ -127,13 +128,11 @@ for _, name in ipairs(redis.call('SMEMBERS', waiting)) do
     redis.call('SREM', waiting, name)
   end
 end
-local opened = tonumber(redis.call('GET', count) or '0')
-if redis.call('SCARD', waiting) >= tonumber(ARGV[3]) then
-  redis.call('SET', count, opened + 1, 'EX', ARGV[4])
-  redis.call('DEL', waiting)
-  redis.call('PUBLISH', KEYS[1] .. 'changes', '')
-end
-return opened + 1
+if redis.call('SCARD', waiting) < tonumber(ARGV[3]) then return opened + 1 end
+redis.call('SET', count, opened + 1, 'EX', ARGV[4])
+redis.call('DEL', waiting)
+redis.call('PUBLISH', KEYS[1] .. 'changes', '')
+return 0
 """
 
 
@@ -142,11 +141,14 @@ class RedisDiscovery:
 
     url: "redis://[:PASSWORD@]HOST:PORT/DB", "rediss://" for TLS, "unix://PATH".
     lease_s: the time to live of an entry.
+    settle_s: how long newcomers wait after the start of the Redis, which may have lost all, for the
+        members to come back to it.
     """
 
-    def __init__(self, url: str, lease_s: float = LEASE_S) -> None:
+    def __init__(self, url: str, lease_s: float = LEASE_S, settle_s: float = SETTLE_S) -> None:
         self._url = url
         self._lease_s = lease_s
+        self._settle_s = settle_s
 
     def join(
         self,
@@ -162,11 +164,19 @@ class RedisDiscovery:
         client: redis.Redis = redis.Redis.from_url(
             self._url,
             decode_responses=True,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
+            socket_timeout=CALL_TIMEOUT_S,
+            socket_connect_timeout=CALL_TIMEOUT_S,
         )
         membership = RedisMembership(
-            client, group, role, name, address, self._lease_s, on_change, on_lost
+            client,
+            group,
+            role,
+            name,
+            address,
+            self._lease_s,
+            self._settle_s,
+            on_change,
+            on_lost,
         )
         try:
             membership.join(time.monotonic() + timeout_s)
@@ -176,7 +186,7 @@ class RedisDiscovery:
         return membership
 
 
-class RedisMembership:
+class RedisMembership(RemoteMembership):
     """See ports.Membership."""
 
     def __init__(
@@ -187,74 +197,70 @@ class RedisMembership:
         name: str,
         address: str,
         lease_s: float,
+        settle_s: float,
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
+        super().__init__(group, name, on_change, on_lost)
         self._client = client
         self._prefix = f"xain:{{{group}}}:"
         self._role = role
-        self._name = name
         self._address = address
         self._lease_s = lease_s
-        self._on_change = on_change
-        self._on_lost = on_lost
-        self._chance = Random()
-        self._member: Member | None = None
-        self._roster: Roster = {}
-        self._has_ended = threading.Event()
-        self._joining = threading.Lock()  # so that nobody comes back who has left
+        self._settle_s = settle_s
         self._settled_at = 0.0
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._scripts = {
             text: client.register_script(text) for text in (_JOIN, _RENEW, _LEAVE, _ROSTER, _ARRIVE)
         }
 
-    @property
-    def member(self) -> Member:
-        assert self._member is not None, "join() comes first"
-        return self._member
-
-    def _run(self, script: str, *arguments: Any) -> Any:
+    def _call(self, script: str, *arguments: Any) -> Any:
         try:
             return self._scripts[script](keys=[self._prefix], args=list(arguments))
         except redis.RedisError as error:  # also one that may not write for now
             raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
 
-    def join(self, deadline: float) -> None:
-        """Raises NameTaken and DiscoveryUnavailable at the deadline."""
-        while True:
-            try:
-                self._ask_to_join()
-                self._look()
-                break
-            except (NameTaken, DiscoveryUnavailable):
-                if time.monotonic() + RETRY_S > deadline:
-                    raise
-                time.sleep(RETRY_S)
-        self._thread = threading.Thread(target=self._keep, name="membership", daemon=True)
-        self._thread.start()
+    def _begin(self, deadline: float) -> None:
+        self._look()
+        self._start(self._keep)
 
-    def _ask_to_join(self) -> None:
+    def _ask_to_join(self, timeout_s: float) -> Member:
         former = ""
-        if self._member is not None:
+        if self._member is None:
+            self._check_open()
+        else:
             former = json.dumps(
                 {"rank": self._member.rank, "incarnation": str(self._member.incarnation)}
             )
         lease_ms = round(1000 * self._lease_s)
-        answer = self._run(_JOIN, self._name, self._role, self._address, lease_ms, former, FORGET_S)
+        answer = self._call(
+            _JOIN, self._name, self._role, self._address, lease_ms, former, FORGET_S
+        )
         match answer:
             case ["ok", text]:
-                self._member = _member(text)
+                return _member(text)
             case ["lost"]:
                 raise MembershipLost(
                     f"{self._name!r} was taken for dead, and another process has its name"
                 )
-            case ["taken", address, left_ms]:
-                raise NameTaken(
-                    f"there is a {self._name!r} already, at {address}; it is heard of within "
-                    f"{left_ms / 1000:.1f} s, or gone"
-                )
+        _, address, left_ms = answer
+        raise NameTaken(
+            f"there is a {self._name!r} already, at {address}; it is heard of within "
+            f"{left_ms / 1000:.1f} s, or gone"
+        )
+
+    def _check_open(self) -> None:
+        try:
+            up_s = int(self._client.info("server")["uptime_in_seconds"])
+        except redis.ResponseError:
+            return  # it tells not everybody; so nobody is held up
+        except redis.RedisError as error:
+            raise DiscoveryUnavailable(f"the Redis does not answer: {error}") from None
+        if up_s < self._settle_s:
+            raise DiscoveryUnavailable(
+                f"the Redis has run for {up_s} s, and members of before may be coming back; "
+                f"newcomers are let in after {self._settle_s:g} s"
+            )
 
     def _keep(self) -> None:
         """Heartbeats, and looks at who is there: when told of a change, and now and then, since
@@ -262,84 +268,62 @@ class RedisMembership:
         interval_s = self._lease_s / 4
         renewed_at = time.monotonic()
         listener: Any = None
-        while not self._has_ended.is_set():
-            try:
-                if listener is None:
-                    listener = self._client.pubsub(  # type: ignore[no-untyped-call]  # redis has no types for it
-                        ignore_subscribe_messages=True
-                    )
-                    listener.subscribe(f"{self._prefix}changes")
-                listener.get_message(timeout=self._chance.uniform(0.8, 1.0) * interval_s)
-                if self._has_ended.is_set():
-                    break
-                if time.monotonic() - renewed_at >= interval_s / 2:
-                    self._renew()
-                    renewed_at = time.monotonic()
-                self._look()
-            except (DiscoveryUnavailable, redis.RedisError) as error:
-                # The peers go on without it. Who they are is asked when it is back; it may have
-                # forgotten all, and hear of them one by one.
-                log.debug("discovery_away", error=str(error))
-                self._settled_at = time.monotonic() + RETRY_S + self._lease_s
-                if listener is not None:
-                    with suppress(redis.RedisError):
-                        listener.close()
+        try:
+            while not self._has_ended.is_set():
+                try:
+                    if listener is None:
+                        listener = self._client.pubsub(  # type: ignore[no-untyped-call]  # redis has no types for it
+                            ignore_subscribe_messages=True
+                        )
+                        listener.subscribe(f"{self._prefix}changes")
+                    listener.get_message(timeout=self._chance.uniform(0.8, 1.0) * interval_s)
+                    if self._has_ended.is_set():
+                        break
+                    if time.monotonic() - renewed_at >= interval_s / 2:
+                        self._renew()
+                        renewed_at = time.monotonic()
+                    self._look()
+                except (DiscoveryUnavailable, redis.RedisError) as error:
+                    # The peers go on without it. Who they are is asked when it is back; it may have
+                    # forgotten all, and hear of them one by one.
+                    log.debug("discovery_away", error=str(error))
+                    self._settled_at = time.monotonic() + RETRY_S + self._lease_s
+                    self._listed.clear()
+                    _close(listener)
                     listener = None
-                self._has_ended.wait(RETRY_S)
-            except MembershipLost as lost:
-                self._lose(lost)
-            except Exception as error:  # a defect, ours or of who is told: nobody goes on unnoticed
-                log.exception("membership_failed", peer=self._name)
-                self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
-        if listener is not None:
-            with suppress(redis.RedisError):
-                listener.close()
-
-    def _lose(self, error: MembershipLost) -> None:
-        """Once, and not if we have left."""
-        with self._joining:
-            has_ended = self._has_ended.is_set()
-            self._has_ended.set()
-        if not has_ended:
-            self._on_lost(error)
+                    self._has_ended.wait(RETRY_S)
+        finally:
+            _close(listener)
 
     def _renew(self) -> None:
         incarnation = str(self.member.incarnation)
-        if not self._run(_RENEW, self._name, incarnation, round(1000 * self._lease_s)):
+        if not self._call(_RENEW, self._name, incarnation, round(1000 * self._lease_s)):
             self._come_back()
 
     def _come_back(self) -> None:
-        """As who we were: we have expired, or the Redis has lost it."""
-        with self._joining:
-            if not self._has_ended.is_set():
-                self._ask_to_join()
-                self._settled_at = time.monotonic() + self._lease_s
+        super()._come_back()
+        self._settled_at = time.monotonic() + self._lease_s
+        self._listed.clear()
 
     def _look(self) -> None:
-        members = [_member(text) for text in self._run(_ROSTER)]
+        members = [_member(text) for text in self._call(_ROSTER)]
         roster = {member.name: member for member in members}
         if self._name not in roster:
             self._come_back()
             roster[self._name] = self.member
-        if time.monotonic() < self._settled_at:
-            # Who is not listed may be on its way back as well.
-            roster = {**self._roster, **roster}
         with self._changed:
             self._changed.notify_all()
-        if roster != self._roster:
-            self._roster = roster
-            self._on_change(roster)
+        self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
     def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        awaited: int | None = None
+        awaited: int | str = ""
         while True:
             if self._has_ended.is_set():
                 raise Closed("this member has left")
             with suppress(DiscoveryUnavailable):
-                if awaited is None:
-                    awaited = self._run(_ARRIVE, name, self._name, num_members, FORGET_S)
-                if self._opened(name) >= awaited:
+                awaited = self._call(_ARRIVE, name, self._name, num_members, FORGET_S, awaited)
+                if not awaited:
                     return
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -349,24 +333,20 @@ class RedisMembership:
             with self._changed:
                 self._changed.wait(min(left_s, RETRY_S))
 
-    def _opened(self, name: str) -> int:
-        try:
-            return int(self._client.get(f"{self._prefix}barrier:{name}") or 0)
-        except redis.RedisError as error:
-            raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
-
-    def leave(self) -> None:
-        if self._has_ended.is_set() and self._thread is None:
-            return
-        with self._joining:
-            self._has_ended.set()
+    def _end(self) -> None:
         if self._member is not None:
             with suppress(DiscoveryUnavailable):  # it expires by itself
-                self._run(_LEAVE, self._name, str(self._member.incarnation))
-        thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(TIMEOUT_S)
-        self._client.close()
+                self._call(_LEAVE, self._name, str(self._member.incarnation))
+
+    def leave(self) -> None:
+        super().leave()
+        self._client.close()  # when no thread uses it any more
+
+
+def _close(listener: Any) -> None:
+    if listener is not None:
+        with suppress(redis.RedisError):
+            listener.close()
 
 
 def _member(text: str) -> Member:

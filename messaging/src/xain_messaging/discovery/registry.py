@@ -7,8 +7,9 @@ free for the process that comes in its place.
 A rank is the lowest that is free in its role, or the one that the name had last.
 
 A registry keeps nothing for the next process. Its members come back to that one with what they were
-told here, and are who they were. Until `settled_at`, when all have had the time for it, who does
-not stand in its rosters has not gone therefore.
+told here, and are who they were. So that nobody else has their names and ranks by then, newcomers
+are let in a moment later. Until `settled_at`, when all have had the time for it, who has never
+stood in its rosters has not gone therefore.
 
 Pure: times are seconds on any clock that does not go back.
 """
@@ -17,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from xain_messaging.errors import MembershipLost, NameTaken
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.ports import Member, Roster
 
 LEASE_S = 10.0
@@ -25,6 +26,10 @@ LEASE_S = 10.0
 # How long a member may be without a line before it is taken for dead. One that has lost it for
 # another reason is back by then.
 GRACE_S = 2.0
+
+# How long newcomers wait after the start of a service, for the members of the one before it. Those
+# look for it all the time, and are back within half of that.
+SETTLE_S = 2.0
 
 # Ranks of those who have left that are remembered, of a group.
 MAX_FORMER = 4096
@@ -58,6 +63,7 @@ class Registry:
 
     new_incarnation: gives higher numbers from call to call, and from process to process.
     on_change: called with the name of a group whose members are others or somewhere else by now.
+    settle_s: for how long only members of before are let in.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class Registry:
         new_incarnation: Callable[[], int],
         on_change: Callable[[str], None],
         lease_s: float = LEASE_S,
+        settle_s: float = 0.0,
     ) -> None:
         self.lease_s = lease_s
+        self._open_at = now + settle_s
         self.settled_at = now + lease_s
         self._new_incarnation = new_incarnation
         self._on_change = on_change
@@ -95,9 +103,14 @@ class Registry:
         """A new member, or one that comes back with what it was told here or by the registry
         before, as `former`.
 
-        Raises NameTaken if another process has the name, and MembershipLost if it has it instead of
-        this one.
+        Raises NameTaken if another process has the name, MembershipLost if it has it instead of
+        this one, and DiscoveryUnavailable if it is too early for a newcomer.
         """
+        if former is None and now < self._open_at:
+            raise DiscoveryUnavailable(
+                f"members of before may be coming back; newcomers are let in in "
+                f"{self._open_at - now:.1f} s"
+            )
         found = self._groups.setdefault(group, _Group())
         entry = found.entries.get(name)
         if entry is not None and (former is None or entry.member.incarnation != former.incarnation):

@@ -7,7 +7,7 @@ from typing import Self
 
 import grpc
 
-from xain_messaging.discovery.registry import LEASE_S
+from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
 from xain_messaging.discovery.service import MembershipService
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 
@@ -18,13 +18,21 @@ class MembershipServer:
     """In a thread, from start() to stop(). Started again it knows nobody, and is told by all.
 
     listen: "HOST:PORT", port 0 for one that is free; see target.
+    lease_s, settle_s: see MembershipService. Where nobody can have been before, newcomers need not
+        wait: 0.
     Raises OSError from start() if nobody can listen there.
     """
 
-    def __init__(self, listen: str = "127.0.0.1:0", lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        listen: str = "127.0.0.1:0",
+        lease_s: float = LEASE_S,
+        settle_s: float = SETTLE_S,
+    ) -> None:
         self._host, _, port = listen.rpartition(":")
         self._port = int(port)
         self._lease_s = lease_s
+        self.settle_s = settle_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: grpc.aio.Server | None = None
@@ -61,7 +69,8 @@ class MembershipServer:
 
     async def _serve(self) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        add_MembershipServicer_to_server(MembershipService(self._lease_s), self._server)
+        service = MembershipService(self._lease_s, self.settle_s)
+        add_MembershipServicer_to_server(service, self._server)
         self._port = self._server.add_insecure_port(self.target)
         await self._server.start()
 

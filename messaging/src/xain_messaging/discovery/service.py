@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S, Registry
-from xain_messaging.errors import MembershipLost, NameTaken
+from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, Registry
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.names import why_not
 from xain_messaging.ports import Member
 from xain_proto.messaging import membership_pb2 as pb
@@ -30,15 +30,16 @@ class MembershipService(MembershipServicer):
     """Add it to a server with add_MembershipServicer_to_server. One event loop has it.
 
     lease_s: for how long a member lives without a sign of life.
+    settle_s: how long newcomers wait for the members of a service that was here before.
     """
 
-    def __init__(self, lease_s: float = LEASE_S) -> None:
+    def __init__(self, lease_s: float = LEASE_S, settle_s: float = SETTLE_S) -> None:
         self._last_incarnation = 0
         self._changes: dict[str, asyncio.Event] = {}
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._registry = Registry(
-            time.monotonic(), self._new_incarnation, self._has_changed, lease_s
+            time.monotonic(), self._new_incarnation, self._has_changed, lease_s, settle_s
         )
 
     def _new_incarnation(self) -> int:
@@ -110,6 +111,8 @@ class MembershipService(MembershipServicer):
             await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
         except MembershipLost as error:
             await _refuse(context, grpc.StatusCode.ABORTED, str(error))
+        except DiscoveryUnavailable as error:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
         self._expire()
         log.info("member_joined", group=request.group, peer=member.name, role=member.role)
         return pb.JoinResponse(

@@ -1,44 +1,47 @@
 """What has come, between the threads that bring it and the one that receives."""
 
-import threading
-from collections import deque
+import queue
+from typing import Generic, TypeVar
 
-from xain_messaging.ports import DriverEvent
+T = TypeVar("T")
 
 
-class EventQueue:
+class EventQueue(Generic[T]):
     """Bounds nothing: see ports.Driver."""
 
     def __init__(self) -> None:
-        self._events: deque[DriverEvent] = deque()
+        # Of None, who receives is only woken. A signal handler may put something into it while
+        # somebody else does.
+        self._events: queue.SimpleQueue[T | None] = queue.SimpleQueue()
         self._is_woken = False
         self._is_closed = False
-        # With a lock that a signal handler may take again: it may wake.
-        self._changed = threading.Condition(threading.RLock())
 
-    def put(self, event: DriverEvent) -> None:
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify()
+    @property
+    def size(self) -> int:
+        return self._events.qsize()
+
+    def put(self, event: T) -> None:
+        self._events.put(event)
 
     def wake(self) -> None:
-        """get() returns None, now or at its next call, unless there is an event."""
-        with self._changed:
+        """get() returns None, once, when it has returned all that came before."""
+        if not self._is_woken:
             self._is_woken = True
-            self._changed.notify_all()
+            self._events.put(None)
 
     def close(self) -> None:
         """get() returns None, from now on."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._events.put(None)
 
-    def get(self, timeout_s: float | None) -> DriverEvent | None:
-        """The next; None after timeout_s, or when woken."""
-        with self._changed:
-            if not self._events and not self._is_woken and not self._is_closed and timeout_s != 0:
-                self._changed.wait(timeout_s)
-            if self._is_closed:
-                return None
-            self._is_woken = self._is_woken and bool(self._events)
-            return self._events.popleft() if self._events else None
+    def get(self, timeout_s: float | None) -> T | None:
+        """The next; None after timeout_s, or when woken. For one thread at a time."""
+        if self._is_closed or (timeout_s == 0 and self._events.empty()):
+            return None
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if event is None:
+            self._is_woken = False
+        return None if self._is_closed else event

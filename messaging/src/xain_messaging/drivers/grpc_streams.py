@@ -11,32 +11,37 @@ The next packet begins with a message of its own. There is no protobuf in it: th
 array twice more at each end.
 
 A message is in memory once at the receiver, in its place, while it comes. gRPC's flow control holds
-back who sends faster than that.
+back who sends faster than that. What has come waits until the receiver's program asks for it. Those
+who keep to their Bounds cannot have much waiting; a stream that brings more than that is ended with
+RESOURCE_EXHAUSTED, and what waits of it is dropped, as after a line that broke.
 """
 
 import queue
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
-import numpy as np
 import structlog
 
-from xain_messaging.codec import MAX_MESSAGE_BYTES, Frame, Frames
+from xain_messaging.codec import MAX_MESSAGE_BYTES, Frame, Frames, num_bytes
 from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds
 from xain_messaging.ports import Arrived, DriverEvent, Lost
+from xain_messaging.spare import spare
 
 log = structlog.get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
-CHUNK_BYTES: Final = 1 << 20
+# Each costs some hand-overs between threads at both ends, whatever its size.
+CHUNK_BYTES: Final = 2 << 20
 # More than a message has; see codec.py.
 MAX_FRAMES: Final = 4096
 MAX_PACKET_BYTES: Final = MAX_MESSAGE_BYTES + (16 << 20)
@@ -78,6 +83,18 @@ class Malformed(Exception):
     """A stream that is none of ours."""
 
 
+class TooMuch(Exception):
+    """More than a peer may send that nobody has received."""
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What waits of one that comes."""
+
+    packets: deque[Frames] = field(default_factory=deque)
+    num_bytes: int = 0
+
+
 class GrpcDriver:
     """See ports.Driver. It listens on its host at a port that is free, unless one is given.
 
@@ -87,6 +104,8 @@ class GrpcDriver:
         certificates `ca` has signed; which of them a peer is, it says itself.
     max_peers: whose streams are taken at a time; those beyond it try again until there is room.
     max_packet_bytes: a message that is larger is refused, with its stream.
+    bounds: those of the peers that send to it, and of all that come together.
+    num_refused: streams that were ended because they were none of ours, or brought too much.
     """
 
     def __init__(
@@ -97,10 +116,15 @@ class GrpcDriver:
         tls: TlsFiles | None = None,
         max_peers: int = MAX_PEERS,
         max_packet_bytes: int = MAX_PACKET_BYTES,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
+        self.num_refused = 0
         self._tls = tls
+        self._bounds = bounds
         self._max_packet_bytes = max_packet_bytes
-        self._events = EventQueue()
+        # In the place of a packet, the stream that has it.
+        self._events: EventQueue[Lost | _Stream] = EventQueue()
+        self._waiting_bytes = 0  # of all streams
         self._lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
         self._is_closed = False
@@ -150,19 +174,68 @@ class GrpcDriver:
     # --- in ---
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        return self._events.get(timeout_s)
+        event = self._events.get(timeout_s)
+        if not isinstance(event, _Stream):
+            return event
+        with self._lock:
+            if not event.packets:
+                return None  # it has been refused
+            frames = event.packets.popleft()
+            self._count(event, -self._size(frames))
+        return Arrived(frames)
 
     def wake(self) -> None:
         self._events.wake()
 
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        stream = _Stream()
         try:
             for frames in from_chunks(chunks, self._max_packet_bytes):
-                self._events.put(Arrived(frames))
+                self._add(stream, frames)
         except Malformed as error:
-            log.warning("malformed_stream", peer=context.peer(), error=str(error))
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, error)
+        except TooMuch as error:
+            self._refuse(stream, context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         return b""
+
+    def _add(self, stream: _Stream, frames: Frames) -> None:
+        bounds = self._bounds
+        with self._lock:
+            self._count(stream, self._size(frames))
+            stream.packets.append(frames)
+            of_one = len(stream.packets), stream.num_bytes
+            of_all = self._events.size, self._waiting_bytes
+        most = bounds.max_messages, bounds.max_bytes
+        most_in_all = bounds.max_messages_in_all, bounds.max_bytes_in_all
+        for waiting, limits, whose in ((of_one, most, "this peer"), (of_all, most_in_all, "all")):
+            if waiting[0] > TOLERANCE * limits[0] or waiting[1] > TOLERANCE * limits[1]:
+                raise TooMuch(
+                    f"{waiting[0]} messages of {waiting[1]} bytes of {whose} wait to be received, "
+                    f"and no more than {limits[0]} of {limits[1]} may be on their way: see Bounds"
+                )
+        self._events.put(stream)
+
+    def _size(self, frames: Frames) -> int:
+        # A single one may be larger than all that may wait, and counts as much.
+        return min(num_bytes(frames), self._bounds.max_bytes)
+
+    def _count(self, stream: _Stream, size_bytes: int) -> None:
+        stream.num_bytes += size_bytes
+        self._waiting_bytes += size_bytes
+
+    def _refuse(
+        self,
+        stream: _Stream,
+        context: grpc.ServicerContext,
+        code: grpc.StatusCode,
+        error: Exception,
+    ) -> None:
+        with self._lock:
+            self.num_refused += 1
+            self._count(stream, -stream.num_bytes)
+            stream.packets.clear()
+        log.warning("stream_refused", peer=context.peer(), code=str(code), error=str(error))
+        context.abort(code, str(error))
 
     # --- the end ---
 
@@ -194,7 +267,7 @@ class _Line:
         peer: str,
         address: str,
         tls: TlsFiles | None,
-        events: EventQueue,
+        events: "EventQueue[Lost | _Stream]",
     ) -> None:
         self._peer = peer
         self._events = events
@@ -310,7 +383,7 @@ def from_chunks(
     for chunk in chunks:
         sizes, rest = _read_prelude(chunk, max_packet_bytes)
         # Not bytearrays: what is announced takes memory only when it comes.
-        frames: list[Frame] = [np.empty(size, np.uint8).data for size in sizes]
+        frames: list[Frame] = [spare.lend(size) for size in sizes]
         for frame in frames:
             target = memoryview(frame)
             while target.nbytes:

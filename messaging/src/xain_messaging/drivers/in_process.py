@@ -38,7 +38,7 @@ class InProcessDriver:
 
     def __init__(self, switchboard: Switchboard) -> None:
         self._switchboard = switchboard
-        self._events = EventQueue()
+        self._events: EventQueue[DriverEvent] = EventQueue()
         self._addresses: dict[str, str] = {}
         self._is_closed = False
         self._address = switchboard.add(self)

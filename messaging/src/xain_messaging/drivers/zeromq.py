@@ -19,6 +19,7 @@ import zmq
 
 from xain_messaging.codec import Frame, Frames
 from xain_messaging.errors import Closed, UnknownPeer
+from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 
 # What is smaller is copied: that costs less than to hand it over.
@@ -27,6 +28,10 @@ HAND_OVER_BYTES: Final = 64 << 10
 # A peer whose machine is gone, without a word of the network, is noticed after that.
 PING_MS: Final = 10_000
 SILENCE_MS: Final = 30_000
+
+# pyzmq's enums cost more than the call that they are for.
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
 
 # Three to each peer. A socket that is not made costs nothing.
 MAX_SOCKETS: Final = 65_536
@@ -53,10 +58,17 @@ class ZmqDriver:
     host: the interface to listen on, and the address that others are told, unless `advertise` is
         another.
     max_frame_bytes: a peer that sends a larger one is hung up on; the default takes all.
+    bounds: those of the peers that send to it. Who has sent more messages than they allow waits,
+        until some have been received; of bytes ZeroMQ has no count.
     """
 
     def __init__(
-        self, host: str = "127.0.0.1", *, advertise: str = "", max_frame_bytes: int = -1
+        self,
+        host: str = "127.0.0.1",
+        *,
+        advertise: str = "",
+        max_frame_bytes: int = -1,
+        bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -74,8 +86,8 @@ class ZmqDriver:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._pull = self._context.socket(zmq.PULL)
-        # What is on its way is bounded by its senders, and by the buffers of TCP.
-        self._set(self._pull, {zmq.RCVHWM: 0, zmq.MAXMSGSIZE: max_frame_bytes})
+        max_waiting = TOLERANCE * bounds.max_messages
+        self._set(self._pull, {zmq.RCVHWM: max_waiting, zmq.MAXMSGSIZE: max_frame_bytes})
         port = self._pull.bind_to_random_port(f"tcp://{host}")
         self._address = f"tcp://{advertise or host}:{port}"
 
@@ -156,23 +168,26 @@ class ZmqDriver:
         with self._lock:
             if self._is_closed:
                 return None
-            event = self._next(is_polled=False)
-            if event is not None or self._was_woken() or timeout_s == 0:
-                return event
+            if timeout_s == 0:
+                return self._next()
+            if self._was_woken():
+                return None
             poller = self._poller or self._make_poller()
             self._is_polling = True
+        ready: list[tuple[object, int]] = []
         try:
             ready = poller.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
         finally:
             with self._lock:
                 self._is_polling = False
                 self._close_ended()
-                self._polled.notify_all()
+                if self._is_closed:
+                    self._polled.notify_all()
         with self._lock:
             if self._is_closed or not ready:
                 return None
             self._was_woken()
-            return self._next(is_polled=True)
+            return self._next() or self._next_loss()
 
     def _make_poller(self) -> zmq.Poller:
         self._poller = poller = zmq.Poller()
@@ -182,24 +197,22 @@ class ZmqDriver:
             poller.register(line.monitor, zmq.POLLIN)
         return poller
 
-    def _next(self, *, is_polled: bool) -> DriverEvent | None:
-        """What has come already. is_polled: something has, so that each line is looked at if no
-        packet has come; else only now and then, since there may be hundreds."""
+    def _next(self) -> DriverEvent | None:
+        """What has come already. Each line is looked at only now and then, since there may be
+        hundreds."""
         now = time.monotonic()
         if now - self._looked_at > LOOK_S:
             self._looked_at = now
             if (lost := self._next_loss()) is not None:
                 return lost
-        packet = self._next_packet()
-        return packet if packet is not None or not is_polled else self._next_loss()
-
-    def _next_packet(self) -> Arrived | None:
-        if not int(self._pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not int(self._pull.getsockopt(_EVENTS)) & _POLLIN:
             return None
-        frames: list[Frame] = [self._pull.recv()]
-        while self._pull.getsockopt(zmq.RCVMORE):
+        frame = self._pull.recv(copy=False)
+        frames: list[Frame] = [frame.bytes]
+        while frame.more:
             # What comes after the first is arrays, and stays in the memory that it came in.
-            frames.append(self._pull.recv(copy=False).buffer)
+            frame = self._pull.recv(copy=False)
+            frames.append(frame.buffer)
         return Arrived(frames)
 
     def _next_loss(self) -> Lost | None:

@@ -1,0 +1,141 @@
+"""Being a member where a service over a network knows the members: what is the same for all.
+
+The service may be away, and may have forgotten all when it is back. Until then its members go on
+with what they know of each other; then each tells it who it is, and is that again.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from random import Random
+
+import structlog
+
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.ports import Member, Roster
+
+log = structlog.get_logger(__name__)
+
+CALL_TIMEOUT_S = 5.0
+RETRY_S = 0.25
+
+
+class RemoteMembership(ABC):
+    """See ports.Membership. Threads of it keep the membership, from join() to leave()."""
+
+    def __init__(
+        self,
+        group: str,
+        name: str,
+        on_change: Callable[[Roster], None],
+        on_lost: Callable[[Exception], None],
+    ) -> None:
+        self._group = group
+        self._name = name
+        self._on_change = on_change
+        self._on_lost = on_lost
+        self._chance = Random()
+        self._member: Member | None = None
+        self._roster: Roster = {}
+        self._listed: set[str] = set()
+        self._has_ended = threading.Event()
+        self._joining = threading.Lock()  # so that nobody comes back who has left
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def member(self) -> Member:
+        """We ourselves."""
+        assert self._member is not None, "join() comes first"
+        return self._member
+
+    # --- what services differ in ---
+
+    @abstractmethod
+    def _ask_to_join(self, timeout_s: float) -> Member:
+        """Once; if there is a `_member`, as who that is.
+
+        Raises NameTaken, DiscoveryUnavailable, and MembershipLost if another process has become who
+        we were.
+        """
+
+    @abstractmethod
+    def _begin(self, deadline: float) -> None:
+        """We are a member: tell who is there before this returns, and start what keeps us one.
+        Raises DiscoveryUnavailable, but at the deadline only if anything has been started."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """We are none any more: tell the service if it hears, and end what goes on."""
+
+    # --- to come, to come back, and to go ---
+
+    def join(self, deadline: float) -> None:
+        """Again and again. Raises NameTaken and DiscoveryUnavailable at the deadline."""
+        while True:
+            try:
+                self._member = self._ask_to_join(max(0.1, deadline - time.monotonic()))
+                self._begin(deadline)
+                return
+            except (NameTaken, DiscoveryUnavailable):
+                if time.monotonic() + RETRY_S > deadline:
+                    raise
+                time.sleep(RETRY_S)
+
+    def _come_back(self) -> None:
+        """As who we were: the service has taken us for dead, or has lost what it knew."""
+        with self._joining:
+            if not self._has_ended.is_set():
+                self._member = self._ask_to_join(CALL_TIMEOUT_S)
+                log.info("came_back", group=self._group, peer=self._name)
+
+    def leave(self) -> None:
+        if self._has_ended.is_set() and not self._threads:
+            return
+        with self._joining:
+            self._has_ended.set()
+        self._end()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CALL_TIMEOUT_S)
+        self._threads.clear()
+
+    # --- in threads ---
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._run, args=(work,), name="membership", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except MembershipLost as lost:
+            self._lose(lost)
+        except Exception as error:  # a defect, ours or of who is told: nobody may go on unnoticed
+            log.exception("membership_failed", group=self._group, peer=self._name)
+            self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
+
+    def _lose(self, error: MembershipLost) -> None:
+        """Once, and not if we have left."""
+        with self._joining:
+            has_ended = self._has_ended.is_set()
+            self._has_ended.set()
+        if not has_ended:
+            self._on_lost(error)
+
+    def _tell(self, listed: Roster, *, is_settling: bool) -> None:
+        """Who is there.
+
+        is_settling: the service has just been started and has not heard of all members yet. Whom it
+            has never listed may be on its way back; whom it lists no more has gone. Clear `_listed`
+            when it may be another one than before.
+        """
+        self._listed |= listed.keys()
+        others: Roster = {}
+        if is_settling:
+            others = {n: m for n, m in self._roster.items() if n not in self._listed}
+        roster = {**others, **listed}
+        if roster != self._roster:
+            self._roster = roster
+            self._on_change(roster)

@@ -1,0 +1,187 @@
+"""Collective operations of several processes, and of those that die in them."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from integration.messaging.conftest import Group
+from support.messaging import PATIENCE_S, until
+from support.peers import (
+    OPERATIONS,
+    PeerProcess,
+    arrays_of,
+    collective,
+    given_to,
+    results_of,
+    same,
+)
+from xain_messaging import collectives
+from xain_messaging.errors import CollectiveFailed
+from xain_messaging.ports import Discovery
+from xain_messaging.proxy import Proxy
+
+NAMES = [f"worker-{i}" for i in range(4)]
+LARGE = 1_000_003  # elements, and no number of members divides it
+
+
+# Of an operation: nobody hears of a failure only because that is over.
+LONG_S = 100 * PATIENCE_S
+
+
+@pytest.fixture(params=["grpc", "zmq"])
+def pair_of_kinds(
+    request: pytest.FixtureRequest, discovery_at: Callable[[str], Discovery]
+) -> Iterator[Group]:
+    """On each driver; how they find each other makes no difference here."""
+    made = Group(discovery_at("server"), request.param)
+    yield made
+    made.close()
+
+
+def know(proxies: list[Proxy], number: int) -> None:
+    until(
+        lambda: all(len(proxy.peers.get("worker", ())) == number for proxy in proxies),
+        f"everybody to know {number} others",
+    )
+
+
+@pytest.mark.e2e
+def test_as_numpy_between_processes(pair_of_kinds: Group) -> None:
+    """Every operation, with nothing, fewer elements than members, a prime number, and megabytes."""
+    group = pair_of_kinds
+    here = group("worker", name=NAMES[0])
+    others = [group.process("worker", {"worker": i + 1}, name=NAMES[i + 1]) for i in range(3)]
+    know([here], 3)
+    rng = np.random.default_rng(0)
+    small = itertools.product([0, 1, 3, 97], ["f4", "f8", "i8"])
+    for size, dtype in [*small, (LARGE, "f4")]:
+        arrays = arrays_of(rng, 4, (size,), dtype)
+        for operation in OPERATIONS:
+            for rank, process in enumerate(others, 1):
+                process.begin(
+                    collective, "some", NAMES, operation, *given_to(operation, arrays, rank)
+                )
+            found = [collective(here, "some", NAMES, operation, *given_to(operation, arrays, 0))]
+            found += [process.given() for process in others]
+            for result, expected in zip(found, results_of(operation, arrays), strict=True):
+                same(result, expected)
+
+
+def has_begun_in(group: collectives.Group, call: "Future[Any]") -> bool:
+    return group._under_way.locked() or call.done()
+
+
+def failure_of(call: "Future[Any]") -> CollectiveFailed:
+    failed = call.exception(PATIENCE_S)
+    assert isinstance(failed, CollectiveFailed)
+    return failed
+
+
+@pytest.mark.e2e
+def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> None:
+    """SIGKILL in the middle of an operation: everybody hears of it long before the time is over,
+    with its name; those who are left go on as a new group, and so do all when it is back. Twice:
+    the second one may find nothing of the first in its way."""
+    group = group_of_processes
+    workers = group.all(3, timeout_s=LONG_S)
+    array = np.ones(LARGE)
+
+    def come() -> PeerProcess:
+        made = group.process("worker", {"worker": 3}, name=NAMES[3])
+        know(workers, 3)
+        return made
+
+    def all_reduce(*processes: PeerProcess) -> list[float]:
+        """Of those who are here. The first element, at each."""
+        for process in processes:
+            process.begin(collective, "worker", None, "all_reduce", array[:3])
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(p.group("worker").all_reduce, array[:3]) for p in workers]
+            found = [call.result(PATIENCE_S) for call in calls]
+        return [float(a[0]) for a in found + [process.given() for process in processes]]
+
+    # Of the first nobody can have a result without it; of the second some can, but not the third.
+    for operation, arguments in (("all_reduce", (array,)), ("all_to_all", ([array] * 4,))):
+        victim = come()
+        assert all_reduce(victim) == [4] * 4
+        groups = [proxy.group("worker") for proxy in workers]
+        assert groups[0].members[3] == NAMES[3]
+        place = (groups[0].id, groups[0].number)
+
+        def victim_is_in_it(place: tuple[str, int] = place) -> bool:
+            workers[0].receive_by_id("nothing", 0.01)  # to receive what comes
+            arrived = workers[0]._collectives._arrived.get(place)
+            return arrived is not None and any(rank == 3 for rank, _ in arrived.parts)
+
+        victim.begin(collective, "worker", None, operation, *arguments)
+        with ThreadPoolExecutor() as pool:
+            calls = [pool.submit(getattr(g, operation), *arguments) for g in groups[1:]]
+            until(victim_is_in_it, "the one that will die to be in the operation")
+            victim.end()
+            calls.append(pool.submit(getattr(groups[0], operation), *arguments))
+            assert failure_of(calls[1]).missing == (NAMES[3],)
+            for call in calls:
+                if operation == "all_reduce" or call.exception(PATIENCE_S) is not None:
+                    assert failure_of(call).missing == (NAMES[3],)
+        know(workers, 2)
+        assert all_reduce() == [3] * 3
+
+
+@pytest.fixture
+def group_in_process(discovery_at: Callable[[str], Discovery]) -> Iterator[Group]:
+    made = Group(discovery_at("in-process"), "in-process")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size", [3, 100_003])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_member_that_is_closed_fails_the_others(
+    group_in_process: Group, operation: str, size: int
+) -> None:
+    """Before it has begun: everybody whose result there cannot be without it hears its name. When
+    it has given something: whoever has a result has the right one. Those who are left go on."""
+    workers = group_in_process.all(4, timeout_s=LONG_S)
+    arrays = [np.full(size, rank + 1.0) for rank in range(4)]
+    only_gives = operation in ("gather", "reduce")  # all but the first
+
+    def call(group: collectives.Group) -> Any:
+        return getattr(group, operation)(*given_to(operation, arrays, group.rank))
+
+    for has_begun in (False, True):
+        know(workers, 3)
+        groups = [proxy.group("worker", [p.name for p in workers]) for proxy in workers]
+        with ThreadPoolExecutor() as pool:
+            calls = {rank: pool.submit(call, groups[rank]) for rank in (1, 2)}
+            if has_begun:
+                calls[3] = pool.submit(call, groups[3])
+                until(partial(has_begun_in, groups[3], calls[3]), "it to begin")
+            workers[3].close(0.0)
+            calls[0] = pool.submit(call, groups[0])
+            if not has_begun:
+                for rank in [0] if only_gives else range(3):
+                    assert failure_of(calls[rank]).missing == (workers[3].name,)
+            else:
+                own = calls.pop(3)
+                if not only_gives or own.exception(PATIENCE_S) is not None:
+                    assert "has been closed" in str(failure_of(own))
+            for rank, one in calls.items():
+                if one.exception(PATIENCE_S) is None:
+                    same(one.result(), results_of(operation, arrays)[rank])
+                else:
+                    assert failure_of(one).missing == (workers[3].name,)
+        with pytest.raises(CollectiveFailed, match=workers[3].name):
+            groups[0].barrier()
+        know(workers[:3], 2)
+        smaller = [proxy.group("worker") for proxy in workers[:3]]
+        with ThreadPoolExecutor() as pool:
+            again = [pool.submit(group.all_reduce, np.ones(1)) for group in smaller]
+            assert [float(one.result(PATIENCE_S)[0]) for one in again] == [3] * 3
+        workers[3] = group_in_process(
+            "worker", {"worker": 3}, name=workers[3].name, timeout_s=LONG_S
+        )
