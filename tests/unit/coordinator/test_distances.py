@@ -24,7 +24,7 @@ from xain_coordinator.aggregation.distances import (
     squares,
 )
 from xain_coordinator.aggregation.options import WrongOption, options_of
-from xain_coordinator.aggregation.rules import make_rule
+from xain_coordinator.aggregation.rules import make_rule, rule_of_session
 
 Array = NDArray[Any]
 
@@ -227,6 +227,14 @@ def test_a_threshold_needs_no_quantile() -> None:
         make_rule("norm_clipping", {"threshold": 2.0, "quantile": 0.5})
     assert options_of(make_rule("norm_clipping", {"threshold": 2}), {}) == {"threshold": 2.0}
     assert options_of(make_rule("norm_clipping", {}), {}) == {"threshold": 0.0, "quantile": 0.5}
+
+
+def test_a_session_of_an_earlier_version_keeps_its_threshold() -> None:
+    """With each was kept a quantile, which nothing read."""
+    kept = {"threshold": 2.0, "quantile": 0.5}
+    assert rule_of_session("norm_clipping", kept) == NormClipping(threshold=2.0)
+    kept = {"threshold": 0.0, "quantile": 0.9}
+    assert rule_of_session("norm_clipping", kept) == NormClipping(quantile=0.9)
 
 
 @settings(deadline=None)

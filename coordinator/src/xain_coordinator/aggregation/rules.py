@@ -72,7 +72,7 @@ def rule_of_session(name: str, options: Mapping[str, object]) -> Aggregator:
     right, so it does not end the session.
     """
     try:
-        return make_rule(name, options)
+        return make_rule(name, _that_count(name, options))
     except KeyError:
         raise PluginFailed(
             f"the session was opened with the rule {name!r}, and no plug-in gives it any more; "
@@ -83,6 +83,13 @@ def rule_of_session(name: str, options: Mapping[str, object]) -> Aggregator:
             f"the session was opened with other options than the rule {name!r} has now: {error}; "
             "install the version that it had"
         ) from None
+
+
+def _that_count(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Without what an earlier version kept with its sessions although nothing reads it."""
+    if RULES.get(name) is NormClipping and options.get("threshold"):
+        return {option: value for option, value in options.items() if option != "quantile"}
+    return options
 
 
 def optimizer_of_session(name: str, options: Mapping[str, object]) -> Optimizer:
