@@ -1,4 +1,7 @@
-"""Peak memory of a whole coordinator, with few and with many large transfers at a time."""
+"""Peak memory of a whole coordinator, with few and with many large transfers at a time.
+
+Uploads are those of participants, over fast lines and with the small messages of slow ones.
+"""
 
 import asyncio
 import sys
@@ -9,6 +12,7 @@ import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.wire import Member, npy
+from xain_participant.client import CoordinatorClient
 from xain_proto.fl import coordinator_pb2 as pb
 
 pytestmark = [
@@ -17,7 +21,8 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-DATA = npy(np.ones(32 * MIB // 4, dtype=np.float32))
+VECTOR = np.ones(32 * MIB // 4, dtype=np.float32)
+DATA = npy(VECTOR)
 FEW, MANY = 2, 12
 # What 10 more uploads, or downloads, may add. Without places each adds 4 MiB or more; with them,
 # what gRPC lets come ahead, 256 KiB each, and the places that a few do not use.
@@ -41,7 +46,21 @@ async def download(member: Member) -> None:
     assert size == len(DATA)
 
 
-async def peaks(folder: Path, number: int) -> tuple[int, int]:
+async def upload(
+    coordinator: CoordinatorProcess, member: Member, *, is_slow: bool
+) -> pb.WeightsRef:
+    """As our participants do. is_slow: as one that was told that its line is slow."""
+    assert member.participant_id is not None
+    client = CoordinatorClient(f"127.0.0.1:{coordinator.port}", member.participant_id)
+    if is_slow:
+        client._line.ended_by_coordinator()
+    try:
+        return await asyncio.to_thread(client.put_weights, 0, VECTOR)
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+async def peaks(folder: Path, number: int, *, is_slow: bool) -> tuple[int, int]:
     """In MiB, after so many uploads at a time, and after as many downloads."""
     settings = {
         "rounds.rounds": 2,
@@ -52,7 +71,7 @@ async def peaks(folder: Path, number: int) -> tuple[int, int]:
     await coordinator.start()
     try:
         async with asyncio.timeout(2 * PATIENCE_S):
-            uploads = await after_uploads(coordinator, number)
+            uploads = await after_uploads(coordinator, number, is_slow=is_slow)
             await coordinator.kill()
             await coordinator.start()  # a peak of its own
             members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
@@ -65,14 +84,14 @@ async def peaks(folder: Path, number: int) -> tuple[int, int]:
         await coordinator.end()
 
 
-async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
+async def after_uploads(coordinator: CoordinatorProcess, number: int, *, is_slow: bool) -> int:
     members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
     await asyncio.gather(*(member.rendezvous() for member in members))
     await members[0].until(pb.ROUND, 0)
     refs: list[pb.WeightsRef] = []
     for first in range(0, MANY, number):
         some = members[first : first + number]
-        refs += await asyncio.gather(*(one.upload_bytes(DATA) for one in some))
+        refs += await asyncio.gather(*(upload(coordinator, one, is_slow=is_slow) for one in some))
     peak = peak_mib(coordinator)
     for member, ref in zip(members, refs, strict=True):
         await member.end(ref)
@@ -81,9 +100,10 @@ async def after_uploads(coordinator: CoordinatorProcess, number: int) -> int:
     return peak
 
 
-async def test_many_transfers_take_hardly_more_than_few(tmp_path):
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_many_transfers_take_hardly_more_than_few(tmp_path, is_slow):
     """The same bytes, twelve at a time or two."""
-    few = await peaks(tmp_path / "few", FEW)
-    many = await peaks(tmp_path / "many", MANY)
+    few = await peaks(tmp_path / "few", FEW, is_slow=is_slow)
+    many = await peaks(tmp_path / "many", MANY, is_slow=is_slow)
     assert many[0] - few[0] < MARGIN_MIB, f"uploads: {few[0]} and {many[0]} MiB"
     assert many[1] - few[1] < MARGIN_MIB, f"downloads: {few[1]} and {many[1]} MiB"

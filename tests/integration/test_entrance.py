@@ -145,6 +145,8 @@ async def test_agents_come_when_it_is_their_turn(
             agent.stop()  # harmless for those that have ended
     for n, at in enumerate(joined_at):
         assert at >= n / per_s  # the session's time begins with 0
+    # Whoever does as it is told is asked once by each of the two queues.
+    assert coordinator.counters["asked_to_wait"] <= 2 * len(agents)
 
 
 async def test_hundreds_are_let_in_at_once(start: Any, join: Any) -> None:
@@ -171,6 +173,19 @@ async def test_strangers_keep_no_member_waiting(start: Any, join: Any) -> None:
     assert coordinator.driver.session.members.keys() == {"member", "site-0", "site-1"}
     status = await member.inspection.GetStatus(inspection.GetStatusRequest())
     assert status.counters["asked_to_wait"] == 8
+
+
+@pytest.mark.usefixtures("closed")
+async def test_a_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
+    """That it came is a sign of life, though it is not let in."""
+    coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
+    member = join(coordinator, "member")
+    await coordinator.driver.submit(c.Rendezvous("member", None))
+    answers = [(await member.rendezvous()).reply for _ in range(2)]
+    assert answers == [pb.ACCEPT] * 2
+    heard_at = coordinator.driver.session.heard["member"].at
+    assert (await member.rendezvous()).reply == pb.LATER
+    assert coordinator.driver.session.heard["member"].at > heard_at
 
 
 @pytest.mark.usefixtures("closed")

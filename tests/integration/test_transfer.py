@@ -13,11 +13,12 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.process import CoordinatorProcess
 from support.wire import Member, digest, npy, reason
-from xain_coordinator.core.values import StoredWeights, WeightsRef
+from xain_coordinator.core.values import Phase, StoredWeights, WeightsRef
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
 from xain_coordinator.server import downloads, places, streams, uploads
 from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.stores.files import FileUnfinished
+from xain_participant import line
 from xain_participant import upload as outgoing
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.download import Download
@@ -266,6 +267,37 @@ async def test_what_is_read_again_is_not_lost_with_who_asked(start, join, tmp_pa
     assert (await (await put(a, offset))).ref.digest == digest(DATA)
 
 
+async def test_no_place_is_held_while_a_part_is_read_again(start, join, tmp_path, monkeypatch):
+    """It may be gigabytes, and others have their chunks to send."""
+    coordinator, a = await begun_again(start, join, tmp_path)
+    gate, pick_up = Gate(), Reception.pick_up
+
+    def gated(self: Reception, *args: Any) -> bool:
+        gate.enter()
+        return pick_up(self, *args)
+
+    monkeypatch.setattr(Reception, "pick_up", gated)
+    asked = asyncio.ensure_future(found(a))
+    await gate.entered()
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        for at in range(0, len(DATA), MIB):
+            head = None if at else header()
+            yield pb.PutWeightsRequest(header=head, data=DATA[at : at + MIB])
+
+    uploading = a.stub.PutWeights(requests(), metadata=a.metadata)
+    uploads = coordinator._server.uploads
+    await until(lambda: "a" in uploads.receiving)
+    num_free: list[int] = []
+    for _ in range(5):
+        await a.heartbeat()
+        num_free.append(uploads._places.fast._num_free)
+    gate.open()
+    assert set(num_free) == {streams.NUM_BATCHES}
+    await asked
+    assert (await uploading).ref.digest == digest(DATA)
+
+
 async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_path, monkeypatch):
     _, a = await begun_again(start, join, tmp_path)
 
@@ -356,6 +388,43 @@ async def test_what_is_kept_of_a_round_that_is_over_ends_with_the_process(start,
     assert parts(tmp_path) == []
 
 
+async def test_what_a_predecessor_has_received_is_swept_when_its_round_is_over(
+    start, join, tmp_path
+):
+    """Nobody asks for it any more. What came in the meantime is left alone."""
+    _, a = await begun_again(start, join, tmp_path)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 1)
+    await until(lambda: parts(tmp_path) == [])
+
+
+async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monkeypatch):
+    """One that has begun while it went on, and has broken off already."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    gate, complete = Gate(), Reception.complete
+
+    def gated(self: Reception) -> StoredWeights:
+        gate.enter()
+        return complete(self)
+
+    monkeypatch.setattr(Reception, "complete", gated)
+    first = await put(a)
+    await gate.entered()
+    newer = Announced(0, len(DATA), "ab" * 16)
+    uploads = coordinator._server.uploads
+    reception = uploads._new_reception("a", "0/a", newer)
+    reception.flush([DATA[:MIB]])
+    await uploads._keep_broken("a", reception)
+    gate.open()
+    await first
+    assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB
+
+
 @pytest.mark.e2e
 async def test_an_upload_goes_on_after_kill_9(tmp_path):
     """The next coordinator has what the one before has written."""
@@ -420,9 +489,9 @@ async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
     loop, chunks = asyncio.get_running_loop(), outgoing.Upload.chunks
     offsets: list[int] = []
 
-    def killing(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+    def killing(self: outgoing.Upload, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
         offsets.append(offset)
-        for number, chunk in enumerate(chunks(self, offset)):
+        for number, chunk in enumerate(chunks(self, offset, sizes)):
             if number == 20 and len(offsets) == 1:
                 asyncio.run_coroutine_threadsafe(written_and_killed(), loop).result(PATIENCE_S)
             yield chunk
@@ -452,6 +521,7 @@ async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, mo
     """What the coordinator has is not known then, so the next attempt asks once more."""
     coordinator = await start()
     client = await connected(proxy, coordinator)
+    await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
     is_away = True
     find_unfinished, chunks = uploads.Uploads.find_unfinished, outgoing.Upload.chunks
     offsets: list[int] = []
@@ -461,9 +531,9 @@ async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, mo
             raise StoreUnavailable("the disk is away")
         return await find_unfinished(self, *args)
 
-    def cut_once(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+    def cut_once(self: outgoing.Upload, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
         offsets.append(offset)
-        for number, chunk in enumerate(chunks(self, offset)):
+        for number, chunk in enumerate(chunks(self, offset, sizes)):
             if number == 20 and len(offsets) == 1:
                 proxy.cut()
             yield chunk
@@ -506,9 +576,9 @@ async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch
     cut_at = 20 * MIB if encoding == "plain" else 15 * MIB
     cuts: list[int] = []
 
-    def cut_once(self: outgoing.Upload, offset: int = 0) -> Iterator[bytes]:
+    def cut_once(self: outgoing.Upload, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
         sent = 0
-        for chunk in chunks(self, offset):
+        for chunk in chunks(self, offset, sizes):
             if sent >= cut_at and not cuts:
                 cuts.append(sent)
                 proxy.cut()
@@ -550,10 +620,12 @@ async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ra
     ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
     assert proxy.num_bytes_up - before < update.nbytes / ratio * 1.1
     assert ref.size_bytes == len(DATA)
+    assert ref.encoding == work.encoding, "how it has travelled"
     bad = update.copy()
     bad[70_000] = np.nan
     refused_ref = await asyncio.to_thread(client.put_weights, 1, bad, None, base, work.encoding)
     assert refused_ref.digest == digest(npy(bad))
+    assert refused_ref.encoding == pb.PLAIN
     with pytest.raises(Refused, match="70000"):
         await asyncio.to_thread(client.end_round, 1, refused_ref, 1, "")
     ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
@@ -649,7 +721,7 @@ async def test_a_block_is_read_once_for_those_who_begin_one_after_another(start,
     assert sorted(reads) == list(range(-(-len(npy(LARGE)) // downloads.BLOCK_BYTES)))
 
 
-async def at_once() -> None:
+async def at_once(_: int) -> None:
     """A turn that need not be waited for."""
 
 
@@ -696,16 +768,18 @@ async def test_a_download_begins_in_small_chunks(start, join, monkeypatch, vecto
 
 @pytest.fixture
 def slow_down(monkeypatch) -> Callable[[], Awaitable[None]]:
-    """Makes the line of the download under way a slow one, where there is no place for those. One
+    """Makes the line of the transfer under way a slow one, where there is no place for those. One
     chunk of 64 KiB shows that a line is fast."""
     monkeypatch.setattr(places, "SLOW_S", NEVER_S)
     monkeypatch.setattr(places, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(downloads, "NUM_SLOW_CHUNKS", 0)
+    monkeypatch.setattr(uploads, "NUM_SLOW_BATCHES", 0)
     seen: list[tuple[places.Line, places.Place]] = []
     look_later = places.Line._look_later
 
-    def noted(self: places.Line, place: places.Place) -> None:
-        seen.append((self, place))
+    def noted(self: places.Line, place: places.Place | None) -> None:
+        if place is not None:
+            seen.append((self, place))
         look_later(self, place)
 
     monkeypatch.setattr(places.Line, "_look_later", noted)
@@ -721,6 +795,41 @@ def slow_down(monkeypatch) -> Callable[[], Awaitable[None]]:
         monkeypatch.setattr(places, "SLOW_S", NEVER_S)
 
     return slow_down
+
+
+async def test_a_participant_goes_on_in_small_messages(start, proxy, monkeypatch, slow_down):
+    """With an upload that the coordinator has ended, at the byte at which it did so. They take no
+    place, so that there is none for slow lines does not matter."""
+    coordinator = await start()
+    client = await connected(proxy, coordinator)
+    await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
+    chunks = outgoing.Upload.chunks
+    is_held, is_ended = threading.Event(), threading.Event()
+    streams_: list[tuple[int, list[int]]] = []  # offset, sizes of the messages
+
+    def held(self: outgoing.Upload, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+        mine: list[int] = []
+        streams_.append((offset, mine))
+        for number, chunk in enumerate(chunks(self, offset, sizes)):
+            if number == 3 and len(streams_) == 1:
+                is_held.set()
+                assert is_ended.wait(PATIENCE_S)
+            mine.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", held)
+    putting = asyncio.create_task(asyncio.to_thread(client.put_weights, 0, LARGE))
+    assert await asyncio.to_thread(is_held.wait, PATIENCE_S)
+    await slow_down()
+    ref = await putting
+    is_ended.set()
+    assert ref.digest == digest(npy(LARGE))
+    await asyncio.to_thread(client.close)
+    assert len(streams_) == 2
+    offset, sizes = streams_[1]
+    assert 0 < offset <= 3 * MIB
+    assert sizes[0] == line.FIRST_BYTES
+    assert set(sizes[1:-1]) == {line.SMALL_BYTES}
 
 
 async def test_a_download_that_is_too_slow_is_unavailable(start, join, slow_down):

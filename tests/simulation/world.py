@@ -299,12 +299,15 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     if not scenario.is_inline:
         constants |= {
             "xain_participant.client.INLINE_BYTES": 0,
-            "xain_participant.upload.CHUNK_BYTES": 8,
+            "xain_participant.line.CHUNK_BYTES": 16,
+            "xain_participant.line.SMALL_BYTES": 8,
+            "xain_participant.line.FIRST_BYTES": 4,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.SMALL_MODEL_BYTES": 0,
             "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,
             "xain_coordinator.server.downloads.SLOW_CHUNK_BYTES": SLOW_CHUNK_BYTES,
             "xain_coordinator.server.downloads.BLOCK_BYTES": 2 * CHUNK_BYTES,
+            "xain_coordinator.server.streams.SMALL_BYTES": 8,
             "xain_coordinator.server.places.CHUNK_BYTES": CHUNK_BYTES,
             "xain_coordinator.server.places.LEAST_BYTES": SLOW_CHUNK_BYTES,
             "xain_coordinator.server.reception.CHUNK_BYTES": CHUNK_BYTES,

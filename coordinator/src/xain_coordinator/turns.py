@@ -3,45 +3,72 @@
 A chunk of weights that comes or goes keeps the loop for milliseconds. gRPC takes up one call of a
 method at a time, and needs several turns of the loop for it: with a chunk or two in every turn a
 fleet's heartbeats would queue up for seconds, although no turn is long. So chunks of all transfers
-go through here in single file, and between two of them the loop turns some times without any. An
-empty turn costs a hundredth of what a chunk does.
+go through here in single file, and between two of them the loop turns some times without any: in
+proportion to the chunk, so that small ones do not wait for each other longer than they take. An
+empty turn costs a hundredth of what a whole chunk does.
+
+A sign of life that has come is often the first of several, so the next chunk waits as many turns
+again: on a busy machine it is the transfers that take longer. They go on all the same, after
+MAX_TURNS at the latest.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-# gRPC needs about six to take up a call.
+from xain_coordinator.admission import CHUNK_BYTES
+
+# After CHUNK_BYTES. gRPC needs about six to take up a call.
 TURNS_BETWEEN = 12
 
-Turn = Callable[[], Awaitable[None]]  # returns when it has come
+# Before a chunk, however many calls come: those of some twenty.
+MAX_TURNS = 10 * TURNS_BETWEEN
+
+# Given about how many bytes are to come or go; returns when their turn has come.
+Turn = Callable[[int], Awaitable[None]]
 
 
 class Turns:
     """Used from one event loop."""
 
-    def __init__(self, between: int = TURNS_BETWEEN) -> None:
+    def __init__(self, between: int = TURNS_BETWEEN, most: int = MAX_TURNS) -> None:
         self._between = between
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._most = most
+        # Each with the turns that are to be between it and the next one.
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._is_turning = False
+        self._left = 0  # turns until the next one may pass
+        self._num_turned = 0  # since the last one has
 
-    async def next(self) -> None:
-        """Wait until it is this caller's turn, in the order in which they came."""
+    async def next(self, num_bytes: int) -> None:
+        """Wait for the turn of a chunk of so many bytes. They pass in the order of coming."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        between = max(1, self._between * num_bytes // CHUNK_BYTES)
+        self._waiting.append((turn, between))
         if not self._is_turning:
             self._is_turning = True
-            self._let_pass(0)
+            self._turn()
         await turn
 
-    def _let_pass(self, left: int) -> None:
-        if left:
-            asyncio.get_running_loop().call_soon(self._let_pass, left - 1)
-            return
+    def make_way(self) -> None:
+        """Something has come that chunks are not to hold up, and perhaps not alone."""
+        self._left = max(self._left, self._between)
+
+    def _turn(self) -> None:
+        if self._left and self._num_turned < self._most:
+            self._left -= 1
+            self._num_turned += 1
+        else:
+            self._let_pass()
+        if self._is_turning:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _let_pass(self) -> None:
+        self._num_turned = 0
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn, self._left = self._waiting.popleft()
             if not turn.done():  # else it was cancelled
                 turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._let_pass, self._between)
                 return
+        self._left = 0
         self._is_turning = False

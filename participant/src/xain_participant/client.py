@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from xain_messaging.process.fields import proxy_options
 from xain_participant import connection
+from xain_participant.buffers import Buffers
 from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
+from xain_participant.line import Line
 from xain_participant.runtime import Runtime, Threads
 from xain_participant.upload import Upload
 from xain_proto.fl import coordinator_pb2 as pb
@@ -155,6 +157,8 @@ class CoordinatorClient:
         self._on_offer_failed = on_offer_failed
         # Of the upload that did not come to its end: the coordinator may have a part of it.
         self._broken_digest = b""
+        self._line = Line()
+        self._buffers = Buffers()  # of downloads
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
@@ -220,7 +224,7 @@ class CoordinatorClient:
 
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
-        download = Download(ref)
+        download = Download(ref, self._buffers)
         try:
             if ref.data:
                 download.add(ref.data)
@@ -269,15 +273,17 @@ class CoordinatorClient:
                 if refused.reason == "UPLOAD_MISSING" and offset:
                     offset = 0  # it was dropped since we asked
                     continue
-                if refused.status not in _BROKEN_OFF or refused.reason:
+                if refused.status not in _BROKEN_OFF or refused.reason not in ("", "UNAVAILABLE"):
                     raise
+                is_another = bool(refused.reason) and self._line.ended_by_coordinator()
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
-                # Each attempt must bring something, so there is an end to them.
-                if offset <= resumed_at:
+                # Each attempt must bring something or be another one, so there is an end to them.
+                if offset <= resumed_at and not is_another:
                     raise
                 continue
             self._broken_digest = b""
+            self._line.came_through()
             return ref
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
@@ -310,11 +316,12 @@ class CoordinatorClient:
         with self._connections.transfer(connection.STALL_S) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
-                chunks = upload.chunks(offset)
-                yield pb.PutWeightsRequest(header=header, data=next(chunks))
-                for chunk in chunks:
+                request = pb.PutWeightsRequest(header=header)
+                for chunk in upload.chunks(offset, self._line.sizes()):
+                    request.data = chunk
+                    yield request
                     transfer.allow(connection.STALL_S)
-                    yield pb.PutWeightsRequest(data=chunk)
+                    request = pb.PutWeightsRequest()
                 # From here on nobody hears how it gets on.
                 buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
                 transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)

@@ -44,7 +44,8 @@ class Participant(ABC):
     ) -> tuple[NDArray[Any], int]:
         """Train on local data, starting from the global model.
 
-        weights: (d,), ours to change in place.
+        weights: (d,), yours to change in place and to keep. Its memory is used again for the model
+        of a later round when no array refers to it any more, and not before.
         epochs: passes over the data. epoch_base: passes made in the rounds before.
         Returns the new weights, (d,), and the number of samples they were trained on. They are not
         copied: leave the array alone until the next call, for it may have to be sent again.

@@ -17,8 +17,6 @@ from xain_proto.np import (
     npy_header,
 )
 
-CHUNK_BYTES = 1 << 20
-
 
 class Upload:
     """Of a contiguous vector, (d,), which it does not copy.
@@ -72,24 +70,39 @@ class Upload:
         tile_bytes = TILE_ELEMENTS * self._vector.itemsize
         return offset in (0, self.size_bytes) or (0 <= at < len(self.data) and at % tile_bytes == 0)
 
-    def chunks(self, offset: int = 0) -> Iterator[bytes]:
-        """The object from a byte on, as it travels: pieces of about CHUNK_BYTES, at least one.
+    def chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+        """The object from a byte on, as it travels: at least one piece.
 
+        sizes: of the first piece and of the others; the last one may be shorter.
         A message owns its bytes, so one chunk is copied, never the whole.
         """
-        start, at = self.start[offset:], max(0, offset - len(self.start))
         if self._codec is None:
-            yield start + self.data[at : at + CHUNK_BYTES]
-            for next_at in range(at + CHUNK_BYTES, len(self.data), CHUNK_BYTES):
-                yield bytes(self.data[next_at : next_at + CHUNK_BYTES])
-            return
+            yield from self._plain_chunks(offset, sizes)
+        else:
+            yield from self._encoded_chunks(offset, sizes)
+
+    def _plain_chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+        data_offset = len(self.start)
+        size, next_size = sizes
+        while True:
+            end = offset + size
+            data = self.data[max(0, offset - data_offset) : max(0, end - data_offset)]
+            yield self.start[offset:end] + data
+            offset, size = end, next_size
+            if offset >= self.size_bytes:
+                return
+
+    def _encoded_chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+        assert self._codec is not None
         assert self._base is not None
-        gathered = bytearray(start)
+        gathered = bytearray(self.start[offset:])
+        at = max(0, offset - len(self.start))
+        size, next_size = sizes
         for first in range(at // self._vector.itemsize, len(self._vector), TILE_ELEMENTS):
             tile = slice(first, first + TILE_ELEMENTS)
             gathered += self._codec.encode(self._vector[tile], self._base[tile])
-            if len(gathered) >= CHUNK_BYTES:
-                yield bytes(gathered)
-                gathered.clear()
-        if gathered or at == len(self.data):
-            yield bytes(gathered)
+            while len(gathered) > size:
+                yield bytes(gathered[:size])
+                del gathered[:size]
+                size = next_size
+        yield bytes(gathered)

@@ -18,9 +18,9 @@ from integration.participant.scripted import (
     refuse,
 )
 from integration.participant.store import ScriptedStore, break_off, object_of, status
+from xain_participant import line
 from xain_participant.client import CoordinatorClient, Refused
 from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.upload import CHUNK_BYTES
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 
@@ -113,13 +113,35 @@ def test_an_upload_goes_in_chunks_and_arrives_whole(
     ref = client.put_weights(0, BIG)
     assert ref == pb.WeightsRef(key="0/ward-7", size_bytes=len(npy(BIG)), digest=digest(npy(BIG)))
     assert server.uploads["0/ward-7"] == npy(BIG)
-    # The file's own header travels with the first chunk.
-    assert server.upload_chunks[0] == CHUNK_BYTES + len(npy(BIG[:0]))
-    assert max(server.upload_chunks[1:]) == CHUNK_BYTES
+    assert set(server.upload_chunks[:-1]) == {line.CHUNK_BYTES}
     client.end_round(0, ref, 5, '[{"a": 1}]')
     num_samples, vector, metrics = server.ledger.accepted[0]
     assert (num_samples, metrics) == (5, '[{"a": 1}]')
     assert vector.tobytes() == BIG.tobytes()
+
+
+def test_an_upload_that_the_coordinator_ends_goes_on_in_small_chunks(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    """At once, and the next one begins so; others are large again."""
+    server.before["PutWeights"].append(refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE))
+    for _ in range(2):
+        client.put_weights(0, BIG)
+        assert server.uploads["0/ward-7"] == npy(BIG)
+        assert server.upload_chunks[0] == line.FIRST_BYTES
+        assert set(server.upload_chunks[1:-1]) == {line.SMALL_BYTES}
+    client.put_weights(0, BIG)
+    assert server.upload_chunks[0] == line.CHUNK_BYTES
+
+
+def test_an_upload_that_is_ended_again_is_refused(
+    client: CoordinatorClient, server: ScriptedCoordinator
+) -> None:
+    """Smaller than small there is nothing to try."""
+    unavailable = refusal("UNAVAILABLE", grpc.StatusCode.UNAVAILABLE)
+    server.before["PutWeights"].extend([unavailable, unavailable])
+    assert _refused(lambda: client.put_weights(0, BIG)).reason == "UNAVAILABLE"
+    assert server.calls["PutWeights"] == 2
 
 
 def test_an_upload_may_be_answered_before_it_is_read(
@@ -224,9 +246,9 @@ def test_what_the_store_has_begun_the_coordinator_ends(
     failed_offers: list[OfferFailed],
 ) -> None:
     """Nothing is fetched twice."""
-    offers.faults.extend([break_off(CHUNK_BYTES), status(500)])
+    offers.faults.extend([break_off(line.CHUNK_BYTES), status(500)])
     assert client.get_weights(client.start_round().model).tobytes() == BIG.tobytes()
-    assert server.download_offsets == [CHUNK_BYTES]
+    assert server.download_offsets == [line.CHUNK_BYTES]
     assert [(failed.host, failed.reason) for failed in failed_offers] == [
         (offers.host, "status 500")
     ]

@@ -185,19 +185,40 @@ async def test_a_line_is_fast_again(clock: Clock) -> None:
         assert line.is_slow == is_slow
 
 
-async def test_a_dead_line_ends(clock: Clock) -> None:
-    """With a chunk that has a place; others hold up nobody."""
+@pytest.mark.parametrize("has_place", [True, False])
+async def test_a_dead_line_ends(clock: Clock, has_place: bool) -> None:
+    """Also one whose chunk is so small that it has no place: it holds the chunk all the same."""
     line = a_line(Places(1, 1))
-    dead, _ = passes(line, await line.take(), 1)
+    dead, _ = passes(line, await line.take() if has_place else None, 1)
     await clock.go_on(places.STALLED_S - 1)
     assert not dead.done()
     await clock.go_on(2)
     with pytest.raises(Unavailable, match=r"come through.*; go on"):
         await dead
-    slow, through = passes(line, None, 1)
-    await clock.go_on(10 * places.STALLED_S)
+
+
+async def test_a_small_chunk_takes_as_long_as_it_needs(clock: Clock) -> None:
+    """It takes no place, however slow its line is and however many others are."""
+    them = Places(1, 0)
+    line = a_line(them)
+    small, through = passes(line, None, places.SMALL_BYTES)
+    await clock.go_on(20 * places.SLOW_S)
     through.set()
-    await slow
+    await small
+    assert line.is_slow
+    assert them.fast.try_enter()
+
+
+async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds no place in time is told so, and is out of the queue."""
+    monkeypatch.setattr(places, "LONGEST_WAIT_S", 0.0)
+    them = Places(1, 1)
+    first = await a_line(them).take()
+    with pytest.raises(Unavailable, match=r"no place.*; go on"):
+        await a_line(them).take()
+    assert not them.fast.is_wanted
+    first.give_back()
+    assert them.fast.try_enter()
 
 
 @pytest.mark.parametrize("every_s", [0.1, 10.0, places.STALLED_S - 1])

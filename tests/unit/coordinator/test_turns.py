@@ -3,6 +3,7 @@
 import asyncio
 from itertools import pairwise
 
+from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.turns import Turns
 
 
@@ -13,7 +14,7 @@ async def test_between_two_the_loop_turns():
     number = 0
 
     async def pass_by(name: str) -> None:
-        await turns.next()
+        await turns.next(CHUNK_BYTES)
         passed.append((name, number))
 
     tasks = [asyncio.ensure_future(pass_by(name)) for name in "abcd"]
@@ -24,11 +25,64 @@ async def test_between_two_the_loop_turns():
     assert all(later - earlier > 3 for earlier, later in pairwise(at for _, at in passed))
 
 
+async def passages(num_bytes: int) -> list[int]:
+    """At which turn of the event loop each of four chunks has passed."""
+    turns = Turns(between=8)
+    passed: list[int] = []
+    number = 0
+
+    async def pass_by() -> None:
+        await turns.next(num_bytes)
+        passed.append(number)
+
+    tasks = [asyncio.ensure_future(pass_by()) for _ in range(4)]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        number += 1
+    return passed
+
+
+async def test_small_chunks_wait_in_proportion():
+    """A quarter waits a quarter as long, and however small they are, the loop turns in between."""
+    whole, quarter = await passages(CHUNK_BYTES), await passages(CHUNK_BYTES // 4)
+    assert all(later - earlier > 8 for earlier, later in pairwise(whole))
+    assert all(2 < later - earlier <= 4 for earlier, later in pairwise(quarter))
+    assert all(later > earlier for earlier, later in pairwise(await passages(1)))
+
+
+async def passed_at(make_way_at: range, most: int) -> list[int]:
+    """At which turn of the event loop each of two chunks passes, if something comes at these."""
+    turns = Turns(between=4, most=most)
+    passed: list[int] = []
+    number = 0
+
+    async def pass_by() -> None:
+        await turns.next(CHUNK_BYTES)
+        passed.append(number)
+
+    tasks = [asyncio.ensure_future(pass_by()) for _ in range(2)]
+    while not all(task.done() for task in tasks):
+        if number in make_way_at:
+            turns.make_way()
+        await asyncio.sleep(0)
+        number += 1
+    return passed
+
+
+async def test_chunks_make_way():
+    """While something comes again and again, no chunk passes: but at last they do."""
+    first, last = await passed_at(range(2, 20), most=100)
+    assert first < 2
+    assert 20 + 4 <= last < 20 + 8
+    first, last = await passed_at(range(2, 10_000), most=50)
+    assert 50 <= last - first < 60
+
+
 async def test_after_a_rest_nobody_waits():
     """Whoever is alone passes at once."""
     turns = Turns()
     for _ in range(2):
-        passing = asyncio.ensure_future(turns.next())
+        passing = asyncio.ensure_future(turns.next(CHUNK_BYTES))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert passing.done()
@@ -39,7 +93,7 @@ async def test_after_a_rest_nobody_waits():
 async def test_who_gives_up_is_passed_over():
     """It keeps nobody back."""
     turns = Turns()
-    first, gone, last = (asyncio.ensure_future(turns.next()) for _ in range(3))
+    first, gone, last = (asyncio.ensure_future(turns.next(CHUNK_BYTES)) for _ in range(3))
     await asyncio.sleep(0)
     gone.cancel()
     async with asyncio.timeout(60):

@@ -100,6 +100,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
+        self._chunks.make_way()
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         reply = await self._driver.submit(
             c.Heartbeat(participant_of(context), state, request.round)
@@ -275,16 +276,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         trained = self._driver.session.trained_by(participant_id)
 
         try:
-            ref = await self._uploads.receive(participant_id, context.read, self._chunk_turn)
+            received = await self._uploads.receive(participant_id, context.read, self._chunk_turn)
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
-        return pb.PutWeightsResponse(ref=ref_message(ref))
+        ref = ref_message(received.ref)
+        ref.encoding = received.encoding
+        return pb.PutWeightsResponse(ref=ref)
 
-    async def _chunk_turn(self) -> None:
+    async def _chunk_turn(self, num_bytes: int) -> None:
         """Before a chunk comes or goes: it must not keep a fleet's signs of life waiting."""
         if len(self._driver.session.members) > FEW_PARTICIPANTS:
-            await self._chunks.next()
+            await self._chunks.next(num_bytes)
 
     async def FindUpload(
         self, request: pb.FindUploadRequest, context: Context

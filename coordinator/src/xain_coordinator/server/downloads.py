@@ -18,7 +18,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
-from xain_coordinator.server.places import Line, Places
+from xain_coordinator.server.places import SMALL_BYTES, Line, Place, Places
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.turns import Turn
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 2 * CHUNK_BYTES  # of a larger model in a read
 MAX_BLOCKS = 8
 NUM_CHUNKS = 4  # being sent at a time; gRPC holds three copies of each until the line has taken it
 NUM_SLOW_CHUNKS = 8  # beside them, over lines that have become slow meanwhile
-SLOW_CHUNK_BYTES = 64 << 10  # in a message over a line that is slow, or not known yet
+SLOW_CHUNK_BYTES = SMALL_BYTES  # in a message over a line that is slow, or not known yet
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
 # stream that would carry them.
 INLINE_BYTES = 64 << 10
@@ -65,8 +65,8 @@ class Downloads:
 
         write: given each chunk, and the reference of the whole; returns when the line has taken it.
         turn: to be waited for before each chunk.
-        Raises UnknownModel, and Unavailable if the line has become slow while many others are: the
-        rest is to be had from its offset on.
+        Raises UnknownModel, and Unavailable if the line is stalled, or has become slow while many
+        others are, or if there are too many transfers: the rest is to be had from its offset on.
         """
         model = self.driver.history.models.get(key)
         if model is None:
@@ -75,31 +75,37 @@ class Downloads:
         small = await self._small(ref) if ref.size_bytes <= SMALL_MODEL_BYTES else b""
         # In small chunks until it has shown that it is fast: there may be many that are not.
         line = Line(self._places, "go on with the next offset", is_slow=True)
+        goes_on = offset > 0
 
-        async def send_chunk() -> int:
+        async def send_chunk(place: Place | None) -> int:
             """Returns how much it was. Nothing of it is held when this has returned."""
-            # A small chunk need not wait for a place.
-            place = None if line.is_slow else await line.take()
-            try:
-                length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
-                if small:
-                    chunk = small[offset : offset + length]
-                else:
-                    # A line that is slow keeps to itself: it would push blocks out that others are
-                    # about to read.
-                    is_alone = line.is_slow and line.is_known
-                    chunk = await self._chunk(ref, offset, length, is_alone=is_alone)
-                await turn()
-                with line.passing(place):
-                    await write(ref, chunk)
-                    line.count(len(chunk))
-                return len(chunk)
-            finally:
-                if place is not None:
-                    place.give_back()
+            length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
+            if small:
+                chunk = small[offset : offset + length]
+            else:
+                # A line that is slow keeps to itself, and so does one that goes on somewhere: it
+                # would push blocks out that others are about to read.
+                is_alone = line.is_slow and (line.is_known or goes_on)
+                chunk = await self._chunk(ref, offset, length, is_alone=is_alone)
+            await turn(len(chunk))
+            with line.passing(place):
+                await write(ref, chunk)
+                line.count(len(chunk))
+            return len(chunk)
 
-        while offset < ref.size_bytes:
-            offset += await send_chunk()
+        place: Place | None = None  # a small chunk need not wait for one
+        try:
+            while offset < ref.size_bytes:
+                if place is None and not line.is_slow:
+                    place = await line.take()
+                offset += await send_chunk(place)
+                # A block may be gone by the time that it is our turn again.
+                if place is not None and (line.is_slow or offset % BLOCK_BYTES == 0):
+                    place.give_back()
+                    place = None
+        finally:
+            if place is not None:
+                place.give_back()
 
     async def _chunk(self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool) -> bytes:
         """Up to `length` bytes from an offset, to the next border of chunks at most.
@@ -112,7 +118,9 @@ class Downloads:
             return await run_to_end(_read, self.store, ref.key, offset, length)
         block = self._block(ref, start)
         is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
-        if is_last and not is_alone and start + BLOCK_BYTES < ref.size_bytes:
+        # While others wait it would be gone again before its turn.
+        is_next_soon = not is_alone and not self._places.fast.is_wanted
+        if is_last and is_next_soon and start + BLOCK_BYTES < ref.size_bytes:
             self._block(ref, start + BLOCK_BYTES)  # read while the rest of this one is sent
         number, at = divmod(offset - start, CHUNK_BYTES)
         chunk = (await asyncio.shield(block))[number]

@@ -7,15 +7,18 @@ UNAVAILABLE with a RetryInfo. That is said before anything is decided, and costs
 
 Members and strangers have a queue each, and streams have one, too, all of the same pace. So however
 many strangers come, who was here before is not kept waiting by them. Nobody waits for a plain
-answer: that the session is finished, or, to a stranger's Watch, that a rendezvous comes first.
+answer: that the session is finished, or, to a stranger's Watch, that a rendezvous comes first. Nor
+does a member lose its lease while it waits: that it came is a sign of life.
 """
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
+from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core.membership import RECONNECTS_PER_S, check_name
 from xain_coordinator.core.values import Phase, Point
@@ -71,6 +74,10 @@ class Entrance(CoordinatorService):
             is_member = participant_id in session.members
             wait_s = self._wait_s(self._members if is_member else self._strangers, participant_id)
             if wait_s:
+                if is_member:
+                    # It may have left since, which it hears when it comes again.
+                    with suppress(errors.NotAMember):
+                        await self._driver.submit(c.Heartbeat(participant_id))
                 return pb.RendezvousResponse(
                     reply=pb.LATER,
                     retry_after_ms=round(1000 * wait_s),

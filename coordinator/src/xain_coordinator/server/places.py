@@ -2,12 +2,14 @@
 are.
 
 A transfer takes a place before a chunk is in memory and gives it back when the chunk is gone from
-there. Those who wait are served in the order in which they came. While a chunk is on the line, its
-place may be held up by a line that is slow, or dead. So a chunk that takes longer than SLOW_S moves
-to one of the places for slow lines, and the next ones of its transfer begin there, until the line
-is faster again. If none of those is free, the transfer ends, to go on later: so slow lines wait for
-each other and hold up a fast one for SLOW_S at most. A line on which LEAST_BYTES take longer than
-STALLED_S ends, too, so there is an end to every wait, in however small pieces the bytes come.
+there. Those who wait are served in the order in which they came, for LONGEST_WAIT_S at most. While
+a chunk is on the line, its place may be held up by a line that is slow, or dead. So a chunk that
+takes longer than SLOW_S moves to one of the places for slow lines, and the next ones of its
+transfer begin there, until the line is faster again. If none of those is free, the transfer ends,
+to go on with small messages, of SMALL_BYTES at most, as our participants and our downloads do. They
+take no place, so any number of slow lines can go on at the same time, and hold up a fast one for
+SLOW_S at most. A line on which LEAST_BYTES take longer than STALLED_S ends, too, so there is an end
+to every wait, in however small pieces the bytes come.
 
 What counts is the time on the line. That for which a chunk waits for us does not.
 """
@@ -20,11 +22,15 @@ from contextlib import contextmanager
 from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.core.errors import Unavailable
 
-SLOW_S = 0.5  # for CHUNK_BYTES
+SLOW_S = 0.1  # for CHUNK_BYTES
+SMALL_BYTES = 64 << 10  # the same as in xain_participant.line
 # The slowest line: 2 KB a second, or a message, however large, in this time. Participants give up a
 # chunk after 20 s; this is for those that are gone, or do not mean well.
 LEAST_BYTES = 64 << 10
 STALLED_S = 30.0
+# For a place. Those before have theirs for SLOW_S on the line at most, and as long as the disk
+# takes: so many that it is longer than this had better come later.
+LONGEST_WAIT_S = 60.0
 
 
 class _Room:
@@ -33,6 +39,11 @@ class _Room:
     def __init__(self, num_places: int) -> None:
         self._num_free = num_places
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits."""
+        return bool(self._waiting)
 
     async def enter(self) -> None:
         if self.try_enter():
@@ -121,24 +132,29 @@ class Line:
         self._waited_s, self._waited_bytes = 0.0, 0
 
     async def take(self) -> Place:
-        """Wait for a place."""
+        """Wait for a place. Raises Unavailable when that takes too long."""
         room = self._places.slow if self.is_slow else self._places.fast
-        await room.enter()
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                await room.enter()
+        except TimeoutError:
+            raise Unavailable(
+                f"no place in memory was free for {LONGEST_WAIT_S:g} s; {self._go_on}"
+            ) from None
         return Place(room)
 
     @contextmanager
     def passing(self, place: Place | None) -> Iterator[None]:
         """While a chunk comes or goes, which the current task waits for.
 
-        place: its own. None: it is so small that it has none; it holds up nobody, however long it
-        takes. Raises Unavailable when the transfer must end.
+        place: its own; None: it is so small that it has none. Raises Unavailable when the transfer
+        must end.
         """
         task = asyncio.current_task()
         assert task is not None
         self._task, self._why_ended = task, ""
         self._began_at = self._loop.time()
-        if place is not None:
-            self._look_later(place)
+        self._look_later(place)
         try:
             yield
         except asyncio.CancelledError:
@@ -171,22 +187,24 @@ class Line:
         if self._waited_bytes >= LEAST_BYTES:
             self._waited_s, self._waited_bytes = 0.0, 0
 
-    def _look_later(self, place: Place) -> None:
+    def _look_later(self, place: Place | None) -> None:
         """When there is something to see."""
         passed_s = self._loop.time() - self._began_at
         in_s = STALLED_S - self._waited_s - passed_s
-        if not self.is_slow:
+        if place is None:
+            pass  # however slow the line is, it holds up nobody
+        elif not self.is_slow:
             in_s = min(in_s, SLOW_S - self._seconds - passed_s)
         elif not place.is_in(self._places.slow):
             in_s = 0.0
         self._timer = self._loop.call_later(max(0.0, in_s), self._look, place)
 
-    def _look(self, place: Place) -> None:
+    def _look(self, place: Place | None) -> None:
         self._timer = None
         passed_s = self._loop.time() - self._began_at
         if self._seconds + passed_s >= SLOW_S:
             self.is_slow = self.is_known = True
-        if self.is_slow and not place.move(self._places.slow):
+        if self.is_slow and place is not None and not place.move(self._places.slow):
             self._end("the line is slow, as many others are at the moment")
         elif self._waited_s + passed_s >= STALLED_S:
             self._end(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")

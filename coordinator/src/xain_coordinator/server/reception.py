@@ -148,7 +148,15 @@ class Reception:
         return self.offset == self.announced.size_bytes
 
     def flush(self, batch: list[bytes]) -> None:
-        """Measure and write. Raises InvalidUpdate, and the store's errors."""
+        """Measure and write. Leaves nothing behind if it fails: what was measured is not what was
+        written then. Raises InvalidUpdate, and the store's errors."""
+        try:
+            self._flush(batch)
+        except BaseException:  # whatever it is, nobody may go on with this
+            self.abort()
+            raise
+
+    def _flush(self, batch: list[bytes]) -> None:
         if self._upload is None:
             self._upload = self._store.upload(self.key, self._label)
         if len(batch) > 1 and sum(map(len, batch)) <= CHUNK_BYTES:

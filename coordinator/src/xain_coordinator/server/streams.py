@@ -1,7 +1,12 @@
 """The stream of an upload: while a thread writes one batch, the next one comes.
 
 A batch has a place in memory from before its first byte comes until it is written; see places. So
-one upload holds two batches at most, and all of them together no more than there are places.
+one upload holds two batches at most, and all of them together no more than there are places. Small
+messages make batches of SMALL_BYTES, which need none.
+
+gRPC says how large a message is when it is there. So they are told by the first one with data: who
+begins with a small one sends no other. A larger one is in memory without a place then, once: those
+after it have one.
 """
 
 import asyncio
@@ -13,7 +18,8 @@ import grpc
 
 from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.server.places import Line, Place, Places
+from xain_coordinator.server.flushes import Flushes
+from xain_coordinator.server.places import SMALL_BYTES, Line, Place, Places
 from xain_coordinator.server.reception import Reception
 from xain_coordinator.threads import wait_to_end
 from xain_coordinator.turns import Turn
@@ -22,7 +28,7 @@ from xain_proto.fl.coordinator_pb2 import PutWeightsRequest
 # In memory at a time. A line brings one message in each there and back, so this bounds what comes
 # over all of them: to 120 MB a second at 50 ms.
 NUM_BATCHES = 6
-NUM_SLOW_BATCHES = 64  # of one message each
+NUM_SLOW_BATCHES = 32  # of one message each
 # In a batch, however small they are: an object costs some hundred bytes beside what is in it.
 BATCH_MESSAGES = 64
 
@@ -35,16 +41,20 @@ class Intake:
     read: the next message, or grpc.aio.EOF. Not the iterator of requests that gRPC offers, which
     keeps each message until it has the next one.
     turn: to be waited for before each message.
+    flushes: of what has no place.
     """
 
-    def __init__(self, places: Places, read: Read, turn: Turn) -> None:
+    def __init__(self, places: Places, read: Read, turn: Turn, flushes: Flushes) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._read = read
         self._turn = turn
+        self._flushes = flushes
         self._line = Line(places, "FindUpload says where the upload can go on")
         self._has_ended = False
+        self._is_small = False  # the next message; not known of the first one
+        self._has_begun = False
         self._place: Place | None = None  # of the batch
         self._batch: list[bytes] = []
         self._batch_bytes = 0
@@ -56,6 +66,8 @@ class Intake:
         if first is grpc.aio.EOF or not first.HasField("header"):
             raise InvalidUpdate("the first message of an upload must carry its header")
         self._add(first.data)
+        if self._batch_bytes <= SMALL_BYTES:
+            self.close()  # until the rest is asked for, nothing else will come
         header: PutWeightsRequest.Header = first.header
         return header
 
@@ -64,14 +76,13 @@ class Intake:
 
         Raises Unavailable, and what flush() raises: at once, even if the sender pauses.
         """
-        writer = _Writer(reception, on_failure=self._task.cancel)
+        writer = _Writer(reception, self._flushes, on_failure=self._task.cancel)
         try:
-            while True:
+            while not self._has_ended:
+                if self._place is None and not self._is_small:
+                    self._place = await self._line.take()
                 await self._gather()
                 await writer.write(*self._take_batch())
-                if self._has_ended:
-                    break
-                self._place = await self._line.take()
         except asyncio.CancelledError:
             # By the writer, unless it was somebody else as well.
             if not writer.has_failed or self._task.uncancel():
@@ -81,12 +92,11 @@ class Intake:
 
     def close(self) -> None:
         """Give back what is held."""
-        if self._place is not None:
-            self._place.give_back()
+        place, self._place = self._place, None
+        _give_back(place)
 
-    def _take_batch(self) -> tuple[list[bytes], Place]:
+    def _take_batch(self) -> tuple[list[bytes], Place | None]:
         batch, place = self._batch, self._place
-        assert place is not None
         self._batch, self._batch_bytes, self._place = [], 0, None
         return batch, place
 
@@ -100,18 +110,23 @@ class Intake:
             self._add(request.data)
 
     async def _message(self) -> Any:
-        await self._turn()
+        await self._turn(SMALL_BYTES if self._place is None else CHUNK_BYTES)
         with self._line.passing(self._place):
             message = await self._read()
             if message is not grpc.aio.EOF:
                 self._line.count(len(message.data))
+        if message is not grpc.aio.EOF and message.data:
+            is_small = len(message.data) <= SMALL_BYTES
+            self._is_small = is_small and (self._is_small or not self._has_begun)
+            self._has_begun = True
         return message
 
     @property
     def _is_full(self) -> bool:
-        if self._batch_bytes >= CHUNK_BYTES or len(self._batch) >= BATCH_MESSAGES:
+        if len(self._batch) >= BATCH_MESSAGES:
             return True
-        return self._line.is_slow and bool(self._batch)
+        most = SMALL_BYTES if self._place is None or self._is_small else CHUNK_BYTES
+        return self._batch_bytes >= most or (self._line.is_slow and bool(self._batch))
 
     def _add(self, data: bytes) -> None:
         if data:
@@ -125,30 +140,36 @@ class _Writer:
     on_failure: called once, when writing has failed before anybody waited for it.
     """
 
-    def __init__(self, reception: Reception, on_failure: Callable[[], object]) -> None:
+    def __init__(
+        self, reception: Reception, flushes: Flushes, on_failure: Callable[[], object]
+    ) -> None:
         self.has_failed = False
         self._reception = reception
+        self._flushes = flushes
         self._on_failure = on_failure
         self._writing: asyncio.Future[None] | None = None
         self._is_waited_for = False
 
-    async def write(self, batch: list[bytes], place: Place) -> None:
+    async def write(self, batch: list[bytes], place: Place | None) -> None:
         """Begin to, when what came before is written. Raises what writing that has raised."""
         try:
             await self.end()
         except BaseException:  # also a cancellation: nobody else knows the place
-            place.give_back()
+            _give_back(place)
             raise
         if not batch:
-            place.give_back()
+            _give_back(place)
             return
-        loop = asyncio.get_running_loop()
         self._is_waited_for = False
-        self._writing = loop.run_in_executor(None, self._reception.flush, batch)
+        if place is None:
+            self._writing = self._flushes.add(self._reception, batch)
+        else:
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, self._reception.flush, batch)
         self._writing.add_done_callback(partial(self._written, place))
 
-    def _written(self, place: Place, writing: asyncio.Future[None]) -> None:
-        place.give_back()
+    def _written(self, place: Place | None, writing: asyncio.Future[None]) -> None:
+        _give_back(place)
         has_failed = writing.cancelled() or writing.exception() is not None
         if has_failed and not self._is_waited_for:
             self.has_failed = True
@@ -160,3 +181,8 @@ class _Writer:
         if writing is not None:
             self._is_waited_for = True
             await wait_to_end(writing)
+
+
+def _give_back(place: Place | None) -> None:
+    if place is not None:
+        place.give_back()

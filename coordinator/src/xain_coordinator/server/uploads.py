@@ -44,13 +44,14 @@ from xain_coordinator.ports import (
     WeightsStore,
     WrongSize,
 )
+from xain_coordinator.server.flushes import Flushes
 from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.server.places import Places
 from xain_coordinator.server.reception import Announced, Decoder, Reception
 from xain_coordinator.server.streams import NUM_BATCHES, NUM_SLOW_BATCHES, Intake, Read
 from xain_coordinator.threads import run_to_end, wait_to_end
 from xain_coordinator.turns import Turn
-from xain_proto.fl.coordinator_pb2 import Encoding
+from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
 from xain_proto.np import ENCODING_BITS
 
 P = ParamSpec("P")
@@ -83,6 +84,14 @@ class _Adoption:
     task: asyncio.Task[StoredWeights | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An update that is there. encoding: how it has travelled this time."""
+
+    ref: WeightsRef
+    encoding: "Encoding.ValueType"
+
+
 @dataclass(slots=True)
 class Uploads:
     """Of one session.
@@ -111,6 +120,7 @@ class Uploads:
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
     _small_uploads: GroupWriter = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
+    _flushes: Flushes = field(default_factory=Flushes)
     # What came of the uploads that broke off, by participant, the latest at the end.
     _broken: dict[str, Reception] = field(default_factory=dict)
     # What is being read again of what a predecessor has received, by participant. It belongs to
@@ -147,7 +157,7 @@ class Uploads:
             else:
                 self._locks[name] = (lock, users - 1)
 
-    async def receive(self, participant_id: str, read: Read, turn: Turn) -> WeightsRef:
+    async def receive(self, participant_id: str, read: Read, turn: Turn) -> Received:
         """Take one upload. Returns when it is durable.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
@@ -175,15 +185,19 @@ class Uploads:
             if self.receiving.get(participant_id) is task:
                 del self.receiving[participant_id]
 
-    async def _receive(self, participant_id: str, read: Read, turn: Turn) -> WeightsRef:
-        intake = Intake(self._places, read, turn)
+    async def _receive(self, participant_id: str, read: Read, turn: Turn) -> Received:
+        # Before anything of this one is in memory: gigabytes may have to be read.
+        await self._until_picked_up(participant_id)
+        intake = Intake(self._places, read, turn, self._flushes)
         try:
-            return await self._take_in(participant_id, intake)
+            header = await intake.header()
+            return Received(await self._take_in(participant_id, header, intake), header.encoding)
         finally:
             intake.close()
 
-    async def _take_in(self, participant_id: str, intake: Intake) -> WeightsRef:
-        header = await intake.header()
+    async def _take_in(
+        self, participant_id: str, header: PutWeightsRequest.Header, intake: Intake
+    ) -> WeightsRef:
         announced = Announced(header.round, header.size_bytes, header.digest.hex())
         place = await self._begin(participant_id, announced)
         if isinstance(place, WeightsRef):
@@ -225,7 +239,10 @@ class Uploads:
                 return self._measured[place].ref
             measured = await run_to_end(reception.complete)
             self._keep(place, measured)
-        await self._drop_broken(participant_id)  # an earlier attempt, ended by this one
+            # Another attempt at the same update. What is kept of another one may have begun later.
+            kept = self._broken.get(participant_id)
+            if kept is not None and kept.announced == announced:
+                await self._drop_broken(participant_id)
         return measured.ref
 
     def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
@@ -281,13 +298,17 @@ class Uploads:
             if self._broken.get(participant_id) is not reception:
                 await run_to_end(reception.abort)
 
+    async def _until_picked_up(self, participant_id: str) -> None:
+        """Wait for what is being read again for this participant."""
+        picking_up = self._picking_up.get(participant_id)
+        if picking_up is not None:
+            await asyncio.wait([picking_up])
+
     async def _reception(
         self, participant_id: str, place: str, announced: Announced, offset: int
     ) -> Reception:
         """A new one, or the one that is to go on at this offset. Raises UploadMissing."""
-        picking_up = self._picking_up.get(participant_id)
-        if picking_up is not None:
-            await asyncio.wait([picking_up])
+        await self._until_picked_up(participant_id)
         kept = self._broken.get(participant_id)
         if offset:
             if kept is None or kept.announced != announced or kept.offset != offset:
