@@ -127,12 +127,14 @@ class Coordinator:
             raise
         self.counters: Counter[str] = Counter()
         name, options = config.workload.name, config.workload.options
+        kept = config.storage.keep_updates
         self._worker = StoreWorker(
             self.driver,
             self.store,
             self._metrics,
             workloads.create(name, options) if name else None,
             publish_further=self._bucket.publish if self._bucket is not None else None,
+            keep_updates=None if kept == "all" else kept,
         )
         self._server: GrpcServer | None = None
         self._watch: asyncio.Task[None] | None = None
