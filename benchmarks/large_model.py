@@ -8,6 +8,8 @@ coordinator records it: all get the model, all hand in, the updates are checked,
 journalled and aggregated, and so is the new model. Useful are the bytes of the models that go down
 and of the updates that come up.
 
+coordinator_user_s, coordinator_system_s: processor time of the coordinator for a round.
+
 Three tables: by number of participants, with the peak memory (VmHWM) of every process; durable
 against in memory (the data directory in /dev/shm, where fsync costs nothing); and the coordinator's
 peak memory by aggregation rule. Beside each, in the same run, the raw limits: the same bytes over
@@ -46,14 +48,17 @@ def measure(
     """The session without its warm-up."""
     whole = processes.session(folder, participants, size, rounds + WARM_UP_ROUNDS, settings)
     return processes.Session(
-        whole.seconds[WARM_UP_ROUNDS:], whole.coordinator_mb, whole.participants
+        whole.seconds[WARM_UP_ROUNDS:],
+        whole.coordinator_mb,
+        whole.participants,
+        whole.processor_time,
     )
 
 
 def row(session: processes.Session, num_bytes: int) -> dict[str, Any]:
     """What every table tells of a session. num_bytes: of the model."""
     seconds = statistics.median(session.seconds)
-    participants = session.participants
+    participants, spent = session.participants, session.processor_time
     peaks = [one.peak_mb for one in participants if one.peak_mb is not None]
     extra = [
         one.peak_mb - one.prepared_mb
@@ -66,6 +71,8 @@ def row(session: processes.Session, num_bytes: int) -> dict[str, Any]:
         "round_s_min": min(session.seconds),
         "round_s_max": max(session.seconds),
         "useful_mb_per_s": 2 * len(participants) * processes.mb(num_bytes) / seconds,
+        "coordinator_user_s": spent and spent.user_s,
+        "coordinator_system_s": spent and spent.system_s,
         "coordinator_peak_mb": session.coordinator_mb,
         "participant_peak_mb": max(peaks, default=None),
         # Beyond the update itself, which is what this training holds.

@@ -42,6 +42,37 @@ def peak_memory_mb(pid: int | None = None) -> float | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Of a process. loop_s: of its main thread, in both modes, where the event loop runs."""
+
+    user_s: float
+    system_s: float
+    loop_s: float
+
+    def since(self, before: "ProcessorTime", rounds: int) -> "ProcessorTime":
+        """What has been added by each round."""
+        return ProcessorTime(
+            (self.user_s - before.user_s) / rounds,
+            (self.system_s - before.system_s) / rounds,
+            (self.loop_s - before.loop_s) / rounds,
+        )
+
+
+def processor_time(pid: int) -> ProcessorTime | None:
+    """Until now. None where the system does not tell, and for a process that is gone."""
+    with suppress(OSError):
+        user_s, system_s = _ticks_s(Path(f"/proc/{pid}/stat"))
+        return ProcessorTime(user_s, system_s, sum(_ticks_s(Path(f"/proc/{pid}/task/{pid}/stat"))))
+    return None
+
+
+def _ticks_s(stat: Path) -> tuple[float, float]:
+    fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s
+
+
 class CoordinatorProcess:
     """A coordinator in a folder, which may be killed and started again on the same port.
 
@@ -78,6 +109,11 @@ class CoordinatorProcess:
     def peak_memory_mb(self) -> float | None:
         assert self._process is not None
         return peak_memory_mb(self._process.pid)
+
+    @property
+    def processor_time(self) -> ProcessorTime | None:
+        assert self._process is not None
+        return processor_time(self._process.pid)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -179,11 +215,16 @@ def agents(target: str, num_participants: int, size: int) -> Iterator[Agents]:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a whole session took. seconds: of each round, as the coordinator records it."""
+    """What a whole session took.
+
+    seconds: of each round, as the coordinator records it.
+    processor_time: of the coordinator, by round.
+    """
 
     seconds: Sequence[float]
     coordinator_mb: float | None
     participants: Sequence[Memory]
+    processor_time: ProcessorTime | None
 
 
 def session(
@@ -206,11 +247,14 @@ def session(
         coordinator.start()
         target = f"127.0.0.1:{coordinator.port}"
         them = stack.enter_context(agents(target, num_participants, size))
+        before = coordinator.processor_time
         them.go()
         memory = them.finish()
         seconds = [round_.seconds for round_ in coordinator.rounds()]
         assert len(seconds) == rounds
-        return Session(seconds, coordinator.peak_memory_mb, memory)
+        after = coordinator.processor_time
+        spent = after.since(before, rounds) if after is not None and before is not None else None
+        return Session(seconds, coordinator.peak_memory_mb, memory, spent)
 
 
 def wait_until(found: Callable[[], object], what: str) -> None:

@@ -10,6 +10,9 @@ which is synced to disk and journalled); then the updates are aggregated, stored
 Beside it, in the same run, the raw limit: as many processes making two calls a round, one for the
 news and one for the update, on a bare grpc.aio server that answers with the bytes it got.
 
+coordinator_user_ms, coordinator_system_ms: processor time of the coordinator for a round.
+coordinator_loop_ms: what its main thread has of both, where the event loop runs.
+
 With --peers also Flower and NVFLARE, installed into .bench-peers/ when they are not there.
 Prints medians and their ratio; writes bench-results/round_overhead.json.
 """
@@ -42,11 +45,9 @@ def spawn(role: str, *arguments: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-def measure_rounds(participants: int, rounds: int) -> list[float]:
-    """Seconds of each round after the warm-up."""
+def measure_rounds(participants: int, rounds: int) -> processes.Session:
     with results.scratch() as folder:
-        session = processes.session(folder, participants, SIZE, rounds + WARM_UP_ROUNDS)
-        return list(session.seconds[WARM_UP_ROUNDS:])
+        return processes.session(folder, participants, SIZE, rounds + WARM_UP_ROUNDS)
 
 
 def measure_raw(clients: int, rounds: int) -> float:
@@ -109,7 +110,9 @@ def main() -> None:
 
 def report(participants: int, rounds: int, raw_rounds: int, *, with_peers: bool) -> None:
     raw = measure_raw(participants, raw_rounds)
-    seconds = sorted(measure_rounds(participants, rounds))
+    session = measure_rounds(participants, rounds)
+    seconds = sorted(session.seconds[WARM_UP_ROUNDS:])
+    spent = session.processor_time
     median = statistics.median(seconds)
     figures: dict[str, object] = {
         "participants": participants,
@@ -119,6 +122,9 @@ def report(participants: int, rounds: int, raw_rounds: int, *, with_peers: bool)
         "round_ms_p90": round(1000 * seconds[int(0.9 * (len(seconds) - 1))], 2),
         "bare_grpc_ms": round(1000 * raw, 2),
         "ratio_to_bare_grpc": round(median / raw, 2),
+        "coordinator_user_ms": spent and round(1000 * spent.user_s, 1),
+        "coordinator_system_ms": spent and round(1000 * spent.system_s, 1),
+        "coordinator_loop_ms": spent and round(1000 * spent.loop_s, 1),
     }
     if with_peers:
         import peers
