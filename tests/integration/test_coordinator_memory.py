@@ -53,7 +53,7 @@ async def upload(
     assert member.participant_id is not None
     client = CoordinatorClient(f"127.0.0.1:{coordinator.port}", member.participant_id)
     if is_slow:
-        client._line.ended_by_coordinator()
+        client._sizes.ended_for_slowness()
     try:
         return await asyncio.to_thread(client.put_weights, 0, VECTOR)
     finally:

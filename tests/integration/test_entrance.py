@@ -13,7 +13,9 @@ from grpc_status import rpc_status
 
 from support.wire import Member
 from xain_coordinator.core import commands as c
+from xain_coordinator.core.values import ParticipantState
 from xain_coordinator.server import entrance
+from xain_coordinator.turns import Turns
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -177,15 +179,18 @@ async def test_strangers_keep_no_member_waiting(start: Any, join: Any) -> None:
 
 @pytest.mark.usefixtures("closed")
 async def test_a_member_that_waits_keeps_its_lease(start: Any, join: Any) -> None:
-    """That it came is a sign of life, though it is not let in."""
+    """That it came is a sign of life, though it is not let in. What it said of itself stays."""
     coordinator = await start(rounds={"min_participants": 2, "max_participants": 100})
     member = join(coordinator, "member")
     await coordinator.driver.submit(c.Rendezvous("member", None))
     answers = [(await member.rendezvous()).reply for _ in range(2)]
     assert answers == [pb.ACCEPT] * 2
-    heard_at = coordinator.driver.session.heard["member"].at
+    await member.heartbeat(pb.TRAINING, 3)
+    before = coordinator.driver.session.heard["member"]
     assert (await member.rendezvous()).reply == pb.LATER
-    assert coordinator.driver.session.heard["member"].at > heard_at
+    after = coordinator.driver.session.heard["member"]
+    assert after.at > before.at
+    assert (after.state, after.round) == (ParticipantState.TRAINING, 3)
 
 
 @pytest.mark.usefixtures("closed")
@@ -199,3 +204,20 @@ async def test_who_is_refused_for_good_is_not_asked_to_wait(start: Any, join: An
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first_news(join(coordinator, "stranger"))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_strangers_hold_up_no_chunks(
+    start: Any, join: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks make way for the heartbeats of members alone."""
+    made: list[Turns] = []
+    monkeypatch.setattr(Turns, "make_way", lambda turns: made.append(turns))
+    coordinator = await start(rounds={"min_participants": 2})
+    stranger, member = join(coordinator, "stranger"), join(coordinator, "member")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stranger.heartbeat()
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert not made
+    await member.rendezvous()
+    await member.heartbeat()
+    assert len(made) == 1

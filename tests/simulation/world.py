@@ -299,9 +299,8 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     if not scenario.is_inline:
         constants |= {
             "xain_participant.client.INLINE_BYTES": 0,
-            "xain_participant.line.CHUNK_BYTES": 16,
-            "xain_participant.line.SMALL_BYTES": 8,
-            "xain_participant.line.FIRST_BYTES": 4,
+            "xain_participant.message_sizes.CHUNK_BYTES": 16,
+            "xain_participant.message_sizes.SMALL_BYTES": 8,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
             "xain_coordinator.server.downloads.SMALL_MODEL_BYTES": 0,
             "xain_coordinator.server.downloads.CHUNK_BYTES": CHUNK_BYTES,

@@ -2,7 +2,8 @@
 
 Whoever is given an array may keep it, or any view of it, for as long as it likes. Each array has an
 owner of its own, which all views keep alive and which tells us when it goes, so what is given out
-again is what nobody can reach any more.
+again is what nobody can reach any more. That holds for what is made of an array and of its `base`,
+but not for an address, such as that of `array.ctypes`.
 """
 
 import weakref
@@ -10,6 +11,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class _Owner:
+    """What numpy makes an array of that keeps this object, and is of no use but for that.
+
+    Not a memoryview: whatever is made of one keeps the memory below, and not that memoryview. Nor
+    an array: numpy would make the memory the owner of all views.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory = memory
 
 
 class Buffers:
@@ -33,10 +46,11 @@ class Buffers:
             memory = np.empty(num_bytes, np.uint8)
         if len(memory) != num_bytes or not num_bytes:
             return np.empty(num_bytes, np.uint8)
-        # A memoryview stands between: of an array numpy would make the views' owner the memory.
-        array = np.frombuffer(memory.data, np.uint8)
-        assert isinstance(array.base, memoryview)
-        weakref.finalize(array.base, self._give_back, memory).atexit = False
+        owner = _Owner(memory)
+        array = np.asarray(owner)
+        base: object = array.base
+        assert base is owner
+        weakref.finalize(owner, self._give_back, memory).atexit = False
         return array
 
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from xain_participant.buffers import Buffers
 from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
-from xain_participant.line import Line
+from xain_participant.message_sizes import MessageSizes
 from xain_participant.runtime import Runtime, Threads
 from xain_participant.upload import Upload
 from xain_proto.fl import coordinator_pb2 as pb
@@ -33,6 +33,8 @@ from xain_workloads.profile import DataProfile
 # that would carry them.
 INLINE_BYTES = 64 << 10
 IDENTITY_KEY = "xain-participant-id"
+# Before an upload, whether its messages are the small ones of xain_participant.message_sizes.
+SMALL_MESSAGES_KEY = "xain-small-messages"
 ERROR_DOMAIN = "xain.coordinator"
 
 CALL_TIMEOUT_S = 5.0
@@ -81,6 +83,7 @@ _Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _A
 
 # How a stream ends that can be gone on with: the coordinator, or the connection, went away.
 _BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_BROKEN_OFF_BECAUSE = ("", "UNAVAILABLE", "LINE_SLOW")
 
 
 class Refused(Exception):
@@ -151,13 +154,13 @@ class CoordinatorClient:
     ) -> None:
         self._connections = Connections(lambda: channel(target), runtime or Threads())
         self._participant_id = participant_id
-        self._metadata = ((IDENTITY_KEY, participant_id),)
+        self._metadata: tuple[tuple[str, str], ...] = ((IDENTITY_KEY, participant_id),)
         self._call_timeout_s = call_timeout_s
         self._direct = direct
         self._on_offer_failed = on_offer_failed
         # Of the upload that did not come to its end: the coordinator may have a part of it.
         self._broken_digest = b""
-        self._line = Line()
+        self._sizes = MessageSizes()
         self._buffers = Buffers()  # of downloads
 
     def close(self) -> None:
@@ -265,25 +268,28 @@ class CoordinatorClient:
 
     def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
         offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
+        first_offset = offset
         while True:
             self._broken_digest = upload.digest
             try:
-                ref = self._put_stream(round_, upload, offset)
+                ref, is_sent = self._put_stream(round_, upload, offset)
             except Refused as refused:
                 if refused.reason == "UPLOAD_MISSING" and offset:
-                    offset = 0  # it was dropped since we asked
+                    offset = first_offset = 0  # it was dropped since we asked
                     continue
-                if refused.status not in _BROKEN_OFF or refused.reason not in ("", "UNAVAILABLE"):
+                if refused.status not in _BROKEN_OFF or refused.reason not in _BROKEN_OFF_BECAUSE:
                     raise
-                is_another = bool(refused.reason) and self._line.ended_by_coordinator()
+                is_another = refused.reason == "LINE_SLOW" and self._sizes.ended_for_slowness()
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
+                first_offset = min(first_offset, offset)
                 # Each attempt must bring something or be another one, so there is an end to them.
                 if offset <= resumed_at and not is_another:
                     raise
                 continue
             self._broken_digest = b""
-            self._line.came_through()
+            if is_sent and 2 * first_offset < upload.size_bytes:
+                self._sizes.came_through()
             return ref
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
@@ -305,7 +311,12 @@ class CoordinatorClient:
             return 0  # an earlier version does not know the question
         return found.offset if upload.can_begin_at(found.offset) else 0
 
-    def _put_stream(self, round_: int, upload: Upload, offset: int) -> pb.WeightsRef:
+    def _put_stream(self, round_: int, upload: Upload, offset: int) -> tuple[pb.WeightsRef, bool]:
+        """What is answered, and whether all was sent: it may be answered before."""
+        is_sent = False
+        message_bytes, metadata = self._sizes.num_bytes, self._metadata
+        if self._sizes.is_small:
+            metadata = (*metadata, (SMALL_MESSAGES_KEY, "1"))
         header = pb.PutWeightsRequest.Header(
             round=round_,
             size_bytes=upload.size_bytes,
@@ -316,8 +327,9 @@ class CoordinatorClient:
         with self._connections.transfer(connection.STALL_S) as transfer:
 
             def messages() -> Iterator[pb.PutWeightsRequest]:
+                nonlocal is_sent
                 request = pb.PutWeightsRequest(header=header)
-                for chunk in upload.chunks(offset, self._line.sizes()):
+                for chunk in upload.chunks(offset, message_bytes):
                     request.data = chunk
                     yield request
                     transfer.allow(connection.STALL_S)
@@ -325,14 +337,15 @@ class CoordinatorClient:
                 # From here on nobody hears how it gets on.
                 buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
                 transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
+                is_sent = True
 
             with _guarded(transfer.connection):
                 response = transfer.connection.stub.PutWeights(
                     messages(),
-                    metadata=self._metadata,
+                    metadata=metadata,
                     timeout=_stream_timeout_s(upload.size_bytes),
                 )
-            return response.ref
+            return response.ref, is_sent
 
     def reject_offer(self, offer: pb.WeightsRef) -> None:
         """The coordinator did not take what was put there, so the next upload goes through it."""

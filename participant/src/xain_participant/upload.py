@@ -70,39 +70,36 @@ class Upload:
         tile_bytes = TILE_ELEMENTS * self._vector.itemsize
         return offset in (0, self.size_bytes) or (0 <= at < len(self.data) and at % tile_bytes == 0)
 
-    def chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+    def chunks(self, offset: int, size: int) -> Iterator[bytes]:
         """The object from a byte on, as it travels: at least one piece.
 
-        sizes: of the first piece and of the others; the last one may be shorter.
+        size: of each piece in bytes; the last one may be shorter.
         A message owns its bytes, so one chunk is copied, never the whole.
         """
         if self._codec is None:
-            yield from self._plain_chunks(offset, sizes)
+            yield from self._plain_chunks(offset, size)
         else:
-            yield from self._encoded_chunks(offset, sizes)
+            yield from self._encoded_chunks(offset, size)
 
-    def _plain_chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+    def _plain_chunks(self, offset: int, size: int) -> Iterator[bytes]:
         data_offset = len(self.start)
-        size, next_size = sizes
         while True:
             end = offset + size
             data = self.data[max(0, offset - data_offset) : max(0, end - data_offset)]
             yield self.start[offset:end] + data
-            offset, size = end, next_size
+            offset = end
             if offset >= self.size_bytes:
                 return
 
-    def _encoded_chunks(self, offset: int, sizes: tuple[int, int]) -> Iterator[bytes]:
+    def _encoded_chunks(self, offset: int, size: int) -> Iterator[bytes]:
         assert self._codec is not None
         assert self._base is not None
         gathered = bytearray(self.start[offset:])
         at = max(0, offset - len(self.start))
-        size, next_size = sizes
         for first in range(at // self._vector.itemsize, len(self._vector), TILE_ELEMENTS):
             tile = slice(first, first + TILE_ELEMENTS)
             gathered += self._codec.encode(self._vector[tile], self._base[tile])
             while len(gathered) > size:
                 yield bytes(gathered[:size])
                 del gathered[:size]
-                size = next_size
         yield bytes(gathered)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.errors import LineSlow, Unavailable
 from xain_coordinator.server import places
 from xain_coordinator.server.places import Line, Place, Places
 
@@ -66,12 +66,12 @@ class Clock:
     def time(self) -> float:
         return self.now
 
-    def call_later(
-        self, delay_s: float, callback: Callable[..., object], *args: Any
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any
     ) -> asyncio.TimerHandle:
         loop = asyncio.get_running_loop()
-        handle = asyncio.TimerHandle(self.now + delay_s, callback, args, loop)
-        self._timers.append((self.now + delay_s, handle))
+        handle = asyncio.TimerHandle(when, callback, args, loop)
+        self._timers.append((when, handle))
         return handle
 
     async def go_on(self, seconds: float) -> None:
@@ -145,7 +145,7 @@ async def test_a_slow_line_ends_where_no_place_is_free_for_it(clock: Clock) -> N
     place = await slow.take()
     passing, _ = passes(slow, place, 1)
     await clock.go_on(places.SLOW_S + 0.01)
-    with pytest.raises(Unavailable, match=r"slow.*; go on"):
+    with pytest.raises(LineSlow, match=r"slow.*; go on"):
         await passing
     place.give_back()
     assert them.fast.try_enter()
@@ -158,7 +158,7 @@ async def test_empty_messages_keep_no_place_of_the_fast(clock: Clock) -> None:
     place = await line.take()
     passing, through = passes(line, place, 0)
     await turns()
-    clock.now += 2 * places.SLOW_S  # the loop has been busy, and has not looked
+    clock.now += places.SLOW_S + 0.5 * places.LATE_S  # and the loop has not looked yet
     through.set()
     await passing
     assert line.is_slow
@@ -168,6 +168,29 @@ async def test_empty_messages_keep_no_place_of_the_fast(clock: Clock) -> None:
     assert them.fast.try_enter()
     through.set()
     await passing
+
+
+@pytest.mark.parametrize("is_through", [True, False])
+async def test_a_loop_that_is_late_is_no_slow_line(clock: Clock, is_through: bool) -> None:
+    """What has come while it was busy counts as there, whether or not it looks before."""
+    them = Places(1, 0)
+    line = a_line(them)
+    place = await line.take()
+    passing, through = passes(line, place, places.CHUNK_BYTES)
+    await turns()
+    clock.now += 50 * places.SLOW_S
+    if is_through:
+        through.set()
+    await clock.go_on(0.0)  # it looks now
+    through.set()
+    await passing
+    assert not line.is_slow
+    passing, _ = passes(line, place, 1)
+    await turns()
+    clock.now += 50 * places.SLOW_S
+    await clock.go_on(places.LATE_S)
+    with pytest.raises(LineSlow):  # nothing has come, so it is
+        await passing
 
 
 async def test_a_line_is_fast_again(clock: Clock) -> None:
@@ -193,7 +216,7 @@ async def test_a_dead_line_ends(clock: Clock, has_place: bool) -> None:
     await clock.go_on(places.STALLED_S - 1)
     assert not dead.done()
     await clock.go_on(2)
-    with pytest.raises(Unavailable, match=r"come through.*; go on"):
+    with pytest.raises(LineSlow, match=r"come through.*; go on"):
         await dead
 
 

@@ -12,9 +12,10 @@ import pytest
 import xxhash
 
 from xain_coordinator.admission import Inspector
-from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.errors import InvalidUpdate, LineSlow
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.flushes import Flushes
+from xain_coordinator.server import flushes
+from xain_coordinator.server.flushes import NUM_AT_A_TIME, Flushes
 from xain_coordinator.server.places import CHUNK_BYTES, SMALL_BYTES, Places, _Room
 from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.server.streams import Intake
@@ -29,10 +30,11 @@ HEADER = pb.PutWeightsRequest.Header(size_bytes=len(DATA))
 NUM, NUM_SLOW = 3, 2
 
 # The sizes of the messages of one upload, header first: as our participants send them over fast and
-# slow lines, and as others do.
+# slow lines, and as others do. Who is SMALL says so.
+SMALL = (*(SMALL_BYTES,) * 48, SMALL_BYTES)
 SENDERS = {
     "large": (CHUNK_BYTES,) * 4,
-    "small": (4 << 10, *(SMALL_BYTES,) * 48),
+    "small": SMALL,
     "header first": (0, *(CHUNK_BYTES,) * 4),
     "tiny": (0, *(1000,) * 20, *(CHUNK_BYTES,) * 4),
 }
@@ -81,8 +83,10 @@ def reception(tmp_path: Path) -> Iterator[Reception]:
     reception.abort()
 
 
-async def take_in(places: Places, stream: Stream, reception: Reception) -> None:
-    intake = Intake(places, stream.read, at_once, Flushes())
+async def take_in(
+    places: Places, stream: Stream, reception: Reception, *, is_small: bool = False
+) -> None:
+    intake = Intake(places, stream.read, at_once, Flushes(), is_small=is_small)
     try:
         await intake.header()
         await intake.into(reception)
@@ -100,7 +104,7 @@ async def test_an_upload_is_written_and_leaves_no_place_taken(
     places: Places, reception: Reception, sizes: tuple[int, ...]
 ) -> None:
     """However it is cut into messages."""
-    await take_in(places, Stream(sizes), reception)
+    await take_in(places, Stream(sizes), reception, is_small=sizes is SMALL)
     assert reception.is_whole
     assert reception.complete().ref.digest == ANNOUNCED.digest
     await assert_all_free(places)
@@ -115,7 +119,8 @@ async def test_whenever_an_upload_is_cancelled_its_places_are_free(
     while True:
         number += 1
         reception = Reception(FileStore(tmp_path), f"0/{number}", ANNOUNCED, Inspector(), "ab")
-        task = asyncio.ensure_future(take_in(places, Stream(sizes), reception))
+        uploading = take_in(places, Stream(sizes), reception, is_small=sizes is SMALL)
+        task = asyncio.ensure_future(uploading)
         for _ in range(3 * number):
             await asyncio.sleep(0)
         was_done = task.done()
@@ -148,7 +153,7 @@ async def test_a_write_that_fails_leaves_no_place_taken_and_no_part(
 
     monkeypatch.setattr(FileUpload, "write", failing)
     with pytest.raises(StoreUnavailable, match="full"):
-        await take_in(places, Stream(sizes), reception)
+        await take_in(places, Stream(sizes), reception, is_small=sizes is SMALL)
     await assert_all_free(places)
     assert not reception.is_open
 
@@ -189,17 +194,26 @@ async def test_what_is_refused_leaves_no_place_taken(places: Places, reception: 
     await assert_all_free(places)
 
 
-async def test_small_messages_take_no_place(places: Places, reception: Reception) -> None:
-    """But the first, of which nobody knows how large it is."""
-    free: list[int] = []
-    stream = Stream(SENDERS["small"], lambda: free.append(num_free(places.fast)))
-    await take_in(places, stream, reception)
+async def test_small_messages_take_no_place(reception: Reception) -> None:
+    """Where their sender says that they are, from the first one on."""
+    async with asyncio.timeout(60):
+        await take_in(Places(0, 0), Stream(SMALL), reception, is_small=True)
     assert reception.is_whole
-    assert free[0] == NUM - 1
-    assert set(free[1:]) == {NUM}
 
 
-@pytest.mark.parametrize("sizes", [SENDERS["large"], SENDERS["header first"]])
+async def test_an_upload_in_small_messages_is_not_ended_for_slowness(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at its first message either, however slow it is and however many others are."""
+    monkeypatch.setattr("xain_coordinator.server.places.SLOW_S", -1.0)
+    monkeypatch.setattr("xain_coordinator.server.places.LONGEST_WAIT_S", 0.0)
+    await take_in(Places(NUM, 0), Stream(SMALL), reception, is_small=True)
+    assert reception.is_whole
+    with pytest.raises(LineSlow):
+        await take_in(Places(NUM, 0), Stream(SMALL), reception)
+
+
+@pytest.mark.parametrize("sizes", [SENDERS["large"], SENDERS["header first"], SMALL])
 async def test_large_messages_take_places(
     places: Places, reception: Reception, sizes: tuple[int, ...]
 ) -> None:
@@ -210,21 +224,37 @@ async def test_large_messages_take_places(
     assert max(free) < NUM
 
 
-async def test_who_begins_small_and_goes_on_large_is_not_trusted_again(
-    places: Places, reception: Reception
+@pytest.mark.parametrize("num_small", [0, 1])
+async def test_who_says_small_and_goes_on_large_is_not_trusted_again(
+    places: Places, reception: Reception, num_small: int
 ) -> None:
     """One message is in memory without a place, and no other."""
     free: list[int] = []
-    sizes = (1000, CHUNK_BYTES, SMALL_BYTES, SMALL_BYTES, SMALL_BYTES, CHUNK_BYTES, CHUNK_BYTES)
-    stream = Stream(sizes, lambda: free.append(num_free(places.fast)))
-    await take_in(places, stream, reception)
-    assert free[1] == NUM
-    assert max(free[2:]) < NUM
+    sizes = (CHUNK_BYTES, SMALL_BYTES, SMALL_BYTES, SMALL_BYTES, CHUNK_BYTES, CHUNK_BYTES)
+    stream = Stream((1000,) * num_small + sizes, lambda: free.append(num_free(places.fast)))
+    await take_in(places, stream, reception, is_small=True)
+    assert set(free[: num_small + 1]) == {NUM}
+    assert max(free[num_small + 1 :]) < NUM
+
+
+async def test_a_turn_is_paid_by_the_size_of_what_came_before(
+    places: Places, reception: Reception
+) -> None:
+    """Whether or not it has a place: what comes next is not known yet."""
+    turns: list[int] = []
+
+    async def turn(num_bytes: int) -> None:
+        turns.append(num_bytes)
+
+    intake = Intake(places, Stream((0, 1000, 5000, CHUNK_BYTES)).read, turn, Flushes())
+    await intake.header()
+    await intake.into(reception)
+    assert turns == [CHUNK_BYTES, CHUNK_BYTES, 1000, 5000, CHUNK_BYTES]
 
 
 async def test_no_place_is_held_between_header_and_chunks(places: Places) -> None:
     """What comes in between may take long."""
-    for sizes, held in ((SENDERS["small"], 0), (SENDERS["header first"], 0), ((CHUNK_BYTES,), 1)):
+    for sizes, held in ((SMALL, 0), (SENDERS["header first"], 0), ((CHUNK_BYTES,), 1)):
         intake = Intake(places, Stream(sizes).read, at_once, Flushes())
         await intake.header()
         assert num_free(places.fast) == NUM - held
@@ -243,3 +273,45 @@ async def test_batches_are_flushed_together(tmp_path: Path) -> None:
     assert [one.offset for one in receptions] == [0 if n == 3 else 1000 for n in range(20)]
     for one in receptions:
         one.abort()
+
+
+async def test_batches_are_shared_out_among_the_threads_that_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that keeps one of them waiting does not keep all."""
+    groups: list[int] = []
+    flush_all = flushes._flush_all
+
+    def noted(group: list[Any]) -> list[Any]:
+        groups.append(len(group))
+        return flush_all(group)
+
+    monkeypatch.setattr(flushes, "_flush_all", noted)
+    store, them = FileStore(tmp_path), Flushes()
+    receptions = [Reception(store, f"0/{n}", ANNOUNCED, Inspector()) for n in range(10)]
+    await asyncio.gather(*(them.add(one, [DATA[:1000]]) for one in receptions))
+    assert sorted(groups) == [2, 2, 3, 3]
+    assert len(groups) == NUM_AT_A_TIME
+    for one in receptions:
+        one.abort()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_all_are_told_though_their_thread_has_failed(
+    reception: Reception, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    """Nobody waits for what no thread will end."""
+    working: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "run_in_executor", lambda *_: working, raising=False)
+    them = Flushes()
+    writing = [them.add(reception, [b"x"]) for _ in range(NUM_AT_A_TIME)]
+    await asyncio.sleep(0)
+    if is_cancelled:
+        working.cancel()
+    else:
+        working.set_exception(GeneratorExit())
+    async with asyncio.timeout(60):
+        ends = await asyncio.gather(*writing, return_exceptions=True)
+    assert {type(end) for end in ends} == {RuntimeError}
+    assert not them._num_busy

@@ -3,6 +3,8 @@
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from xain_coordinator.admission import CHUNK_BYTES
 from xain_coordinator.turns import Turns
 
@@ -48,6 +50,31 @@ async def test_small_chunks_wait_in_proportion():
     assert all(later - earlier > 8 for earlier, later in pairwise(whole))
     assert all(2 < later - earlier <= 4 for earlier, later in pairwise(quarter))
     assert all(later > earlier for earlier, later in pairwise(await passages(1)))
+
+
+async def turns_under_calls(num: int, num_bytes: int) -> int:
+    """Until so many chunks have passed, one after the other, while something always comes."""
+    turns = Turns(between=8, most=80)
+    number = 0
+
+    async def pass_by() -> None:
+        for _ in range(num):
+            await turns.next(num_bytes)
+
+    passing = asyncio.ensure_future(pass_by())
+    while not passing.done():
+        turns.make_way()
+        await asyncio.sleep(0)
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("parts", [4, 16, 32])
+async def test_small_chunks_make_way_in_proportion(parts: int):
+    """The same bytes take about as long, in however many pieces they come."""
+    whole = await turns_under_calls(4, CHUNK_BYTES)
+    assert whole >= 3 * 80
+    assert 0.5 * whole < await turns_under_calls(4 * parts, CHUNK_BYTES // parts) < 2 * whole
 
 
 async def passed_at(make_way_at: range, most: int) -> list[int]:

@@ -36,6 +36,9 @@ def test_what_nobody_holds_is_used_again() -> None:
         memoryview,
         lambda array: np.frombuffer(array, np.int32),
         lambda array: [array[1:]],
+        lambda array: array.base,
+        lambda array: np.asarray(array.base),
+        lambda array: np.asarray(array[128:].base)[1:],
     ],
 )
 def test_what_somebody_holds_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> None:

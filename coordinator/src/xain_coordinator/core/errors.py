@@ -140,3 +140,9 @@ class Unavailable(Refusal):
     """Not now: starting, shutting down, or the store is away. Ask again."""
 
     code = "UNAVAILABLE"
+
+
+class LineSlow(Unavailable):
+    """The sender's line is too slow for the size of its messages. Go on in smaller ones."""
+
+    code = "LINE_SLOW"

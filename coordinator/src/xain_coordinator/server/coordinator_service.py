@@ -36,6 +36,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # The calls of so many hardly ever meet, so the chunks of their transfers need not take turns.
 FEW_PARTICIPANTS = 50
 
+# Said "1" of an upload whose messages have SMALL_BYTES at most; see streams.
+SMALL_MESSAGES_KEY = "xain-small-messages"
+
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
 
 # READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
@@ -100,11 +103,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
-        self._chunks.make_way()
+        participant_id = participant_of(context)
+        if participant_id in self._driver.session.members:  # strangers hold up nobody
+            self._chunks.make_way()
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
-        reply = await self._driver.submit(
-            c.Heartbeat(participant_of(context), state, request.round)
-        )
+        reply = await self._driver.submit(c.Heartbeat(participant_id, state, request.round))
         assert isinstance(reply, r.Advertisement)
         return pb.HeartbeatResponse(
             state=wire_state(reply.phase),
@@ -276,7 +279,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         trained = self._driver.session.trained_by(participant_id)
 
         try:
-            received = await self._uploads.receive(participant_id, context.read, self._chunk_turn)
+            received = await self._uploads.receive(
+                participant_id,
+                context.read,
+                self._chunk_turn,
+                is_small=_has_small_messages(context),
+            )
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
@@ -305,6 +313,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         round_: that the participant trained when it began to send.
         """
         await self._driver.submit(c.NoteRefusedUpdate(participant_id, round_, str(refusal)))
+
+
+def _has_small_messages(context: Context) -> bool:
+    metadata = context.invocation_metadata() or ()
+    return any(key == SMALL_MESSAGES_KEY and value == "1" for key, value in metadata)
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:

@@ -3,12 +3,14 @@
 Thousands who come at one instant would keep the process busy with their arrival while others train.
 So Rendezvous and new Watch streams are let in at the pace at which a fleet is asked to come back.
 Whoever comes too early hears when its turn is: LATER, which XAIN's participants know, or, to Watch,
-UNAVAILABLE with a RetryInfo. That is said before anything is decided, and costs next to nothing.
+UNAVAILABLE with a RetryInfo. To strangers and streams that is said before anything is decided, and
+costs next to nothing; of a member's Rendezvous it is noted that it came.
 
 Members and strangers have a queue each, and streams have one, too, all of the same pace. So however
 many strangers come, who was here before is not kept waiting by them. Nobody waits for a plain
 answer: that the session is finished, or, to a stranger's Watch, that a rendezvous comes first. Nor
-does a member lose its lease while it waits: that it came is a sign of life.
+does a member lose its lease while it waits: that it came is a sign of life, and what it has said of
+itself stays.
 """
 
 from collections import Counter
@@ -75,9 +77,7 @@ class Entrance(CoordinatorService):
             wait_s = self._wait_s(self._members if is_member else self._strangers, participant_id)
             if wait_s:
                 if is_member:
-                    # It may have left since, which it hears when it comes again.
-                    with suppress(errors.NotAMember):
-                        await self._driver.submit(c.Heartbeat(participant_id))
+                    await self._renew_lease(participant_id)
                 return pb.RendezvousResponse(
                     reply=pb.LATER,
                     retry_after_ms=round(1000 * wait_s),
@@ -103,6 +103,17 @@ class Entrance(CoordinatorService):
                 )
         async for message in super().Watch(request, context):
             yield message
+
+    async def _renew_lease(self, participant_id: str) -> None:
+        heard = self._driver.session.heard.get(participant_id)
+        sign = (
+            c.Heartbeat(participant_id)
+            if heard is None
+            else c.Heartbeat(participant_id, heard.state, heard.round)
+        )
+        # It may have left since, which it hears when it comes again.
+        with suppress(errors.NotAMember):
+            await self._driver.submit(sign)
 
     def _wait_s(self, pace: Pace, participant_id: str) -> float:
         wait_s = pace.wait_s(participant_id, self._driver.clock.now())

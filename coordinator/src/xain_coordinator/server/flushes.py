@@ -1,7 +1,8 @@
 """Small batches of many uploads, written together.
 
 To hand one to a thread costs several times what writing it does. So those that come within a turn
-of the event loop, or while all the threads are busy, are one piece of work.
+of the event loop, or while all the threads are busy, are pieces of work for the threads that are
+free: one for each of them, so that a store that keeps one waiting does not keep all.
 """
 
 import asyncio
@@ -38,9 +39,13 @@ class Flushes:
         return flush.written
 
     def _begin(self) -> None:
-        if not self._waiting or self._num_busy == NUM_AT_A_TIME:
-            return
-        group, self._waiting = self._waiting, []
+        while self._waiting and self._num_busy < NUM_AT_A_TIME:
+            num_free = NUM_AT_A_TIME - self._num_busy
+            size = -(-len(self._waiting) // num_free)
+            group, self._waiting = self._waiting[:size], self._waiting[size:]
+            self._work_on(group)
+
+    def _work_on(self, group: list[_Flush]) -> None:
         try:
             working = asyncio.get_running_loop().run_in_executor(None, _flush_all, group)
         except RuntimeError as error:  # the process is ending
@@ -54,7 +59,15 @@ class Flushes:
     ) -> None:
         self._num_busy -= 1
         self._begin()
-        _tell(group, working.result())
+        failure = None if working.cancelled() else working.exception()
+        if working.cancelled() or failure is not None:
+            # Of which nobody knows what was written. It is not passed on as it is: one that ends a
+            # thread would end the event loop.
+            error = RuntimeError("the batches were not written")
+            error.__cause__ = failure
+            _tell(group, [error] * len(group))
+        else:
+            _tell(group, working.result())
 
 
 def _flush_all(group: list[_Flush]) -> list[Exception | None]:

@@ -7,11 +7,16 @@ a chunk is on the line, its place may be held up by a line that is slow, or dead
 takes longer than SLOW_S moves to one of the places for slow lines, and the next ones of its
 transfer begin there, until the line is faster again. If none of those is free, the transfer ends,
 to go on with small messages, of SMALL_BYTES at most, as our participants and our downloads do. They
-take no place, so any number of slow lines can go on at the same time, and hold up a fast one for
-SLOW_S at most. A line on which LEAST_BYTES take longer than STALLED_S ends, too, so there is an end
-to every wait, in however small pieces the bytes come.
+take no place, so any number of slow lines can go on at the same time. A line on which LEAST_BYTES
+take longer than STALLED_S ends, too, so there is an end to every wait, in however small pieces the
+bytes come.
 
-What counts is the time on the line. That for which a chunk waits for us does not.
+So a slow line holds up a fast one for SLOW_S at most, once: when it comes with a large message.
+Behind so many of them that come at the same time, a fast one waits for their number, divided by
+that of places, times SLOW_S. Those that begin with small messages hold up nobody.
+
+What counts is the time on the line. That for which a chunk waits for us does not, nor does that for
+which our own event loop was busy when it was to look.
 """
 
 import asyncio
@@ -20,14 +25,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from xain_coordinator.admission import CHUNK_BYTES
-from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.errors import LineSlow, Unavailable
 
 SLOW_S = 0.1  # for CHUNK_BYTES
-SMALL_BYTES = 64 << 10  # the same as in xain_participant.line
+SMALL_BYTES = 64 << 10  # the same as in xain_participant.message_sizes
 # The slowest line: 2 KB a second, or a message, however large, in this time. Participants give up a
 # chunk after 20 s; this is for those that are gone, or do not mean well.
 LEAST_BYTES = 64 << 10
 STALLED_S = 30.0
+# Our event loop is busy if it looks so much later than it was to. It must turn once more then
+# before it can know what has come meanwhile.
+LATE_S = 0.01
 # For a place. Those before have theirs for SLOW_S on the line at most, and as long as the disk
 # takes: so many that it is longer than this had better come later.
 LONGEST_WAIT_S = 60.0
@@ -125,20 +133,24 @@ class Line:
         # Of the chunk that is passing.
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at = 0.0
         self._began_at = 0.0
+        self._late_s = 0.0  # for which we were late since, which is no fault of the line
         self._why_ended = ""
         # Of those before: since it was last seen how fast it is, and since the last LEAST_BYTES.
         self._seconds, self._num_bytes = 0.0, 0
         self._waited_s, self._waited_bytes = 0.0, 0
 
     async def take(self) -> Place:
-        """Wait for a place. Raises Unavailable when that takes too long."""
+        """Wait for a place. Raises Unavailable when that takes too long, LineSlow if it is one of
+        those for slow lines."""
         room = self._places.slow if self.is_slow else self._places.fast
         try:
             async with asyncio.timeout(LONGEST_WAIT_S):
                 await room.enter()
         except TimeoutError:
-            raise Unavailable(
+            refusal = LineSlow if self.is_slow else Unavailable
+            raise refusal(
                 f"no place in memory was free for {LONGEST_WAIT_S:g} s; {self._go_on}"
             ) from None
         return Place(room)
@@ -147,13 +159,13 @@ class Line:
     def passing(self, place: Place | None) -> Iterator[None]:
         """While a chunk comes or goes, which the current task waits for.
 
-        place: its own; None: it is so small that it has none. Raises Unavailable when the transfer
+        place: its own; None: it is so small that it has none. Raises LineSlow when the transfer
         must end.
         """
         task = asyncio.current_task()
         assert task is not None
         self._task, self._why_ended = task, ""
-        self._began_at = self._loop.time()
+        self._began_at, self._late_s = self._loop.time(), 0.0
         self._look_later(place)
         try:
             yield
@@ -161,14 +173,14 @@ class Line:
             # By us, unless it was somebody else as well.
             if not self._why_ended or task.uncancel():
                 raise
-            raise Unavailable(f"{self._why_ended}; {self._go_on}") from None
+            raise LineSlow(f"{self._why_ended}; {self._go_on}") from None
         finally:
+            passed_s = self._now() - self._began_at
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             self._task = None
-            passed_s = self._loop.time() - self._began_at
-            self._seconds += passed_s
+            self._seconds += max(0.0, passed_s - self._late_s)
             self._waited_s += passed_s
             self._judge()
 
@@ -187,26 +199,41 @@ class Line:
         if self._waited_bytes >= LEAST_BYTES:
             self._waited_s, self._waited_bytes = 0.0, 0
 
+    @property
+    def _slow_at(self) -> float:
+        return self._began_at + SLOW_S - self._seconds + self._late_s
+
+    @property
+    def _stalled_at(self) -> float:
+        return self._began_at + STALLED_S - self._waited_s
+
+    def _now(self) -> float:
+        """Notes whether we are late."""
+        now = self._loop.time()
+        if self._timer is not None and now - self._look_at > LATE_S:
+            self._late_s += now - self._look_at + LATE_S
+            self._look_at = now
+        return now
+
     def _look_later(self, place: Place | None) -> None:
         """When there is something to see."""
-        passed_s = self._loop.time() - self._began_at
-        in_s = STALLED_S - self._waited_s - passed_s
+        self._look_at = self._stalled_at
         if place is None:
             pass  # however slow the line is, it holds up nobody
         elif not self.is_slow:
-            in_s = min(in_s, SLOW_S - self._seconds - passed_s)
+            self._look_at = min(self._look_at, self._slow_at)
         elif not place.is_in(self._places.slow):
-            in_s = 0.0
-        self._timer = self._loop.call_later(max(0.0, in_s), self._look, place)
+            self._look_at = self._began_at
+        self._timer = self._loop.call_at(self._look_at, self._look, place)
 
     def _look(self, place: Place | None) -> None:
+        now = self._now()
         self._timer = None
-        passed_s = self._loop.time() - self._began_at
-        if self._seconds + passed_s >= SLOW_S:
+        if now >= self._slow_at:
             self.is_slow = self.is_known = True
         if self.is_slow and place is not None and not place.move(self._places.slow):
             self._end("the line is slow, as many others are at the moment")
-        elif self._waited_s + passed_s >= STALLED_S:
+        elif now >= self._stalled_at:
             self._end(f"less than {LEAST_BYTES} bytes have come through in {STALLED_S:g} s")
         else:
             self._look_later(place)

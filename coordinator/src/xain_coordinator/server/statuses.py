@@ -34,6 +34,8 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
     # Ask again later.
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    # Go on where it stopped.
+    errors.LineSlow: grpc.StatusCode.UNAVAILABLE,
 }
 
 

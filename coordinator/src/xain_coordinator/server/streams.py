@@ -1,12 +1,12 @@
 """The stream of an upload: while a thread writes one batch, the next one comes.
 
 A batch has a place in memory from before its first byte comes until it is written; see places. So
-one upload holds two batches at most, and all of them together no more than there are places. Small
-messages make batches of SMALL_BYTES, which need none.
+one upload holds two batches at most, and all of them together no more than there are places. A
+batch has CHUNK_BYTES, or a message more than what is less. Small messages make batches of fewer
+than 2 * SMALL_BYTES, which need no place.
 
-gRPC says how large a message is when it is there. So they are told by the first one with data: who
-begins with a small one sends no other. A larger one is in memory without a place then, once: those
-after it have one.
+gRPC says how large a message is when it is there, so the sender says before that it sends no other
+than small ones. If it does, that message is in memory without a place: those after it have one.
 """
 
 import asyncio
@@ -42,9 +42,12 @@ class Intake:
     keeps each message until it has the next one.
     turn: to be waited for before each message.
     flushes: of what has no place.
+    is_small: no message has more than SMALL_BYTES, its sender says.
     """
 
-    def __init__(self, places: Places, read: Read, turn: Turn, flushes: Flushes) -> None:
+    def __init__(
+        self, places: Places, read: Read, turn: Turn, flushes: Flushes, *, is_small: bool = False
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
@@ -53,15 +56,17 @@ class Intake:
         self._flushes = flushes
         self._line = Line(places, "FindUpload says where the upload can go on")
         self._has_ended = False
-        self._is_small = False  # the next message; not known of the first one
-        self._has_begun = False
+        self._is_small = is_small  # what comes next, for all we know
+        # Of the last message. The first one may be as large as any.
+        self._message_bytes = SMALL_BYTES if is_small else CHUNK_BYTES
         self._place: Place | None = None  # of the batch
         self._batch: list[bytes] = []
         self._batch_bytes = 0
 
     async def header(self) -> PutWeightsRequest.Header:
         """What the first message says of the rest. Raises InvalidUpdate and Unavailable."""
-        self._place = await self._line.take()
+        if not self._is_small:
+            self._place = await self._line.take()
         first = await self._message()
         if first is grpc.aio.EOF or not first.HasField("header"):
             raise InvalidUpdate("the first message of an upload must carry its header")
@@ -110,22 +115,21 @@ class Intake:
             self._add(request.data)
 
     async def _message(self) -> Any:
-        await self._turn(SMALL_BYTES if self._place is None else CHUNK_BYTES)
+        await self._turn(self._message_bytes)  # the next one is probably as large
         with self._line.passing(self._place):
             message = await self._read()
             if message is not grpc.aio.EOF:
                 self._line.count(len(message.data))
         if message is not grpc.aio.EOF and message.data:
-            is_small = len(message.data) <= SMALL_BYTES
-            self._is_small = is_small and (self._is_small or not self._has_begun)
-            self._has_begun = True
+            self._message_bytes = len(message.data)
+            self._is_small = self._is_small and self._message_bytes <= SMALL_BYTES
         return message
 
     @property
     def _is_full(self) -> bool:
         if len(self._batch) >= BATCH_MESSAGES:
             return True
-        most = SMALL_BYTES if self._place is None or self._is_small else CHUNK_BYTES
+        most = SMALL_BYTES if self._place is None else CHUNK_BYTES
         return self._batch_bytes >= most or (self._line.is_slow and bool(self._batch))
 
     def _add(self, data: bytes) -> None:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 import xxhash
@@ -157,11 +158,13 @@ class Uploads:
             else:
                 self._locks[name] = (lock, users - 1)
 
-    async def receive(self, participant_id: str, read: Read, turn: Turn) -> Received:
+    async def receive(
+        self, participant_id: str, read: Read, turn: Turn, *, is_small: bool = False
+    ) -> Received:
         """Take one upload. Returns when it is durable.
 
         A participant has one upload at a time: a new one ends the one before, whose sender has
-        lost its connection or its patience. read, turn: see Intake.
+        lost its connection or its patience. read, turn, is_small: see Intake.
         Raises TooLarge, InvalidUpdate, Unavailable, and whatever BeginUpload refuses.
         """
         session = self.driver.session
@@ -169,7 +172,8 @@ class Uploads:
         # answer is the same for all, and nobody is held up any more.
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
-        task = asyncio.ensure_future(self._receive(participant_id, read, turn))
+        intake = partial(Intake, self._places, read, turn, self._flushes, is_small=is_small)
+        task = asyncio.ensure_future(self._receive(participant_id, intake))
         earlier = self.receiving.get(participant_id)
         self.receiving[participant_id] = task
         if earlier is not None:
@@ -185,10 +189,10 @@ class Uploads:
             if self.receiving.get(participant_id) is task:
                 del self.receiving[participant_id]
 
-    async def _receive(self, participant_id: str, read: Read, turn: Turn) -> Received:
+    async def _receive(self, participant_id: str, begin: Callable[[], Intake]) -> Received:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await self._until_picked_up(participant_id)
-        intake = Intake(self._places, read, turn, self._flushes)
+        intake = begin()
         try:
             header = await intake.header()
             return Received(await self._take_in(participant_id, header, intake), header.encoding)

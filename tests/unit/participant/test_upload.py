@@ -1,0 +1,37 @@
+"""The messages that a local update travels in."""
+
+import numpy as np
+import pytest
+
+from xain_participant.message_sizes import CHUNK_BYTES, SMALL_BYTES
+from xain_participant.upload import Upload
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import TILE_ELEMENTS
+
+CHANCE = np.random.default_rng(0)
+BASE = CHANCE.standard_normal(10 * TILE_ELEMENTS + 1000, dtype=np.float32)
+VECTOR = BASE + np.float32(0.01) * CHANCE.standard_normal(len(BASE), dtype=np.float32)
+
+
+@pytest.mark.parametrize("num_tiles", [None, 0, 3, 11])
+@pytest.mark.parametrize("encoding", [pb.PLAIN, pb.FLOAT16, pb.INT8])
+def test_the_bytes_are_the_same_in_messages_of_any_size(
+    encoding: "pb.Encoding.ValueType", num_tiles: int | None
+) -> None:
+    """From the beginning, after the header, at a tile, and at the end. No message is larger than
+    was asked for, and none but the last one is smaller."""
+    upload = Upload(VECTOR, BASE, encoding)
+    assert upload.encoding == encoding
+    offset = 0
+    if num_tiles is not None:
+        offset = len(upload.start) + 4 * TILE_ELEMENTS * num_tiles
+    offset = min(offset, upload.size_bytes)
+    assert upload.can_begin_at(offset)
+    large, small = (list(upload.chunks(offset, size)) for size in (CHUNK_BYTES, SMALL_BYTES))
+    assert b"".join(large) == b"".join(small)
+    for chunks, size in ((large, CHUNK_BYTES), (small, SMALL_BYTES)):
+        assert {len(chunk) for chunk in chunks[:-1]} <= {size}
+        assert len(chunks[-1]) <= size
+    assert len(small) > 1 or offset == upload.size_bytes
+    if encoding == pb.PLAIN:
+        assert b"".join(small) == (upload.start + upload.data)[offset:]
