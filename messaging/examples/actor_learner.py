@@ -3,8 +3,8 @@
     python messaging/examples/actor_learner.py [--rounds 6] [--driver grpc]
 
 The learner asks its two actors for experience, round by round. One of them is killed in the middle.
-The learner goes on with what it gets; what it had asked of the dead one is kept, and answered when
-that one is back under its name: no request is lost.
+The learner goes on with the answers of those who are there; what it asks of the dead one is kept,
+and answered when that one is back under its name: no request is lost.
 """
 
 import argparse
@@ -19,8 +19,7 @@ from xain_messaging.process.logs import configure
 
 GROUP = "reinforcement"
 ACTORS = ("actor-0", "actor-1")
-ROUND_S = 1.0  # for the answers of one round
-BACK_S = 60.0
+PATIENCE_S = 60.0  # for what takes a second
 
 
 def act(discovery: str, driver: str, name: str) -> None:
@@ -30,7 +29,8 @@ def act(discovery: str, driver: str, name: str) -> None:
     with Proxy(
         GROUP, "actor", {"learner": 1}, name=name, discovery=discovery, driver=driver
     ) as proxy:
-        for message in proxy.receive():
+        # It ends too when the learner has died and asks no more.
+        while (message := proxy.receive_once(PATIENCE_S)) is not None:
             if message.tag == "stop":
                 return
             number, policy = message.body["round"], message.body["policy"]
@@ -51,7 +51,7 @@ def main() -> None:
 
         def start(name: str) -> BaseProcess:
             process = mp.get_context("spawn").Process(
-                target=act, args=(membership.target, arguments.driver, name)
+                target=act, args=(membership.target, arguments.driver, name), daemon=True
             )
             process.start()
             return process
@@ -67,28 +67,40 @@ def main() -> None:
             discovery=membership.target,
             driver=arguments.driver,
         ) as proxy:
+
+            def here() -> list[str]:
+                return proxy.peers.get("actor", [])
+
             for number in range(arguments.rounds):
                 if number == 2:
                     processes["actor-1"].kill()
-                    processes["actor-1"].join()
                     print("actor-1 has been killed")
+                    while "actor-1" in here():
+                        proxy.receive_once(0.1)  # who is here changes while one waits
                 if number == 4:
                     processes["actor-1"] = start("actor-1")
                     print("actor-1 is started again")
                 request = {"round": number, "policy": policy}
                 asked |= {(name, number) for name in ACTORS}
-                replies = proxy.scatter(
-                    "act",
-                    SessionType.TASK,
-                    [(name, request) for name in ACTORS],
-                    timeout_s=ROUND_S if number in (2, 3) else BACK_S,
+                awaited = here()
+                sessions = proxy.iscatter(
+                    "act", SessionType.TASK, [(name, request) for name in ACTORS]
                 )
+                replies = proxy.receive_by_id(
+                    [
+                        session
+                        for name, session in zip(ACTORS, sessions, strict=True)
+                        if name in awaited
+                    ],
+                    PATIENCE_S,
+                ).complete()
                 answered |= {(reply.source, reply.body["round"]) for reply in replies}
                 policy += 0.1 * np.mean([reply.body["rewards"].mean() for reply in replies])
-                missing = f", missing: {', '.join(replies.missing)}" if replies.missing else ""
+                away = ", ".join(name for name in ACTORS if name not in awaited)
+                missing = f", missing: {away}" if away else ""
                 print(f"round {number}: {len(replies)} answers{missing}")
             # The answers of one that was away come when it is back, by themselves.
-            give_up_at = time.monotonic() + BACK_S
+            give_up_at = time.monotonic() + PATIENCE_S
             while asked != answered and time.monotonic() < give_up_at:
                 late = proxy.receive_once(timeout_s=1.0)
                 if late is not None:
@@ -97,7 +109,7 @@ def main() -> None:
             print(f"asked {len(asked)}, answered {len(answered)}")
             proxy.ibroadcast("actor", "stop", SessionType.NOTIFICATION)
         for process in processes.values():
-            process.join()
+            process.join(PATIENCE_S)
 
 
 if __name__ == "__main__":

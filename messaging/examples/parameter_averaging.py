@@ -26,6 +26,7 @@ from xain_messaging.process.logs import configure
 GROUP = "averaging"
 TRUE_LINE = np.array([2.0, -1.0])  # slope, intercept
 STEP = 0.1
+PATIENCE_S = 60.0  # for what takes a second
 
 
 class Average:
@@ -79,7 +80,9 @@ def main() -> None:
     with MembershipServer() as membership:
         processes = [
             mp.get_context("spawn").Process(
-                target=work, args=(membership.target, arguments.driver, seed, arguments.rounds)
+                target=work,
+                args=(membership.target, arguments.driver, seed, arguments.rounds),
+                daemon=True,
             )
             for seed in range(arguments.workers)
         ]
@@ -106,7 +109,7 @@ def main() -> None:
                 f"slope {server.weights[0]:.3f}, intercept {server.weights[1]:.3f}; in truth 2, -1"
             )
         for process in processes:
-            process.join()
+            process.join(PATIENCE_S)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from xain_messaging import MembershipServer, Proxy, SessionType
 from xain_messaging.process.logs import configure
 
 GROUP = "sum"
+PATIENCE_S = 60.0  # for what takes a second
 
 
 def work(discovery: str, driver: str) -> None:
@@ -40,7 +41,9 @@ def main() -> None:
     with MembershipServer() if not arguments.discovery else nullcontext() as server:
         discovery = arguments.discovery if server is None else server.target
         processes = [
-            mp.get_context("spawn").Process(target=work, args=(discovery, arguments.driver))
+            mp.get_context("spawn").Process(
+                target=work, args=(discovery, arguments.driver), daemon=True
+            )
             for _ in range(arguments.workers)
         ]
         for process in processes:
@@ -57,7 +60,7 @@ def main() -> None:
                 print(f"{reply.source}: {reply.body}")
             print(f"sum: {sum(reply.body for reply in replies)}, numpy: {array.sum()}")
         for process in processes:
-            process.join()
+            process.join(PATIENCE_S)
 
 
 if __name__ == "__main__":

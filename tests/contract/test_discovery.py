@@ -1,9 +1,12 @@
 """What every Discovery does."""
 
-import threading
+import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
+import grpc
 import pytest
 
 from support.messaging import (
@@ -16,15 +19,18 @@ from support.messaging import (
 )
 from support.peers import PeerProcess, answer, member
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.discovery.redis import RedisDiscovery
+from xain_messaging.discovery.redis import _GIVE_UP, RedisDiscovery
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.errors import (
+    Closed,
     DiscoveryUnavailable,
     MembershipLost,
     NameTaken,
     TimedOut,
 )
 from xain_messaging.ports import Discovery, Membership, Roster
+from xain_proto.messaging import membership_pb2 as pb
+from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
 
 @pytest.fixture(params=DISCOVERIES)
@@ -33,8 +39,18 @@ def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
         yield discovery
 
 
+@pytest.fixture(autouse=True)
+def everybody_leaves() -> Iterator[None]:
+    """Also those of a test that has failed."""
+    yield
+    while Peer.made:
+        Peer.made.pop().leave()
+
+
 class Peer:
     """Somebody who joins, and what it is told."""
+
+    made: ClassVar[list["Peer"]] = []
 
     def __init__(
         self,
@@ -57,6 +73,7 @@ class Peer:
             on_change=self.rosters.append,
             on_lost=self.lost.append,
         )
+        self.made.append(self)
 
     @property
     def sees(self) -> dict[str, str]:
@@ -100,11 +117,14 @@ def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
     master = Peer(discovery, "master", role="master")
     assert [worker.rank for worker in workers] == [0, 1, 2]
     assert master.rank == 0
-    workers[1].leave()
+    for worker in workers[:2]:
+        worker.leave()
     back = Peer(discovery, "worker-1", address="elsewhere")
     assert back.rank == 1
     until(lambda: master.sees.get("worker-1") == "elsewhere", "the new address")
-    for peer in (*workers, master, back):
+    another = Peer(discovery, "worker-3")
+    assert another.rank == 0
+    for peer in (*workers, master, back, another):
         peer.leave()
 
 
@@ -172,6 +192,36 @@ def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
             peer.membership.barrier("epoch", 2, 0.2)
     first.leave()
     second.leave()
+
+
+def test_who_has_left_is_at_no_barrier(discovery: Discovery) -> None:
+    """It waits no more, and is not counted; nor is who comes under its name, but for something
+    else."""
+    anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        anna.leave()
+        assert isinstance(waiting.exception(PATIENCE_S), Closed)
+    with pytest.raises(Closed, match="anna"):
+        anna.membership.barrier("epoch", 1, PATIENCE_S)
+    again = Peer(discovery, "anna")
+    with pytest.raises(TimedOut):
+        ben.membership.barrier("epoch", 2, 0.5)
+    again.leave()
+    ben.leave()
+
+
+@pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])
+def test_a_barrier_has_a_name_and_is_for_somebody(
+    discovery: Discovery, name: str, number: int
+) -> None:
+    """All else is the caller's mistake."""
+    peer = Peer(discovery, "anna")
+    with pytest.raises(ValueError, match="barrier"):
+        peer.membership.barrier(name, number, PATIENCE_S)
+    peer.leave()
 
 
 def test_many_join_at_once(discovery: Discovery) -> None:
@@ -258,12 +308,11 @@ def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
         until(lambda: all(len(peer.sees) == 4 for peer in peers), "all to know the newcomer")
         until(lambda: len(newcomer.sees) == 4, "the newcomer to know all")
         assert [peer.membership.member for peer in peers] == before
-        if kind == "coordinator":
-            assert all(
-                len(roster) >= 3
-                for peer, number in zip(peers, told, strict=True)
-                for roster in peer.rosters[number:]
-            )
+        assert all(
+            len(roster) >= 3
+            for peer, number in zip(peers, told, strict=True)
+            for roster in peer.rosters[number:]
+        )
         assert not any(peer.lost for peer in peers)
         for peer in (*peers, newcomer):
             peer.leave()
@@ -306,6 +355,85 @@ def test_who_leaves_a_service_that_has_just_been_started_has_gone(kind: str) -> 
             until(lambda: all(len(peer.sees) == 2 for peer in peers), "it to be gone")
         for peer in peers:
             peer.leave()
+
+
+def test_who_gives_up_at_the_last_moment_is_counted_or_not() -> None:
+    """In a Redis: when the barrier opens before the word comes that one has given up, the others
+    have gone on, and so does that one."""
+    with Service("redis", LEASE_S) as service:
+        anna, ben = (Peer(service.discovery, name) for name in ("anna", "ben"))
+        membership: Any = anna.membership
+        call = membership._call
+
+        def call_when_ben_has_come(script: str, *arguments: Any) -> Any:
+            if script is _GIVE_UP:
+                ben.membership.barrier("epoch", 2, PATIENCE_S)
+            return call(script, *arguments)
+
+        membership._call = call_when_ben_has_come
+        membership.barrier("epoch", 2, 0.0)
+        anna.leave()
+        ben.leave()
+
+
+# --- the service of a coordinator -----------------------------------------------------------------
+
+
+def test_what_members_say_of_themselves_is_checked() -> None:
+    """Nobody comes back with what no service has told it: the processes that have its name later
+    would seem to be older."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        stub: Any = MembershipStub(channel)
+
+        def join(former: pb.Member | None = None) -> pb.Member:
+            request = pb.JoinRequest(group="g", role="r", name="anna", address="x", former=former)
+            answer: pb.JoinResponse = stub.Join(request, timeout=PATIENCE_S)
+            return answer.member
+
+        now = time.time_ns()
+        for rank, incarnation in ((-7, now), (2**31 - 1, now), (0, 0), (0, 2**64 - 1)):
+            with pytest.raises(grpc.RpcError) as caught:
+                join(pb.Member(rank=rank, incarnation=incarnation))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        # Another service's clock may have been ahead.
+        before = join(pb.Member(rank=3, incarnation=now + 10**12))
+        assert (before.rank, before.incarnation) == (3, now + 10**12)
+        stub.Leave(pb.LeaveRequest(group="g", name="anna", incarnation=before.incarnation))
+        assert join().incarnation > before.incarnation
+
+
+def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is one too many waits for its time, and has the place of one who leaves."""
+    monkeypatch.setattr("xain_messaging.discovery.service.MAX_MEMBERS", 2)
+    with Service("coordinator", LEASE_S) as service:
+        discovery = service.discovery
+        first, second = Peer(discovery, "anna"), Peer(discovery, "ben", group="another")
+        with pytest.raises(DiscoveryUnavailable, match="2 members already"):
+            Peer(discovery, "cleo", timeout_s=0.5)
+        with pytest.raises(NameTaken):
+            Peer(discovery, "anna", timeout_s=0.5)
+        first.leave()
+        third = Peer(discovery, "cleo")
+        second.leave()
+        third.leave()
+
+
+def test_a_server_whose_port_is_taken() -> None:
+    """It says so, leaves nothing behind, and can be stopped as one that has served."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        server = MembershipServer(f"127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(OSError, match="cannot listen"):
+            server.start()
+        assert server._thread is not None
+        assert not server._thread.is_alive()
+        server.stop()
+    with server:
+        Peer(CoordinatorDiscovery(server.target), "anna").leave()
 
 
 # --- processes that die ---------------------------------------------------------------------------
@@ -384,6 +512,5 @@ def test_nobody_there(target: str) -> None:
     discovery = (
         RedisDiscovery(target) if target.startswith("redis") else CoordinatorDiscovery(target)
     )
-    with pytest.raises(DiscoveryUnavailable):
+    with pytest.raises(DiscoveryUnavailable, match=r"127\.0\.0\.1:1\b"):
         Peer(discovery, "anna", timeout_s=0.3)
-    assert not any(thread.name == "membership" for thread in threading.enumerate())

@@ -1,10 +1,13 @@
 """What every Driver does."""
 
 import itertools
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import numpy as np
@@ -12,11 +15,18 @@ import pytest
 
 from support.fault_proxy import FaultProxy
 from support.messaging import DRIVERS, PATIENCE_S, driver_maker, until
+from support.s3_servers import free_ports
 from xain_messaging.codec import Frame
-from xain_messaging.drivers.grpc_streams import METHOD, GrpcDriver, to_chunks
-from xain_messaging.drivers.zeromq import ZmqDriver
-from xain_messaging.errors import Closed, UnknownPeer
-from xain_messaging.links import TOLERANCE, Bounds
+from xain_messaging.drivers.grpc_streams import (
+    FRAME_BYTES,
+    MAX_FRAMES,
+    METHOD,
+    GrpcDriver,
+    to_chunks,
+)
+from xain_messaging.drivers.zeromq import RETRY_S, ZmqDriver
+from xain_messaging.errors import BodyError, Closed, UnknownPeer
+from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, Driver, DriverEvent, Lost
 
 NETWORKED = [kind for kind in DRIVERS if kind != "in-process"]
@@ -256,41 +266,251 @@ def test_a_broken_connection_is_told_and_made_again(make_networked: Callable[[],
     until(lambda: received(other) == [b"3"], "the third")
 
 
-@pytest.mark.parametrize("bounds", [Bounds(max_messages=2), Bounds(max_bytes=2000)])
-def test_a_stream_that_keeps_to_no_bounds_is_ended(bounds: Bounds) -> None:
-    """One of gRPC, whose peer waits for no ack: it hears why, what waits of it is dropped, and the
-    others are served."""
-    there, friend = GrpcDriver(bounds=bounds), GrpcDriver()
+def test_a_large_message_is_let_go(make_networked: Callable[[], Driver]) -> None:
+    """When the peer has it, its sender's memory is free; and when that has dropped it, its own:
+    though nothing follows on the line."""
+    here, there = make_networked(), make_networked()
+    here.connect("there", there.address)
+    array = np.zeros(3 << 20, np.uint8)
+    sent = weakref.ref(array)
+    here.send("there", [b"head", b"envelope", array.data])
+    del array
+    event = next_event(there)
+    assert isinstance(event, Arrived)
+    assert isinstance(event.frames[2], memoryview)
+    came = weakref.ref(event.frames[2])
+    until(lambda: sent() is None, "the sender to let it go")
+    del event
+    until(lambda: came() is None, "the receiver to let it go")
+
+
+def test_close_in_a_pause_lets_what_waits_go_out(make_networked: Callable[[], Driver]) -> None:
+    """The line has broken, and its next attempt is to come: it comes at once."""
+    here, there = make_networked(), make_networked()
+    host, _, port = there.address.rpartition(":")
+    with FaultProxy(int(port)) as proxy:
+        here.connect("there", f"{host}:{proxy.port}")
+        here.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        proxy.cut()
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])
+        here.close(PATIENCE_S)
+        assert received(there) == [b"2"]
+
+
+def test_who_is_hung_up_on_waits_before_it_tries_again() -> None:
+    """Longer each time; so one that nobody wants keeps nobody busy."""
+    here = ZmqDriver()
+    with closing_all(here), FaultProxy(free_ports(1)[0]) as nobody:
+        here.connect("there", f"tcp://127.0.0.1:{nobody.port}")
+        assert next_event(here) == Lost("there")
+        begun_at = time.monotonic()
+        here.send("there", [b"x"])
+        for _ in range(2):
+            assert next_event(here) == Lost("there")
+        assert time.monotonic() - begun_at >= 2 * RETRY_S + 4 * RETRY_S
+        assert nobody.num_accepted == 3
+
+
+def test_an_interrupted_send_spoils_no_other() -> None:
+    """Half a message has gone out: its line counts as broken, and what follows is no part of it."""
+
+    class Interrupted(list[Frame]):
+        def __iter__(self) -> Iterator[Frame]:
+            yield self[0]
+            raise KeyboardInterrupt
+
+    here, there = ZmqDriver(), ZmqDriver()
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        with pytest.raises(KeyboardInterrupt):
+            here.send("there", Interrupted([b"head", b"rest"]))
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"whole"])
+        until(lambda: here.receive(0.05) is None and not here._broken, "the next attempt")
+        assert received(there) == [b"whole"]
+
+
+def test_a_driver_that_is_woken_in_between_is_woken_once() -> None:
+    """Somebody receives just when it is: no later wait ends early for that."""
+    driver = ZmqDriver()
+
+    class Between:
+        def __init__(self, inner: socket.socket) -> None:
+            self.inner = inner
+
+        def send(self, data: bytes) -> int:
+            driver.receive(0.01)
+            return self.inner.send(data)
+
+        def close(self) -> None:
+            self.inner.close()
+
+    with closing_all(driver):
+        driver._waker = Between(driver._waker)  # type: ignore[assignment]  # all that it uses
+        driver.wake()
+        assert driver.receive(None) is None
+        begun_at = time.monotonic()
+        assert driver.receive(0.2) is None
+        assert time.monotonic() - begun_at >= 0.2
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def flood(there: GrpcDriver, packets: Iterable[bytes]) -> "grpc.Future[bytes]":
+    """From a peer that waits for no ack. The future ends when all has been read."""
+    channel = grpc.insecure_channel(there.address)
+    future = channel.stream_unary(METHOD).future(iter(packets), timeout=PATIENCE_S)
+    future.add_done_callback(lambda _: channel.close())
+    return future
+
+
+@pytest.mark.parametrize(
+    ("bounds", "most"),
+    [
+        (Bounds(max_messages=2), 2 * TOLERANCE),
+        (Bounds(max_bytes=5 * (1000 + FRAME_BYTES)), 5 * TOLERANCE),
+        (Bounds(max_messages_in_all=3), 3 * TOLERANCE),
+        (Bounds(max_bytes_in_all=2 * (1000 + FRAME_BYTES)), 2 * TOLERANCE),
+        (Bounds(max_bytes=1), 1),
+        (Bounds(max_bytes_in_all=1), 1),
+    ],
+)
+def test_who_sends_too_much_over_grpc_waits(bounds: Bounds, most: int) -> None:
+    """No more waits here than may, and one that is larger than that alone; all of it comes, and
+    nobody is hung up on."""
+    there = GrpcDriver(bounds=bounds)
+    with closing_all(there):
+        packets = [b"".join(to_chunks([b"%d" % i + bytes(998 + (i < 10))])) for i in range(50)]
+        future = flood(there, packets)
+        for i in range(50):
+            if i + most <= 50:
+                until(lambda: there._waiting.num_packets == most, "as much as may wait")
+            assert there._waiting.num_packets <= most
+            assert received(there)[0].rstrip(b"\0") == b"%d" % i
+        assert future.result(PATIENCE_S) == b""
+        assert (there._waiting.num_bytes, there.num_refused) == (0, 0)
+
+
+def test_empty_frames_count() -> None:
+    """Each takes some hundred bytes where it waits."""
+    there = GrpcDriver(bounds=Bounds(max_bytes=1 << 20))
+    with closing_all(there):
+        packet = b"".join(to_chunks([b""] * MAX_FRAMES))
+        flood(there, [packet] * 5)
+        until(lambda: there._waiting.num_packets == 2, "two")
+        for _ in range(5):
+            assert there._waiting.num_bytes == there._waiting.num_packets * (2 << 20)
+            assert there._waiting.num_packets <= 2
+            assert received(there) == [b""] * MAX_FRAMES
+
+
+def test_a_large_message_has_its_turn() -> None:
+    """Among small ones of others, which do not overtake it without end."""
+    there = GrpcDriver(bounds=Bounds(max_bytes_in_all=4000))
+    with closing_all(there):
+        small, large = [b"".join(to_chunks([bytes(size)])) for size in (1000, 20_000)]
+        stop = threading.Event()
+        flood(there, itertools.takewhile(lambda _: not stop.is_set(), itertools.repeat(small)))
+        assert received(there) == [bytes(1000)]
+        flood(there, [large])
+        until(lambda: received(there) == [bytes(20_000)], "the large one")
+        stop.set()
+        while there.receive(0.2) is not None:
+            pass
+
+
+def test_a_stream_that_breaks_while_it_waits_leaves_nothing() -> None:
+    """Its peer sends all of it again; what waited for room would stay for as long as nobody
+    receives, and more with each attempt."""
+    there = GrpcDriver(bounds=Bounds(max_messages=1))
+    with closing_all(there):
+        packet = b"".join(to_chunks([b"x"]))
+        for number in (TOLERANCE, 2 * TOLERANCE, 3 * TOLERANCE):
+            future = flood(there, itertools.repeat(packet))
+            until(partial(has_waiting, there, number), "as much as may wait")
+            future.cancel()
+        until(lambda: not any(t.name == "messages" for t in threading.enumerate()), "the threads")
+        assert has_waiting(there, 3 * TOLERANCE)
+
+
+def has_waiting(driver: GrpcDriver, num_packets: int) -> bool:
+    return driver._waiting.num_packets == num_packets
+
+
+def test_a_stream_that_is_none_of_ours_is_ended() -> None:
+    """Its peer hears why; what has come before is received, and the others are served."""
+    there, friend = GrpcDriver(max_message_bytes=1000), GrpcDriver()
     with closing_all(there, friend), grpc.insecure_channel(there.address) as channel:
         friend.connect("there", there.address)
         friend.send("there", [b"before"])
         assert received(there) == [b"before"]
-        packet = b"".join(to_chunks([bytes(1000)]))
         deliver = channel.stream_unary(METHOD)
-        with pytest.raises(grpc.RpcError, match="see Bounds") as caught:
-            deliver(itertools.repeat(packet), timeout=PATIENCE_S)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert there.num_refused == 1
+        too_large = next(to_chunks([bytes(1_000_000)]))
+        for i, chunk in enumerate([b"?", too_large, b"".join(to_chunks([b"x"])) + b"y"]):
+            chunks = iter([b"".join(to_chunks([b"good"])), chunk])
+            with pytest.raises(grpc.RpcError) as caught:
+                deliver(chunks, timeout=PATIENCE_S)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert there.num_refused == i + 1
+            assert received(there) == [b"good"]
         friend.send("there", [b"after"])
         assert received(there) == [b"after"]
 
 
-def test_all_that_waits_at_grpc_has_a_bound() -> None:
-    """However many streams it came on, and though they have ended as they should."""
-    bounds = Bounds(max_bytes_in_all=2000)
-    there = GrpcDriver(bounds=bounds)
-    packets = [b"".join(to_chunks([bytes(1000)]))] * 2
-    with closing_all(there), grpc.insecure_channel(there.address) as channel:
-        deliver = channel.stream_unary(METHOD)
-        for _ in range(TOLERANCE):
-            deliver(iter(packets), timeout=PATIENCE_S)
-        with pytest.raises(grpc.RpcError, match="of all") as caught:
-            deliver(iter(packets), timeout=PATIENCE_S)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        for _ in range(2 * TOLERANCE):
-            assert received(there) == [bytes(1000)]
-        deliver(iter(packets), timeout=PATIENCE_S)
-        assert received(there) == [bytes(1000)]
+@pytest.mark.parametrize("make_one", [
+    lambda: GrpcDriver(max_message_bytes=1000), lambda: ZmqDriver(max_frame_bytes=1000)
+])  # fmt: skip
+def test_what_a_driver_does_not_carry_is_refused_where_it_is_sent(
+    make_one: Callable[[], Driver],
+) -> None:
+    """What it does carry arrives, whatever a head adds to it."""
+    here, there = make_one(), make_one()
+    with closing_all(here, there):
+        here.check([bytes(1000)])
+        with pytest.raises(BodyError, match="1001 bytes"):
+            here.check([bytes(1001)])
+        here.connect("there", there.address)
+        head = bytes(1000 + max_head_bytes(DEFAULT_BOUNDS))
+        here.send("there", [head])
+        assert received(there) == [head]
+
+
+def test_a_frame_that_is_too_large_for_zeromq_is_hung_up_on() -> None:
+    """If somebody sends it all the same; the others are served."""
+    there, here, friend = ZmqDriver(max_frame_bytes=1000), ZmqDriver(), ZmqDriver()
+    with closing_all(there, here, friend):
+        here.connect("there", there.address)
+        here.send("there", [bytes(1 << 20)])
+        assert next_event(here) == Lost("there")
+        friend.connect("there", there.address)
+        friend.send("there", [b"x"])
+        assert received(there) == [b"x"]
+
+
+def test_so_many_peers_are_served_at_a_time() -> None:
+    """One more tries again until another has gone."""
+    there = GrpcDriver(max_peers=2)
+    drivers = [GrpcDriver() for _ in range(3)]
+    with closing_all(there, *drivers):
+        for driver in drivers[:2]:
+            driver.connect("there", there.address)
+            driver.send("there", [b"x"])
+            assert received(there) == [b"x"]
+        drivers[2].connect("there", there.address)
+        drivers[2].send("there", [b"third"])
+        assert next_event(drivers[2]) == Lost("there")
+        drivers[0].close(0.0)
+        drivers[2].send("there", [b"third"])
+        give_up_at = time.monotonic() + PATIENCE_S
+        while (event := there.receive(0.05)) is None:
+            assert time.monotonic() < give_up_at, "the third has not been let in"
+            if isinstance(drivers[2].receive(0.05), Lost):
+                drivers[2].send("there", [b"third"])
+        assert isinstance(event, Arrived)
+        assert bytes(event.frames[0]) == b"third"
 
 
 def test_who_sends_too_much_over_zeromq_waits() -> None:

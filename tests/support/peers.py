@@ -202,13 +202,14 @@ def given_to(
 
 
 def results_of(operation: str, arrays: list[Any], op: str = "sum", root: int = 0) -> list[Any]:
-    """What each member gets, by rank."""
+    """What each member gets, by rank, in the machine's byte order."""
     number = len(arrays)
+    arrays = [array.astype(array.dtype.newbyteorder("=")) for array in arrays]
     if operation in ("gather", "all_gather"):
         whole = np.stack(arrays)
     else:
         # numpy itself widens what it reduces; the dtype is to stay.
-        whole = arrays[0].astype(arrays[0].dtype.newbyteorder("="))
+        whole = arrays[0]
         for array in arrays[1:]:
             whole = OPERATORS[op](whole, array)
     match operation:
@@ -234,3 +235,4 @@ def same(found: Any, expected: Any) -> None:
     else:
         np.testing.assert_array_equal(found, expected)
         assert found.shape == np.shape(expected)
+        assert found.dtype.str == expected.dtype.str

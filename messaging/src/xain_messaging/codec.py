@@ -8,7 +8,8 @@ which holds the number of its frame, its dtype and its shape; an array of up to 
 extension itself. Who sent the message, and to whom, the connection tells.
 
 Nothing is pickled, so nothing that comes is run. What msgpack has no words for is refused at the
-sender: sets, objects, dates, integers beyond 64 bits, arrays of objects.
+sender: sets, objects, dates, integers beyond 64 bits, arrays of objects, and arrays that are more
+than their elements, as masked ones are.
 
 A tuple comes out as a list, a numpy scalar as a number, a bytearray as bytes, and an array in
 C order and the machine's byte order, of the same dtype and shape. An array that came is writable,
@@ -33,6 +34,7 @@ MAX_NDIM = 32
 SMALL_ARRAY_BYTES = 1024  # what is smaller costs more as a frame of its own
 MAX_FRAMES = 1024  # of further arrays the envelope takes care
 MAX_MESSAGE_BYTES = 8 << 30
+MAX_ENVELOPE_BYTES = (4 << 30) - 1  # what msgpack takes as one piece, see links.py
 
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
@@ -45,6 +47,7 @@ _STAGES: Final = {
     for place, stage in enumerate(stages)
 }
 _KINDS: Final = "biufc"  # of dtypes: truth values, integers, floats, complex numbers
+_ARRAYS: Final = (np.ndarray, np.memmap)  # but no other subclass: what it adds would be lost
 _SCALAR_KINDS: Final = "biuf"  # msgpack has no complex numbers
 
 
@@ -69,7 +72,7 @@ def encode(message: Message) -> list[Frame]:
         match value:
             case np.ndarray():
                 return _pack_array(value, frames)
-            case np.generic() if value.dtype.kind in _SCALAR_KINDS:
+            case np.generic() if _is_number(value):
                 return value.item()
             case tuple():
                 has_tuples = True
@@ -95,13 +98,17 @@ def encode(message: Message) -> list[Frame]:
     head = [VERSION, message.tag, message.session_id, message.message_id, stage]
     try:
         frames[0] = msgpack.packb([*head, message.body], default=pack_other, strict_types=True)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         for place, why in _faults(message.body, "body", 0):
             raise BodyError(f"{place} cannot be sent: {why}") from None
         raise BodyError(f"the body cannot be sent: {error}") from error
     if has_tuples:  # as a key, one goes out, and nobody can read it
         for place, why in _faults(message.body, "body", 0):
             raise BodyError(f"{place} cannot be sent: {why}")
+    if (size := len(frames[0])) > MAX_ENVELOPE_BYTES:
+        raise BodyError(
+            f"a body of {size} bytes beside its arrays; at most {MAX_ENVELOPE_BYTES} travel at once"
+        )
     if (size := num_bytes(frames)) > MAX_MESSAGE_BYTES:
         raise BodyError(f"a body of {size} bytes; at most {MAX_MESSAGE_BYTES} travel at once")
     return frames
@@ -125,7 +132,7 @@ def num_bytes(frames: Frames) -> int:
 
 
 def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
-    if array.dtype.kind not in _KINDS or array.ndim > MAX_NDIM:
+    if _why_not(array):
         raise TypeError
     plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     is_small = plain.nbytes <= SMALL_ARRAY_BYTES or len(frames) >= MAX_FRAMES
@@ -137,16 +144,42 @@ def _pack_array(array: NDArray[Any], frames: list[Frame]) -> msgpack.ExtType:
     return msgpack.ExtType(_ARRAY, msgpack.packb([number, plain.dtype.str, array.shape, inside]))
 
 
+def _why_not(array: NDArray[Any]) -> str | None:
+    """It cannot be sent."""
+    if array.dtype.kind not in _KINDS:
+        return f"an array of dtype {array.dtype} is not one of plain numbers"
+    if array.ndim > MAX_NDIM:
+        return f"an array of {array.ndim} axes; at most {MAX_NDIM} travel"
+    if type(array) not in _ARRAYS:
+        kind = type(array).__name__
+        return f"a {kind} is more than its elements; send what it holds, as plain arrays"
+    return None
+
+
+def _is_number(scalar: np.generic) -> bool:
+    """One of Python's too, which those of more than 64 bits are not."""
+    return scalar.dtype.kind in _SCALAR_KINDS and scalar.itemsize <= 8
+
+
+def _can_be_key(value: object) -> bool:
+    if isinstance(value, np.generic) and not isinstance(value, str | bytes):
+        return _is_number(value)
+    return isinstance(value, str | int | float | bytes | memoryview | None)
+
+
 def _faults(value: object, place: str, depth: int) -> Iterator[tuple[str, str]]:
     """What cannot be sent, and why. Slow: only asked when something could not."""
     if depth > MAX_DEPTH:
         yield place, f"it lies more than {MAX_DEPTH} lists or maps deep"
         return
     match value:
-        case None | bool() | float() | bytes() | bytearray() | memoryview():
+        case memoryview():
+            if not value.c_contiguous:
+                yield place, "the view is not contiguous; send bytes(view)"
+        case None | bool() | float() | bytes() | bytearray():
             return
-        case np.generic():
-            if value.dtype.kind not in _SCALAR_KINDS:
+        case np.generic() if not isinstance(value, str):
+            if not _is_number(value):
                 yield place, f"a scalar of dtype {value.dtype} is none; put it into an array"
         case int():
             if not -(2**63) <= value < 2**64:
@@ -161,12 +194,12 @@ def _faults(value: object, place: str, depth: int) -> Iterator[tuple[str, str]]:
                 yield from _faults(item, f"{place}[{i}]", depth + 1)
         case dict():
             for key, item in value.items():
-                if not isinstance(key, str | int | float | bytes | None):
+                if not _can_be_key(key):
                     yield place, f"a key must be text, bytes or a number, not {key!r:.40}"
                 yield from _faults(item, f"{place}[{key!r:.40}]", depth + 1)
         case np.ndarray():
-            if value.dtype.kind not in _KINDS:
-                yield place, f"an array of dtype {value.dtype} is not one of plain numbers"
+            if why := _why_not(value):
+                yield place, why
         case _:
             yield place, f"{type(value).__name__} is none of the types that travel"
 

@@ -6,11 +6,13 @@
 
 Every member calls the same operations of a group in the same order, with arrays of the same shape
 and dtype. What comes out is numpy, and the caller's own. Sums and products are of the dtype that
-came in: small integers overflow as they do in numpy.
+came in, in the machine's byte order: small integers overflow as they do in numpy. A call with wrong
+arguments counts: it fails at all members, and the next one works.
 
 A group is of processes, not of names: when one has gone, or has come back as another, it is of no
-more use, and those who are there make a new one. An operation ends at every member, with its result
-or with CollectiveFailed, within its time: whoever finds that a member is missing, or has no more
+more use, and those who are there make a new one. One that leaves when it has its result does no
+harm to the operation that the result is of. An operation ends at every member, with its result or
+with CollectiveFailed, within its time: whoever waits for a member that is gone, or has no more
 time, tells the others. Some may have their result by then.
 
 Small arrays go along a binomial tree, which takes the fewest steps; large ones around a ring, in as
@@ -30,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from xain_messaging.codec import encode, snapshot
 from xain_messaging.endpoint import Endpoint
@@ -41,14 +43,27 @@ from xain_messaging.messages import Message
 # From here on the time of the bytes counts for more than that of the steps.
 RING_BYTES = 256 << 10
 
-# Operations that others have begun and we have not.
-MAX_EARLY = 1024
+# Of one peer, with members who are all there. What comes before an operation has begun here is
+# bounded as all that a peer sends and nobody takes, see links.py.
+MAX_GROUPS = 1024
 
-# How long the word that an operation has failed waits for room on its way to another member.
+# Groups that are no more, by which what still comes for them is known.
+MAX_DROPPED = 1024
+
+# Operations that have failed at others before they have begun here. Who does not know it any more
+# waits for its own time.
+MAX_FAILED = 1024
+
+# How long the word that an operation has failed waits for room on its way to another member; never
+# beyond the operation's own time.
 ABORT_S = 1.0
 
 # Who waits for room looks so often whether the operation has failed meanwhile.
 LOOK_S = 0.25
+
+# A member may give its part and leave. The word of that goes another way than the part, and may be
+# so much faster.
+ON_ITS_WAY_S = 0.5
 
 Operator: TypeAlias = Literal["sum", "product", "min", "max"]
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
@@ -60,15 +75,15 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 
 _Array: TypeAlias = NDArray[Any]
 _Place: TypeAlias = tuple[str, int]  # the group's id, the operation's number
+_Failure: TypeAlias = tuple[str, tuple[str, ...]]  # why, and who is missing
 
 
 @dataclass(slots=True)
 class _Arrived:
-    """What has come of one operation. parts: by rank and step."""
+    """What has come of one operation. parts: by sender and step."""
 
-    parts: dict[tuple[int, int], tuple[Message, Delivery]] = field(default_factory=dict)
+    parts: dict[tuple[str, int], tuple[Message, Delivery]] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
-    failure: tuple[str, tuple[str, ...]] | None = None
 
 
 class Collectives:
@@ -76,39 +91,74 @@ class Collectives:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self._incarnation = endpoint.member.incarnation
+        self._roster = endpoint.roster  # that what is over was looked for in
         self._groups: dict[str, Group] = {}
+        self._dropped: OrderedDict[str, Group] = OrderedDict()
         self._arrived: dict[_Place, _Arrived] = {}
-        self._dropped: OrderedDict[str, None] = OrderedDict()  # ids of groups that are no more
+        self._failed: OrderedDict[_Place, _Failure] = OrderedDict()
         endpoint.hear_collectives(self._on_message)
 
     def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
-        """The one of these processes; the same for the same."""
+        """The one of these processes; the same for the same. Raises MessagingError for too many."""
         group = Group(self, name, members, timeout_s)
         with self.endpoint.lock:
-            for old in [old for old in self._groups.values() if old.gone]:
-                self._drop(old.id)
-            return self._groups.setdefault(group.id, group)
+            self._drop_what_is_over()
+            group = self._groups.get(group.id) or self._dropped.get(group.id) or group
+            if not self.has(group) and len(self._groups) >= MAX_GROUPS:
+                raise MessagingError(
+                    f"there are {MAX_GROUPS} groups of members who are all there, and {name!r} "
+                    "would be one more; use their names again"
+                )
+            self.keep(group)
+            return group
 
-    def _drop(self, group_id: str) -> None:
+    def has(self, group: "Group") -> bool:
+        """It has not been dropped. Under the lock, as all below."""
+        return group.id in self._groups
+
+    def keep(self, group: "Group") -> None:
+        """Also one that was dropped, when its members are there again as who they were."""
+        self._dropped.pop(group.id, None)
+        self._groups[group.id] = group
+
+    def _drop_what_is_over(self) -> None:
         """Nobody takes part in it any more: what has come for it, and what comes, is taken, or it
         would be kept by its sender for ever."""
-        del self._groups[group_id]
-        for place in [place for place in self._arrived if place[0] == group_id]:
-            self.forget(place)
-        self._dropped[group_id] = None
-        if len(self._dropped) > MAX_EARLY:
-            self._dropped.popitem(last=False)
+        before, roster = self._roster, self.endpoint.roster
+        if roster is before and len(self._groups) < MAX_GROUPS:
+            return
+        self._roster = roster
+        for group in [group for group in self._groups.values() if group.gone]:
+            if group.is_under_way:
+                continue  # who has gone may have done its part
+            del self._groups[group.id]
+            for place in [place for place in self._arrived if place[0] == group.id]:
+                self.forget(place)
+            self._dropped[group.id] = group
+            if len(self._dropped) > MAX_DROPPED:
+                self._dropped.popitem(last=False)
+        # What the dead have sent for groups that were never made here, and never can be.
+        for (group_id, _), arrived in self._arrived.items():
+            if group_id in self._groups:
+                continue
+            for key, (_, delivery) in list(arrived.parts.items()):
+                sender = roster.get(delivery.peer, before.get(delivery.peer))
+                has_gone = delivery.peer in before and delivery.peer not in roster
+                if has_gone or (sender and sender.incarnation > delivery.incarnation):
+                    del arrived.parts[key]
+                    self.endpoint.take(delivery)
 
-    def of(self, place: _Place) -> _Arrived:
-        """Under the lock."""
-        if place not in self._arrived and len(self._arrived) >= MAX_EARLY:
-            # Some are for processes that were here before us, under our name.
-            for other in [other for other in self._arrived if other[0] not in self._groups]:
-                self.forget(other)
+    def arrived(self, place: _Place) -> _Arrived:
+        """Raises CollectiveFailed if another member says that the operation has failed."""
+        if place in self._failed:
+            why, missing = self._failed[place]
+            raise CollectiveFailed(f"another member says: {why}", missing)
         return self._arrived.setdefault(place, _Arrived())
 
     def forget(self, place: _Place) -> None:
-        """The operation is over; what comes of it later is nobody's. Under the lock."""
+        """The operation is over; what comes of it later is nobody's."""
+        self._failed.pop(place, None)
         arrived = self._arrived.pop(place, None)
         for _, delivery in arrived.parts.values() if arrived else ():
             self.endpoint.take(delivery)
@@ -116,23 +166,36 @@ class Collectives:
     def _on_message(self, message: Message, delivery: Delivery) -> None:
         """Whatever it says: it comes from outside."""
         match message.body:
-            case {"group": str(group_id), "number": int(number), "rank": int(rank), **rest}:
+            case {"group": str(group_id), "number": int(number), "to": to, **rest} if (
+                to == self._incarnation  # not the process that was here before under our name
+            ):
                 pass
             case _:
                 self.endpoint.take(delivery)
                 return
         group = self._groups.get(group_id)
-        if group_id in self._dropped or (group is not None and number < group.number):
-            self.endpoint.take(delivery)  # of an operation that is over here
+        place = (group_id, number)
+        if (
+            group_id in self._dropped
+            or (group is not None and number < group.number)  # it is over here
+            or place in self._failed
+        ):
+            self.endpoint.take(delivery)
             return
-        arrived = self.of((group_id, number))
         match rest:
             case {"failure": str(why), "missing": list(missing)}:
                 self.endpoint.take(delivery)
-                arrived.failure = arrived.failure or (why, tuple(map(str, missing)))
+                self.forget(place)
+                self._failed[place] = (why, tuple(map(str, missing)))
+                if len(self._failed) > MAX_FAILED:
+                    self._failed.popitem(last=False)
             case {"kind": str(kind), "step": int(step), "part": _}:
+                arrived = self._arrived.setdefault(place, _Arrived())
+                if (message.source, step) in arrived.parts:
+                    self.endpoint.take(delivery)
+                    return
                 arrived.kinds.add(kind)
-                arrived.parts[rank, step] = (message, delivery)
+                arrived.parts[message.source, step] = (message, delivery)
             case _:
                 self.endpoint.take(delivery)
 
@@ -172,12 +235,12 @@ class Group:
     @property
     def gone(self) -> list[str]:
         """The members that are not there any more, or are other processes by now."""
-        roster = self._endpoint.roster
-        return [
-            name
-            for name, incarnation in zip(self.members, self._incarnations, strict=True)
-            if name not in roster or roster[name].incarnation != incarnation
-        ]
+        return [name for rank, name in enumerate(self.members) if self._has_gone(rank)]
+
+    @property
+    def is_under_way(self) -> bool:
+        """An operation is."""
+        return self._under_way.locked()
 
     # --- operations ---
 
@@ -185,8 +248,9 @@ class Group:
         self, array: _Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None
     ) -> _Array | None:
         """All arrays combined, element by element, at `root`; None at the others."""
-        array, combine = np.asarray(array), _OPERATORS[op]
-        with self._operation(f"reduce {op} {root}", array, timeout_s):
+        with self._operation(f"reduce {op} {root}", timeout_s, is_one_way=True):
+            array, combine = self._given(array), _operator(op)
+            self._check_rank(root)
             if array.nbytes < RING_BYTES:
                 return self._tree_reduce(array, combine, root)
             mine = self._ring_reduce(_parts(array, self.size), combine)
@@ -197,8 +261,8 @@ class Group:
         self, array: _Array, op: Operator = "sum", timeout_s: float | None = None
     ) -> _Array:
         """All arrays combined, element by element, at every member: the same bits."""
-        array, combine = np.asarray(array), _OPERATORS[op]
-        with self._operation(f"all_reduce {op}", array, timeout_s):
+        with self._operation(f"all_reduce {op}", timeout_s):
+            array, combine = self._given(array), _operator(op)
             if array.nbytes < RING_BYTES:
                 reduced = self._tree_reduce(array, combine, 0)
                 return self._tree_broadcast(reduced, 0).reshape(array.shape)
@@ -210,10 +274,12 @@ class Group:
     ) -> _Array:
         """All arrays combined, element by element; each member gets its part of the first axis, cut
         as by np.array_split. array: of at least one axis."""
-        array, combine = np.asarray(array), _OPERATORS[op]
-        parts: list[_Array] = np.array_split(array, self.size)
-        shape = parts[self.rank].shape
-        with self._operation(f"reduce_scatter {op}", array, timeout_s):
+        with self._operation(f"reduce_scatter {op}", timeout_s):
+            array, combine = self._given(array), _operator(op)
+            if not array.ndim:
+                raise ValueError("a single number has no axis to be cut along")
+            parts: list[_Array] = np.array_split(array, self.size)
+            shape = parts[self.rank].shape
             if array.nbytes >= RING_BYTES:
                 part = self._ring_reduce([part.reshape(-1) for part in parts], combine)
                 return part.reshape(shape)
@@ -228,8 +294,9 @@ class Group:
 
     def gather(self, array: _Array, root: int = 0, timeout_s: float | None = None) -> _Array | None:
         """All arrays at `root`, by rank along a new first axis; None at the others."""
-        array = np.asarray(array)
-        with self._operation(f"gather {root}", array, timeout_s):
+        with self._operation(f"gather {root}", timeout_s, is_one_way=True):
+            array = self._given(array)
+            self._check_rank(root)
             small = array.nbytes < RING_BYTES
             gather = self._tree_gather if small else self._direct_gather
             parts = gather(array.reshape(-1), root)
@@ -237,9 +304,9 @@ class Group:
 
     def all_gather(self, array: _Array, timeout_s: float | None = None) -> _Array:
         """All arrays at every member, by rank along a new first axis."""
-        array = np.asarray(array)
-        shape = (self.size, *array.shape)
-        with self._operation("all_gather", array, timeout_s):
+        with self._operation("all_gather", timeout_s):
+            array = self._given(array)
+            shape = (self.size, *array.shape)
             if array.nbytes >= RING_BYTES:
                 return np.stack(self._ring_gather(array.reshape(-1))).reshape(shape)
             parts = self._tree_gather(array.reshape(-1), 0)
@@ -249,20 +316,20 @@ class Group:
     def all_to_all(self, arrays: Sequence[_Array], timeout_s: float | None = None) -> list[_Array]:
         """One array for each member, by rank, ourselves among them. Returns what each member had
         for us. The arrays may be of any shapes and dtypes."""
-        if len(arrays) != self.size:
-            raise ValueError(f"{len(arrays)} arrays for {self.size} members")
-        with self._operation("all_to_all", None, timeout_s):
-            found = [np.array(arrays[self.rank])] * self.size
+        with self._operation("all_to_all", timeout_s):
+            if len(arrays) != self.size:
+                raise ValueError(f"{len(arrays)} arrays for {self.size} members")
+            found = [_native(arrays[self.rank]).copy()] * self.size
             # Each to another one in every step, so that nobody is told everything at once.
             for i in range(1, self.size):
                 to, source = (self.rank + i) % self.size, (self.rank - i) % self.size
-                self._send(to, i, np.asarray(arrays[to]))
+                self._send(to, i, _native(arrays[to]))
                 found[source] = self._receive(source, i)
             return found
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Returns when every member has called it."""
-        with self._operation("barrier", None, timeout_s):
+        with self._operation("barrier", timeout_s):
             # Dissemination (Hensgen, Finkel and Manber 1988, Two Algorithms for Barrier
             # Synchronization): after step k each has heard of 2^k others.
             for i in range(math.ceil(math.log2(self.size))):
@@ -350,10 +417,10 @@ class Group:
 
     @contextmanager
     def _operation(
-        self, kind: str, array: _Array | None, timeout_s: float | None
+        self, kind: str, timeout_s: float | None, *, is_one_way: bool = False
     ) -> Iterator[None]:
-        if array is not None:
-            kind = f"{kind} {array.dtype.str} {array.shape}"
+        """is_one_way: who has given its part is done, and may leave before others have begun. In
+        all other operations nobody is done before all have begun."""
         if not self._under_way.acquire(blocking=False):
             raise CollectiveFailed(f"another operation of the group {self.name!r} is under way")
         try:
@@ -361,15 +428,20 @@ class Group:
             self._deadline = time.monotonic() + (
                 self._timeout_s if timeout_s is None else timeout_s
             )
+            with self._endpoint.lock:
+                gone = self.gone
+                if gone and not (is_one_way and self._collectives.has(self)):
+                    raise self._failure_for(gone)
+                self._collectives.keep(self)
             yield
         except CollectiveFailed as failed:
             self._tell(str(failed), failed.missing)
             raise
         except MessagingError as error:
             self._tell(str(error), ())
-            raise CollectiveFailed(f"{kind} has failed: {error}") from error
-        except Exception as error:  # a part that is none, say: the others are not to wait
-            self._tell(f"{type(error).__name__} at {self._endpoint.name!r}", ())
+            raise CollectiveFailed(f"{self._kind} has failed: {error}") from error
+        except Exception as error:  # wrong arguments, a part that is none: the others must not wait
+            self._tell(f"{type(error).__name__} at {self._endpoint.name!r}: {error}", ())
             raise
         finally:
             with self._endpoint.lock:
@@ -377,83 +449,112 @@ class Group:
                 self.number += 1
             self._under_way.release()
 
+    def _given(self, array: ArrayLike) -> _Array:
+        """What the caller has given. Its dtype and shape have to be those of the others."""
+        plain = _native(array)
+        self._kind = f"{self._kind} {plain.dtype.str} {plain.shape}"
+        return plain
+
+    def _check_rank(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"the root {root} is none of the ranks 0 to {self.size - 1}")
+
     def _send(self, rank: int, step: int, part: _Array | None) -> None:
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
         body = {"kind": self._kind, "step": step, "part": flat}
         while True:
             now = time.monotonic()
+            with self._endpoint.lock:
+                self._arrived()
+                if self._has_gone(rank):
+                    raise self._failure_for([self.members[rank]])
             try:
                 return self._post(rank, body, min(self._deadline, now + LOOK_S))
             except OutboxFull as full:
-                # It may be full because the operation has failed, here or there.
-                with self._endpoint.lock:
-                    self._check_others(self._collectives.of((self.id, self.number)))
-                    self._check_members()
+                # It may be full because the operation has failed, here or there: look again.
                 if now >= self._deadline:
                     why = f"{self._kind} has failed: {full}"
                     raise CollectiveFailed(why, (self.members[rank],)) from full
 
     def _post(self, rank: int, body: dict[str, Any], deadline: float) -> None:
-        message = Message(
-            "collective",
-            self._endpoint.name,
-            self.members[rank],
-            {"group": self.id, "number": self.number, "rank": self.rank, **body},
-        )
+        where = {"group": self.id, "number": self.number, "to": self._incarnations[rank]}
+        message = Message("collective", self._endpoint.name, self.members[rank], {**where, **body})
         self._endpoint.post(message, COLLECTIVE, snapshot(encode(message)), deadline)
 
     def _receive(self, rank: int, step: int) -> _Array:
         """The part that this member sends in this step."""
+        name = self.members[rank]
 
-        def take() -> tuple[_Array] | None:
-            arrived = self._collectives.of((self.id, self.number))
-            self._check_others(arrived)
-            if (rank, step) in arrived.parts:
-                # Even if its sender has gone since.
-                message, delivery = arrived.parts.pop((rank, step))
-                self._endpoint.take(delivery)
-                return (message.body["part"],)
-            self._check_members()
-            return None
+        def take() -> list[_Array] | None:
+            entry = self._arrived().parts.pop((name, step), None)
+            if entry is None:
+                return None
+            message, delivery = entry
+            self._endpoint.take(delivery)
+            return [message.body["part"]]
 
-        taken = self._endpoint.wait_for(take, self._deadline)
+        def take_or_give_up() -> list[_Array] | None:
+            return take() or ([] if self._has_gone(rank) else None)
+
+        taken = self._endpoint.wait_for(take_or_give_up, self._deadline)
         if taken is None:
-            raise CollectiveFailed(
-                f"{self._kind} has failed: {self.members[rank]!r} has not sent its part in time",
-                (self.members[rank],),
+            why = f"{self._kind} has failed: {name!r} has not sent its part in time"
+            raise CollectiveFailed(why, (name,))
+        if not taken:
+            taken = self._endpoint.wait_for(
+                take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S)
             )
+        if not taken:
+            raise self._failure_for([name])
         return taken[0]
 
-    def _check_others(self, arrived: _Arrived) -> None:
+    def _arrived(self) -> _Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed, or calls
         another one."""
-        if arrived.failure is not None:
-            why, missing = arrived.failure
-            raise CollectiveFailed(f"another member says: {why}", missing)
+        arrived = self._collectives.arrived((self.id, self.number))
         if others := arrived.kinds - {self._kind}:
             raise CollectiveFailed(
                 f"{self._kind!r} is called here, and {min(others)!r} at another member"
             )
+        return arrived
 
-    def _check_members(self) -> None:
-        """Raises CollectiveFailed if one of them is gone."""
-        if gone := self.gone:
-            raise CollectiveFailed(
-                f"{self._kind} has failed: not there any more, or another process by now: "
-                f"{', '.join(gone)}; make the group anew",
-                gone,
-            )
+    def _has_gone(self, rank: int) -> bool:
+        """This member is not there any more, or is another process by now. The others do not
+        matter to who waits for this one: they may have done their part."""
+        member = self._endpoint.roster.get(self.members[rank])
+        return member is None or member.incarnation != self._incarnations[rank]
+
+    def _failure_for(self, gone: Sequence[str]) -> CollectiveFailed:
+        return CollectiveFailed(
+            f"{self._kind} has failed: not there any more, or another process by now: "
+            f"{', '.join(gone)}; make the group anew",
+            gone,
+        )
 
     def _tell(self, why: str, missing: Sequence[str]) -> None:
-        """The others; as far as they can be told."""
-        deadline = time.monotonic() + ABORT_S
+        """The others, those whose part is missing too, since they may only be late; as far as they
+        can be told."""
+        deadline = min(self._deadline, time.monotonic() + ABORT_S)
         for rank in range(self.size):
-            if rank == self.rank or self.members[rank] in missing:
+            if rank == self.rank or self._has_gone(rank):
                 continue
             try:
                 self._post(rank, {"failure": why, "missing": list(missing)}, deadline)
             except MessagingError:
                 continue  # it has its own time
+
+
+def _operator(op: str) -> Callable[..., Any]:
+    if op not in _OPERATORS:
+        raise ValueError(f"no operator {op!r}; there are {', '.join(_OPERATORS)}")
+    return _OPERATORS[op]
+
+
+def _native(array: ArrayLike) -> _Array:
+    """In the machine's byte order, as what the others send comes out: so that all members have the
+    same bits."""
+    plain: _Array = np.asarray(array)
+    return plain.astype(plain.dtype.newbyteorder("="), copy=False)
 
 
 def _parts(array: _Array, number: int) -> list[_Array]:

@@ -18,7 +18,7 @@ message comes, and when somebody has come or gone.
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from xain_messaging.conditional_events import MAX_HELD, EventTable, Expression, Fired
 from xain_messaging.messages import Message
@@ -28,12 +28,18 @@ T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
 
+_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired"})
+
 
 class Distributed(Generic[T]):
-    """An object, and the messages that drive it. What it has not itself, it has of the object.
+    """An object, and the messages that drive it. What it has not itself, it has of the object; and
+    what is set here is the object's.
 
     local_instance: the object. proxy: what it hears and speaks through.
     """
+
+    local_instance: T
+    proxy: Proxy
 
     def __init__(
         self,
@@ -55,7 +61,16 @@ class Distributed(Generic[T]):
         self._fired: deque[Fired[Handler, Message]] = deque()
 
     def __getattr__(self, name: str) -> Any:
+        # A copy asks before there is an object; and what Python asks for is for this one to have.
+        if name == "local_instance" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
         return getattr(self.local_instance, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.local_instance, name, value)
 
     def launch(self, timeout_s: float | None = None) -> None:
         """Receive and call the handlers until stop(), the stop event, or for timeout_s in all; by

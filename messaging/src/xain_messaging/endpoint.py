@@ -56,6 +56,8 @@ ACK_DELAY_S = 0.01
 LONGEST_S = 3600.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
+# Between two looks for those whose time is over.
+FORGET_EVERY_S = 60.0
 # Events that are handled before those who wait are told.
 BATCH = 64
 # Names that are not in the group: of those who have left, and of those whom the discovery has not
@@ -95,7 +97,9 @@ class Endpoint:
         self._links: dict[str, Link] = {}
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
-        self._away_since: dict[str, float] = {}
+        self._away_since: dict[str, float] = {}  # strangers too
+        self._forget_at = 0.0
+        self._has_refused = False  # what somebody sent for whom there was no link
         self._failure: MessagingError | None = None
         try:
             self._membership: Membership = discovery.join(
@@ -149,7 +153,10 @@ class Endpoint:
 
     def _connect(self, member: Member) -> None:
         self._away_since.pop(member.name, None)
+        is_new = member.name not in self._links
         link = self._link(member.name)
+        if is_new and self._has_refused:
+            link.missed(member.incarnation)  # it may be the one
         try:
             self._driver.connect(member.name, member.address)
         except Exception as error:
@@ -176,12 +183,15 @@ class Endpoint:
 
     def _forget_those_long_gone(self, now: float) -> None:
         """Names are often made up for one process, and a group may live for months."""
+        self._forget_at = now + FORGET_EVERY_S
         for name, since in list(self._away_since.items()):
             link = self._links[name]
             if now - since > FORGET_S or (link.is_settled and len(self._links) > self._max_links):
                 if link.num_kept:
                     log.warning("peer_forgotten", peer=name, lost=link.num_kept)
                 link.forget()
+                if link.has_untaken:
+                    continue  # if it is back before that is taken, it sends it again
                 del self._away_since[name], self._links[name]
                 self._owed.pop(name, None)
 
@@ -190,6 +200,8 @@ class Endpoint:
         if link is None:
             own = self._roster[self.name].incarnation
             link = self._links[peer] = Link(self.name, own, peer, self._outbox)
+            if peer not in self._roster:
+                self._away_since[peer] = time.monotonic()
         return link
 
     def _send_kept(self, link: Link) -> None:
@@ -202,11 +214,12 @@ class Endpoint:
         """On its way, or kept for a peer that is away. The frames, which are those of the message,
         must not change any more.
 
-        Waits for room; raises OutboxFull if there is none by the deadline, SessionError,
-        UnknownPeer, Closed and MembershipLost.
+        Waits for room; raises OutboxFull if there is none by the deadline, BodyError for more than
+        the driver carries, SessionError, UnknownPeer, Closed and MembershipLost.
         """
         peer = message.destination
         size = num_bytes(frames)
+        self._driver.check(frames)
         why_not: str | None = None
 
         def try_to_post() -> bool | None:
@@ -230,7 +243,12 @@ class Endpoint:
             return True
 
         if self.wait_for(try_to_post, deadline) is None:
-            raise OutboxFull(why_not)
+            raise OutboxFull(str(why_not))
+
+    def has_room(self, message: Message, size_bytes: int) -> bool:
+        """post() would not wait. Call it under `lock`."""
+        link = self._links.get(message.destination)
+        return link is None or link.why_no_room(size_bytes) is None
 
     def take(self, delivery: Delivery) -> None:
         """The application has this message. Call it under `lock`."""
@@ -265,7 +283,7 @@ class Endpoint:
                     raise self._failure
                 result = attempt()
                 if result is not None or is_last:
-                    self._send_old_acks()  # who takes one after the other may never wait
+                    self._do_what_is_due()  # who takes one after the other may never wait
                     return result
                 left_s = deadline - time.monotonic()
                 is_last = left_s <= 0
@@ -286,7 +304,7 @@ class Endpoint:
             if event is not None:
                 self._handle(event)
                 self._handle_all()
-            self._send_old_acks()
+            self._do_what_is_due()
         finally:  # an interrupt too: another one is to receive now
             if self._num_waiting:
                 self._changed.notify_all()
@@ -302,12 +320,17 @@ class Endpoint:
     def _from_driver(self, timeout_s: float) -> DriverEvent | None:
         """As receive() of the driver, without the lock."""
         self._is_receiving = True
-        self.lock.release()
         try:
+            self.lock.release()
             return self._driver.receive(min(timeout_s, LONGEST_S))
         finally:
-            self.lock.acquire()
-            self._is_receiving = False
+            try:
+                self.lock.acquire()
+            except BaseException:
+                self.lock.acquire()  # an interrupt; our caller will let go of it all the same
+                raise
+            finally:
+                self._is_receiving = False  # not before: the next would be in the driver with us
 
     def _handle(self, event: DriverEvent) -> None:
         if isinstance(event, Lost):
@@ -327,9 +350,12 @@ class Endpoint:
         if head.to != self.name:
             return  # for one that was at our address before us
         if head.name not in self._links and len(self._links) >= self._max_links:
+            self._has_refused = True
             raise MalformedMessage(f"{head.name!r} is not in the group")
         link = self._link(head.name)
         delivery = link.received(head, event.frames[1:])
+        for packet in link.again(head):
+            self._driver.send(link.name, packet)
         if delivery is None:
             if link.owes_ack:
                 self._owe(link)
@@ -367,11 +393,16 @@ class Endpoint:
     def _owe(self, link: Link) -> None:
         if not self._owed:
             self._owed_since = time.monotonic()
+            if self._is_receiving:
+                self._driver.wake()  # that thread may not have been about to look so soon
         self._owed[link.name] = link
 
-    def _send_old_acks(self) -> None:
-        if self._owed and time.monotonic() - self._owed_since >= ACK_DELAY_S:
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()
+        if self._away_since and now >= self._forget_at:
+            self._forget_those_long_gone(now)
 
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}

@@ -29,7 +29,14 @@ class TimedOut(MessagingError, TimeoutError):
 
 class OutboxFull(MessagingError):
     """As much waits for a peer, or for all together, as may be kept, and nothing of it has been
-    taken in time."""
+    taken in time.
+
+    sent: the messages of the same call that are on their way, as names and sessions.
+    """
+
+    def __init__(self, message: str, sent: Collection[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.sent = tuple(sent)
 
 
 class UnknownPeer(MessagingError, LookupError):
@@ -60,7 +67,7 @@ class MembershipLost(MessagingError):
 
 
 class DiscoveryUnavailable(MessagingError):
-    """The coordinator or the Redis that knows the peers cannot be reached."""
+    """The coordinator or the Redis that knows the peers cannot be reached, or takes no more."""
 
 
 class CollectiveFailed(MessagingError):

@@ -18,12 +18,14 @@ the others; of an ack the head is all. The head is msgpack:
 
     [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken, envelope]
 
-kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack.
+kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack, "g" an ack of one
+    who has not heard what follows on `heard`: it has to go out again.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
 to: the name of the receiver; whoever has another one got it by mistake.
-number: the message's, from 1 on, counted for each peer; 0 in an ack.
+number: the message's, from 1 on, counted by its sender for all peers together, so that it goes on
+    also for one who was forgotten; 0 in an ack.
 follows: the number of the message before it on this connection, 0 for the first. Those between are
-    taken; one who has not heard of `follows` waits for what was lost.
+    taken, or for others; one who has not heard of `follows` asks for what was lost.
 to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, but for
     those of the list. An incarnation of 0: nothing is told.
 envelope: bytes; none in an ack. In here, since a frame of its own would cost a driver as much as
@@ -51,14 +53,15 @@ Kind: TypeAlias = Literal["m", "c"]
 MESSAGE: Final = "m"
 COLLECTIVE: Final = "c"
 _ACK: Final = "a"
-_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK})
+_AGAIN: Final = "g"
+_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN})
 
 Packet: TypeAlias = list[Frame]
 
 
 # A peer that keeps to its bounds may still be seen to have sent more: what goes out before it hears
 # that a line has broken goes out again, and acks count too where nobody has looked into the packets
-# yet. Who has sent so many times as much keeps to nothing.
+# yet. Who has sent so many times as much has to wait.
 TOLERANCE = 4
 
 
@@ -76,13 +79,20 @@ class Bounds:
 DEFAULT_BOUNDS: Final = Bounds()
 
 
+def max_head_bytes(bounds: Bounds) -> int:
+    """What a head may add to a message, where the peers have these bounds: names, numbers, and the
+    list of what is not taken."""
+    return 2048 + 9 * TOLERANCE * bounds.max_messages
+
+
 @dataclass(slots=True)
 class Outbox:
-    """What one peer keeps for all others together."""
+    """What one peer keeps for all others together. last_number: of all that it has sent."""
 
     bounds: Bounds = DEFAULT_BOUNDS
     num_messages: int = 0
     num_bytes: int = 0
+    last_number: int = 0
 
 
 class Head(NamedTuple):
@@ -133,7 +143,6 @@ class Link:
     is_here: bool = False
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
-    _next: int = 1
     _last_sent: int = 0  # over this connection
     # Of the peer: which process it is, the last number heard, those of it that are not taken yet,
     # and how much that is taken it has not been told of.
@@ -143,6 +152,9 @@ class Link:
     _untaken_bytes: int = 0
     _num_untold: int = 0
     _untold_bytes: int = 0
+    # What follows on the last number heard was not kept; and the peer has been asked for it.
+    _is_behind: bool = False
+    _has_asked: bool = False
 
     @property
     def num_kept(self) -> int:
@@ -150,9 +162,14 @@ class Link:
         return len(self._kept)
 
     @property
+    def has_untaken(self) -> bool:
+        """Some of what has come is not taken."""
+        return bool(self._untaken)
+
+    @property
     def is_settled(self) -> bool:
         """Nothing is on its way, in either direction."""
-        return not self._kept and not self._untaken and not self._num_untold
+        return not self._kept and not self._untaken and not self.owes_ack
 
     def why_no_room(self, size_bytes: int) -> str | None:
         """Why one more message has to wait; None if it has not.
@@ -182,8 +199,8 @@ class Link:
 
     def send(self, kind: Kind, frames: Frames) -> Packet | None:
         """Keep a message. Returns what goes out now; None if the peer is away."""
-        number, kept = self._next, _Kept(kind, frames, num_bytes(frames))
-        self._next += 1
+        self.outbox.last_number += 1
+        number, kept = self.outbox.last_number, _Kept(kind, frames, num_bytes(frames))
         self._kept[number] = kept
         self.kept_bytes += kept.num_bytes
         self.outbox.num_messages += 1
@@ -195,11 +212,20 @@ class Link:
         is kept, and what may not have been heard of what is taken."""
         self.is_here = True
         self._last_sent = 0
+        self._has_asked = False
         if self._peer_incarnation:
             self._num_untold = max(self._num_untold, 1)
         packets = [self._packet(number, kept) for number, kept in self._kept.items()]
         ack = self.ack()
         return packets if ack is None else [*packets, ack]
+
+    def again(self, head: Head) -> list[Packet]:
+        """What goes out once more, if that is what the peer asks for."""
+        if head.kind != _AGAIN or head.to_incarnation != self.own_incarnation or not self.is_here:
+            return []
+        self._last_sent = head.heard
+        kept = [(number, kept) for number, kept in self._kept.items() if number > head.heard]
+        return [self._packet(number, kept) for number, kept in kept]
 
     def gone(self) -> None:
         """There is none any more."""
@@ -214,8 +240,8 @@ class Link:
     def received(self, head: Head, frames: Frames) -> Delivery | None:
         """What a packet of this peer brings, if it is new. frames: those after the head.
 
-        Raises MalformedMessage for more than a peer may send that is not taken. It is not heard
-        then, nor is what follows on it.
+        More than a peer may send that is not taken is not heard, nor is what follows on it: it is
+        asked for when half of that is taken. Raises MalformedMessage when that begins.
         """
         if head.incarnation < self._peer_incarnation:
             return None  # of a process whose place another has taken
@@ -229,27 +255,38 @@ class Link:
             self._heard = 0
             self._untaken.clear()
             self._untaken_bytes = self._num_untold = self._untold_bytes = 0
+            self._is_behind = self._has_asked = False
         if head.number <= self._heard:
             self._num_untold += 1  # the word that it is taken may have been lost
             return None
-        if head.follows > self._heard:
-            return None  # there is a gap: what is missing comes over a new connection
+        is_full = self._has_waiting(1.0)
+        if head.follows > self._heard or is_full:
+            was_behind, self._is_behind = self._is_behind, True
+            if is_full and not was_behind:
+                raise MalformedMessage(
+                    f"{self.name!r} has sent {len(self._untaken)} messages of "
+                    f"{self._untaken_bytes} bytes that are not taken, and goes on"
+                )
+            return None
+        self._is_behind = self._has_asked = False
         whole = [head.envelope, *frames]
         size = num_bytes(whole)
-        self._check_untaken(size)
         self._heard = head.number
         self._untaken[head.number] = size
         self._untaken_bytes += size
         return Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
 
-    def _check_untaken(self, size_bytes: int) -> None:
-        bounds, untaken = self.outbox.bounds, len(self._untaken)
-        is_too_much = self._untaken_bytes + size_bytes > TOLERANCE * bounds.max_bytes
-        if untaken >= TOLERANCE * bounds.max_messages or (untaken and is_too_much):
-            raise MalformedMessage(
-                f"{self.name!r} has sent {untaken} messages of {self._untaken_bytes} bytes that "
-                "are not taken, and goes on"
-            )
+    def missed(self, incarnation: int) -> None:
+        """Something that this process has sent was dropped before there was a link."""
+        assert not self._peer_incarnation
+        self._peer_incarnation = incarnation
+        self._is_behind = True
+
+    def _has_waiting(self, part: float) -> bool:
+        """Not taken: at least this part of what a peer may send."""
+        most, bounds = part * TOLERANCE, self.outbox.bounds
+        is_many = len(self._untaken) >= most * bounds.max_messages
+        return is_many or self._untaken_bytes >= most * bounds.max_bytes
 
     def take(self, delivery: Delivery) -> Packet | None:
         """The application has it. Returns an ack if it is time for one."""
@@ -259,17 +296,27 @@ class Link:
         self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
         is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
-        return self.ack() if is_due else None
+        return self.ack() if is_due or self._is_to_ask else None
+
+    @property
+    def _is_to_ask(self) -> bool:
+        return self._is_behind and not self._has_asked and not self._has_waiting(0.5)
 
     @property
     def owes_ack(self) -> bool:
-        """The peer has not been told of all that is taken."""
-        return self._num_untold > 0
+        """The peer has not been told of all that is taken, or is to be asked for what is lost."""
+        return self._num_untold > 0 or self._is_to_ask
 
     def ack(self) -> Packet | None:
-        """What the peer has not been told of what is taken; None if there is nothing, or it is
-        away."""
-        return [self._head(_ACK, 0, 0, b"")] if self._num_untold and self.is_here else None
+        """What the peer has not been told of what is taken, and what it is asked for; None if there
+        is nothing, or it is away."""
+        if not self.owes_ack or not self.is_here:
+            return None
+        if not self._is_to_ask:
+            return [self._head(_ACK, 0, 0, b"")]
+        self._has_asked = True
+        self._num_untold = max(self._num_untold, 1)  # it says from where on
+        return [self._head(_AGAIN, 0, 0, b"")]
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
         still = set(untaken)
@@ -322,6 +369,6 @@ def read_head(frame: Frame) -> Head:
         check_name("receiver", to)
     except ValueError as error:
         raise MalformedMessage(f"a packet without its names: {error!s:.200}") from None
-    if not head.number and kind != _ACK:
+    if not head.number and kind in (MESSAGE, COLLECTIVE):
         raise MalformedMessage("a message without a number")
     return head

@@ -51,6 +51,11 @@ class Driver(Protocol):
         """Forget a peer, and what waits for it. Of an unknown one: nothing."""
         ...
 
+    def check(self, frames: Frames) -> None:
+        """Raises BodyError for a message that is larger than this driver carries. What links.py
+        adds to a message is carried in any case."""
+        ...
+
     def send(self, peer: str, frames: Frames) -> None:
         """On its way, from the memory that it is in: no frame may change until it has come. Does
         not block. Raises UnknownPeer for one that is not connected."""
@@ -102,7 +107,11 @@ class Membership(Protocol):
 
     def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
         """Wait until so many members of the group, this one among them, wait at the barrier of this
-        name. It can be used again. Raises TimedOut; who has given up is not counted."""
+        name. It can be used again. Who has given up is not counted.
+
+        Raises TimedOut, ValueError for a name or number that no barrier has, and Closed if this is
+        no member any more.
+        """
         ...
 
     def leave(self) -> None:

@@ -8,7 +8,8 @@ Every time that is given is in seconds and for the whole call, however many mess
 without one it is the proxy's own `timeout_s`, and `math.inf` waits without end. What waits for many
 gives those that have come, and says who is missing. Nothing here ends the process.
 
-A proxy may be used from several threads. If several receive, each message goes to one of them.
+A proxy may be used from several threads. If several receive, each message goes to one of them; the
+answers that a thread awaits, in send() or receive_by_id(), go to no other.
 """
 
 import math
@@ -16,17 +17,17 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from xain_messaging.codec import Frame, encode, snapshot
+from xain_messaging.codec import Frame, encode, num_bytes, snapshot
 from xain_messaging.collectives import Collectives, Group
 from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
-from xain_messaging.errors import PeersMissing, TooFewPeers
-from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds
+from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
+from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds, Delivery
 from xain_messaging.messages import (
     SAME,
     Body,
@@ -64,6 +65,17 @@ class Replies(list[Message]):
             names = ", ".join(sorted(set(self.missing)))
             raise PeersMissing(f"no answer in time from {names}", self.missing)
         return self
+
+
+@dataclass(slots=True)
+class _Posted:
+    """sessions: of all that was to be sent, in its order. sent: names and sessions of what is on
+    its way. unsent: that for which there was no room, and why_not."""
+
+    sessions: list[str] = field(default_factory=list)
+    sent: list[tuple[str, str]] = field(default_factory=list)
+    unsent: list[Message] = field(default_factory=list)
+    why_not: str = ""
 
 
 class Proxy:
@@ -115,8 +127,10 @@ class Proxy:
             else dict.fromkeys(expected, minimal_peers)
         )
         self._minimal_timeout_s = minimal_peers_timeout_s
-        self._asked: OrderedDict[str, list[str]] = OrderedDict()
+        # By session: of whom so many answers are awaited. Under the endpoint's lock.
+        self._asked: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._is_stopped = False
+        self._last: int | None = None  # of the inbox, that receive() gives after stop()
         self._counted: tuple[Roster | None, Counter[str]] = (None, Counter())
         deadline = time.monotonic() + join_timeout_s
         # First what can fail and holds nothing: a driver has a port.
@@ -230,6 +244,7 @@ class Proxy:
         for event in self.events(timeout_s):
             if isinstance(event, Message):
                 yield event
+            del event  # the next may be long in coming
 
     def receive_once(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if there is none in time, or after stop()."""
@@ -249,17 +264,29 @@ class Proxy:
             if endpoint.roster is not seen:
                 seen = endpoint.roster
                 return (PeersChanged(self.peers),)
-            entry = endpoint.inbox.pop_oldest()
+            if self._is_stopped and self._last is None:
+                self._last = endpoint.inbox.newest
+            entry = endpoint.inbox.pop_oldest(self._last)
             if entry is None:
-                return (None,) if self._is_stopped else None
-            endpoint.take(entry[1])
+                return None if self._last is None else (None,)
+            self._take(*entry)
             return (entry[0],)
 
-        while taken := endpoint.wait_for(take, deadline):
-            event = taken[0]
-            if event is None:
-                return
-            yield event
+        while (taken := endpoint.wait_for(take, deadline)) and taken[0] is not None:
+            yield taken[0]
+            del taken  # the next may be long in coming
+
+    def _take(self, message: Message, delivery: Delivery) -> None:
+        """Under the lock."""
+        self.endpoint.take(delivery)
+        asked = self._asked.get(message.session_id, {})
+        is_answer = message.is_final if isinstance(message, SessionMessage) else True
+        if is_answer and message.source in asked:
+            asked[message.source] -= 1
+            if not asked[message.source]:
+                del asked[message.source]
+            if not asked:
+                del self._asked[message.session_id]
 
     def receive_by_id(
         self, targets: str | Sequence[str], timeout_s: float | None = None
@@ -267,22 +294,42 @@ class Proxy:
         """The answers in these sessions, as isend(), iscatter() and ibroadcast() return them: one
         for each time that a session is named. An ack is not an answer to a task; it is taken, and
         the answer awaited. All else stays for the other calls."""
-        wanted: dict[str, int] = {}  # how many answers in each session
-        for session_id in [targets] if isinstance(targets, str) else targets:
-            wanted[session_id] = wanted.get(session_id, 0) + 1
+        sessions = [targets] if isinstance(targets, str) else list(targets)
         deadline = self._deadline(timeout_s)
+        reserved: list[str] = []
+        try:
+            for session_id in sessions:
+                self._reserve(session_id, reserved)
+            return self._answers(sessions, deadline)
+        finally:
+            self._release(reserved)
+
+    def _reserve(self, session_id: str, reserved: list[str]) -> None:
+        with self.endpoint.lock:
+            self.endpoint.inbox.reserve(session_id)
+            reserved.append(session_id)
+
+    def _release(self, reserved: list[str]) -> None:
+        with self.endpoint.lock:
+            is_left = self.endpoint.inbox.release(reserved)
+        if is_left:
+            self.endpoint.wake()  # it is for the others now
+
+    def _answers(self, sessions: Sequence[str], deadline: float) -> Replies:
+        """See receive_by_id(). They are reserved."""
+        wanted: dict[str, int] = {}  # how many answers in each session
+        for session_id in sessions:
+            wanted[session_id] = wanted.get(session_id, 0) + 1
         replies: list[Message] = []
-        answered: set[tuple[str, str]] = set()
 
         def take() -> bool | None:
             for session_id in list(wanted):
                 while wanted[session_id] and (entry := self.endpoint.inbox.pop_answer(session_id)):
                     message, delivery = entry
-                    self.endpoint.take(delivery)
+                    self._take(message, delivery)
                     if isinstance(message, SessionMessage) and not message.is_final:
                         continue
                     replies.append(message)
-                    answered.add((session_id, message.source))
                     wanted[session_id] -= 1
                 if not wanted[session_id]:
                     del wanted[session_id]
@@ -290,26 +337,26 @@ class Proxy:
 
         self.endpoint.wait_for(take, deadline)
         missing = []
-        for session_id, number in wanted.items():
-            asked = [
-                peer
-                for peer in self._asked.get(session_id, ())
-                if (session_id, peer) not in answered
-            ]
-            missing += (asked or [f"session {session_id}"] * number)[:number]
+        with self.endpoint.lock:
+            for session_id, number in wanted.items():
+                asked = self._asked.get(session_id, {})
+                names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
+                missing += (names or [f"session {session_id}"] * number)[:number]
         return Replies(replies, missing)
 
     # --- to send ---
 
     def send(self, message: Message, timeout_s: float | None = None) -> Replies:
-        """Send, and wait for the answer: one reply, or none and who is missing."""
+        """Send, and wait for the answer: one reply, or none and who is missing; so is one for whom
+        there was no room in time."""
         return self._ask([message], timeout_s)
 
     def isend(self, message: Message, timeout_s: float | None = None) -> list[str]:
         """Send, and go on. Returns the session to await an answer in. For a peer that is away it is
         kept.
 
-        timeout_s: for room, see `bounds`.
+        timeout_s: for room, see `bounds`. Those of several for whom there is room do not wait for
+            the others; OutboxFull says who has been sent to.
         Raises BodyError, SessionError, UnknownPeer, OutboxFull and TooFewPeers.
         """
         return self._begin([message], timeout_s)
@@ -374,7 +421,7 @@ class Proxy:
             answer: Message = message.reply(tag, body, ack=ack_reply)
         else:
             answer = message.reply(tag, body)
-        return self._post([answer], self._deadline(timeout_s))
+        return self._post_all([answer], self._deadline(timeout_s), asks=False)
 
     def forward(
         self,
@@ -385,7 +432,8 @@ class Proxy:
         timeout_s: float | None = None,
     ) -> list[str]:
         """Pass on a message that has come. Its answer comes here, in the same session."""
-        return self._post([message.forward(destination, tag, body)], self._deadline(timeout_s))
+        forwarded = message.forward(destination, tag, body)
+        return self._post_all([forwarded], self._deadline(timeout_s))
 
     def _each(
         self, tag: str, session_type: SessionType, destinations: Iterable[tuple[str, Body]]
@@ -409,35 +457,100 @@ class Proxy:
         self._require_peers(timeout_s)
         # Without a time of its own, the wait for peers has its own.
         deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        sessions = self._post(messages, deadline)
-        return self.receive_by_id(sessions, deadline - time.monotonic())
+        reserved: list[str] = []
+        try:
+            posted = self._post(messages, deadline, reserved=reserved)
+            sent = list(posted.sessions)
+            for message in posted.unsent:
+                sent.remove(message.session_id)
+            replies = self._answers(sent, deadline)
+        finally:
+            self._release(reserved)
+        return Replies(replies, [*replies.missing, *(m.destination for m in posted.unsent)])
 
     def _begin(self, messages: Iterable[Message], timeout_s: float | None) -> list[str]:
         begun_at = time.monotonic()
         self._require_peers(timeout_s)
-        return self._post(
-            messages, self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        )
+        deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
+        return self._post_all(messages, deadline)
 
-    def _post(self, messages: Iterable[Message], deadline: float) -> list[str]:
-        """In their order. If one fails, those before it are on their way. Returns their
-        sessions."""
-        sessions = []
-        encoded: dict[str, list[Frame]] = {}  # those of one broadcast are one message
+    def _post_all(
+        self, messages: Iterable[Message], deadline: float, *, asks: bool = True
+    ) -> list[str]:
+        """As _post(). Returns their sessions; raises OutboxFull if one has not gone out."""
+        posted = self._post(messages, deadline, asks=asks)
+        if posted.unsent:
+            raise OutboxFull(posted.why_not, posted.sent)
+        return posted.sessions
+
+    def _post(
+        self,
+        messages: Iterable[Message],
+        deadline: float,
+        *,
+        asks: bool = True,
+        reserved: list[str] | None = None,
+    ) -> "_Posted":
+        """First those for whom there is room, in their order, then the others, as there is. If one
+        fails, those before it for whom there was room are on their way.
+
+        asks: answers are awaited; reserved: those are nobody else's, and this is to be released.
+        """
+        posted = _Posted()
+        waiting: list[tuple[Message, list[Frame]]] = []
+        frames: list[Frame] = []
+        copied: list[Frame] = []
+        encoded = None
         for message in messages:
             if message.source != self.name:
                 raise ValueError(f"{self.name!r} cannot send as {message.source!r}")
-            if message.message_id not in encoded:
-                encoded = {message.message_id: snapshot(encode(message))}
-            self._remember(message)
-            self.endpoint.post(message, MESSAGE, encoded[message.message_id], deadline)
-            sessions.append(message.session_id)
-        return sessions
+            if message.message_id != encoded:  # those of one broadcast are one message
+                encoded = message.message_id
+                frames = encode(message)
+                copied = snapshot(frames)
+            posted.sessions.append(message.session_id)
+            if reserved is not None:
+                self._reserve(message.session_id, reserved)
+            is_behind = any(other.destination == message.destination for other, _ in waiting)
+            if is_behind or not self._post_now(message, copied, posted, asks):
+                waiting.append((message, frames))  # not the copy: there may be many
+        del frames, copied
+
+        def next_with_room() -> int | None:
+            seen = set()
+            for i, (message, frames) in enumerate(waiting):
+                if message.destination not in seen:
+                    if self.endpoint.has_room(message, num_bytes(frames)):
+                        return i
+                    seen.add(message.destination)
+            return None
+
+        while waiting and (i := self.endpoint.wait_for(next_with_room, deadline)) is not None:
+            message, frames = waiting[i]
+            if self._post_now(message, snapshot(frames), posted, asks):
+                del waiting[i]
+        posted.unsent = [message for message, _ in waiting]
+        return posted
+
+    def _post_now(
+        self, message: Message, frames: list[Frame], posted: "_Posted", asks: bool
+    ) -> bool:
+        """Whether there is room."""
+        try:
+            self.endpoint.post(message, MESSAGE, frames, 0.0)
+        except OutboxFull as full:
+            posted.why_not = str(full)
+            return False
+        posted.sent.append((message.destination, message.session_id))
+        if asks:
+            with self.endpoint.lock:
+                self._remember(message)
+        return True
 
     def _remember(self, message: Message) -> None:
-        """Whom an answer is awaited of, to name those of whom none has come."""
-        asked = self._asked.setdefault(message.session_id, [])
-        asked.append(message.destination)
+        """Of whom an answer is awaited, to name those of whom none has come."""
+        asked = self._asked.setdefault(message.session_id, {})
+        asked[message.destination] = asked.get(message.destination, 0) + 1
         if len(self._asked) > MAX_REMEMBERED:
             self._asked.popitem(last=False)
 
@@ -463,7 +576,7 @@ class Proxy:
     # --- to stop ---
 
     def stop(self) -> None:
-        """Let receive() end, and receive_once() return None, when all that has come is taken. Safe
-        in a signal handler."""
+        """Let receive() end, and receive_once() return None, when all that has come by now is
+        taken, though more comes. Safe in a signal handler."""
         self._is_stopped = True
         self.endpoint.wake()

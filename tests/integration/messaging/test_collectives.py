@@ -1,5 +1,6 @@
 """Collective operations, against numpy."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ from support.peers import (
 )
 from xain_messaging import collectives
 from xain_messaging.collectives import Group
-from xain_messaging.errors import CollectiveFailed, PeersMissing
+from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
 from xain_messaging.links import Bounds
+from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
 SHAPES: list[tuple[int, ...]] = [
@@ -212,7 +214,7 @@ def test_a_member_that_leaves_fails_the_others(workers: list[Proxy], size: int) 
     array = np.ones(size, np.float32)
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(g.all_reduce, array, timeout_s=PATIENCE_S) for g in groups[:3]]
-        until(lambda: all(g._under_way.locked() for g in groups[:3]), "them to begin")
+        until(lambda: all(g.is_under_way for g in groups[:3]), "them to begin")
         before = time.monotonic()
         workers[3].close(0.0)
         for failed in failures(calls):
@@ -226,12 +228,19 @@ def test_a_member_that_leaves_fails_the_others(workers: list[Proxy], size: int) 
     assert [int(a[0]) for a in together(smaller, lambda g: g.all_reduce(array))] == [3, 3, 3]
 
 
-def test_a_member_that_does_not_come_fails_the_others_in_time(workers: list[Proxy]) -> None:
-    """When it does come it hears that the others have given up; and the next operation works."""
+@pytest.mark.parametrize("impatient", [0, 1, 2])
+def test_a_member_that_does_not_come_fails_the_others_in_time(
+    workers: list[Proxy], impatient: int
+) -> None:
+    """As soon as one of them has no more time, be it the one that waits for the late one or not.
+    When that comes it hears that the others have given up; and the next operation works."""
     groups = [proxy.group("worker") for proxy in workers]
     one = np.ones(3)
     with ThreadPoolExecutor() as pool:
-        calls = [pool.submit(g.all_reduce, one, timeout_s=0.3) for g in groups[:3]]
+        calls = [
+            pool.submit(g.all_reduce, one, timeout_s=0.3 if g.rank == impatient else PATIENCE_S)
+            for g in groups[:3]
+        ]
         found = failures(calls)
     assert all(isinstance(failed, CollectiveFailed) for failed in found)
     with pytest.raises(CollectiveFailed, match="another member"):
@@ -252,12 +261,210 @@ def test_who_finds_no_room_for_its_part_names_who_takes_none(group: Proxies) -> 
     assert caught.value.missing == (workers[0].name,)
     with ThreadPoolExecutor() as pool:
         call = pool.submit(groups[1].reduce, one)
-        until(groups[1]._under_way.locked, "it to begin")
+        until(lambda: groups[1].is_under_way, "it to begin")
         workers[0].close(0.0)
         failed = call.exception(PATIENCE_S / 2)
     assert isinstance(failed, CollectiveFailed)
     assert "not there any more" in str(failed)
     assert failed.missing == (workers[0].name,)
+
+
+def test_the_time_of_an_operation_is_all_that_it_takes(
+    group: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has none left does not wait for room to tell the others that."""
+    monkeypatch.setattr(collectives, "ABORT_S", 2 * PATIENCE_S)
+    workers = group.all(3, bounds=Bounds(max_messages=1))
+    for other in workers[1:]:
+        workers[0].isend(Message("in the way", workers[0].name, other.name))
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(workers[0].group("worker").all_reduce, np.ones(3), timeout_s=0.2)
+        assert isinstance(call.exception(PATIENCE_S), CollectiveFailed)
+
+
+def test_who_leaves_when_it_has_done_its_part_does_no_harm(workers: list[Proxy]) -> None:
+    """What it gave counts, also for those who begin when it is gone; the next operation would need
+    it again."""
+    groups = [proxy.group("worker") for proxy in workers]
+    one = np.ones(3)
+    assert groups[3].reduce(one) is None
+    workers[3].close()
+    until(lambda: all(len(p.peers["worker"]) == 2 for p in workers[:3]), "it to be gone")
+    found = together(groups[:3], lambda g: g.reduce(one))
+    np.testing.assert_array_equal(found[0], 4 * one)
+    with pytest.raises(CollectiveFailed) as caught:
+        groups[1].all_reduce(one)
+    assert caught.value.missing == (workers[3].name,)
+
+
+@given(
+    number=st.integers(2, 9),
+    operation=st.sampled_from(OPERATIONS),
+    size=st.sampled_from([1, 7, 1003]),
+    ring=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_member_that_dies_at_any_step(
+    number: int, operation: str, size: int, ring: bool, data: st.DataObject
+) -> None:
+    """Whichever of 2 to 9 it is: all others have the right result, or hear of it long before their
+    time is over. If it had its own result when it died they all have theirs."""
+    victim = data.draw(st.integers(0, number - 1))
+    root = data.draw(st.integers(0, number - 1))
+    step = data.draw(st.integers(0, 2 * number))
+    arrays = [np.arange(size) * (rank + 1) for rank in range(number)]
+    num_sent = itertools.count()
+    with discovery_of("in-process") as discovery, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
+        proxies = Proxies(discovery, "in-process")
+        try:
+            made = proxies.all(number)
+            until(lambda: all(len(p.peers["worker"]) == number - 1 for p in made), "all")
+            groups = [proxy.group("worker") for proxy in made]
+            post = groups[victim]._post
+
+            def die_or_post(*arguments: Any) -> None:
+                if next(num_sent) == step:
+                    made[victim].close(0.0)
+                post(*arguments)
+
+            def work(group: Group) -> Any:
+                try:
+                    return getattr(group, operation)(
+                        *given_to(operation, arrays, group.rank, root=root)
+                    )
+                finally:
+                    if group.rank == victim:
+                        made[victim].close(0.0)
+
+            patch.setattr(groups[victim], "_post", die_or_post)
+            with ThreadPoolExecutor(number) as pool:
+                calls = [pool.submit(work, group) for group in groups]
+                found = failures(calls)
+        finally:
+            proxies.close()
+    expected = results_of(operation, arrays, root=root)
+    for rank, failed in enumerate(found):
+        if failed is None:
+            same(calls[rank].result(), expected[rank])
+        elif rank != victim:
+            assert found[victim] is not None, failed
+            assert isinstance(failed, CollectiveFailed)
+            assert failed.missing == (made[victim].name,)
+            assert "in time" not in str(failed)
+
+
+def test_parts_for_the_dead_are_not_in_the_way_of_who_comes_back(group: Proxies) -> None:
+    """Nobody waits for them, and so they take no room: where one fits and two do not, the next one
+    still does."""
+    options: dict[str, Any] = {"bounds": Bounds(max_bytes=1_000_000)}
+    workers = group.all(3, **options)
+    names = [proxy.name for proxy in workers]
+    part = np.zeros(75_000)  # 0.6 MB
+    groups = [proxy.group("worker") for proxy in workers]
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(g.all_to_all, [part] * 3) for g in groups[:2]]
+        link = workers[1].endpoint._links[names[2]]
+        until(lambda: link.num_kept > 0, "a part for the one that dies")
+        workers[2].close(0.0)
+        assert all(isinstance(failed, CollectiveFailed) for failed in failures(calls))
+    workers[2] = group("worker", {"worker": 2}, name=names[2], **options)
+    until(lambda: all(len(p.peers.get("worker", ())) == 2 for p in workers), "it to be back")
+    groups = [proxy.group("worker", names) for proxy in workers]
+    for _ in range(2):
+        for found in together(groups, lambda g: g.all_to_all([part] * 3)):
+            same(found, [part] * 3)
+
+
+def test_who_comes_late_has_all_that_the_others_have_given(members: list[Proxy]) -> None:
+    """However much that is, within the bounds of what a peer may send: one by one, and of groups
+    that it has not made yet."""
+    root, number = members[0], 600
+    givers = dict(zip("AB", members[1:3], strict=True))
+    before = len(root._collectives._arrived)
+    for name, proxy in givers.items():
+        group = proxy.group(name, [root.name, proxy.name])
+        for i in range(number):
+            group.reduce(np.array([i]))
+
+    def all_is_there() -> bool:
+        root.receive_by_id("nothing", 0.0)  # to receive what comes
+        return len(root._collectives._arrived) == before + 2 * number
+
+    until(all_is_there, "all parts")
+    for name, proxy in givers.items():
+        group = root.group(name, [root.name, proxy.name])
+        for i in range(number):
+            found = group.reduce(np.array([1]))
+            assert found is not None
+            assert found[0] == i + 1
+
+
+def test_what_the_dead_have_sent_is_not_kept(group: Proxies) -> None:
+    """For a group that is not made before they have gone, and cannot be made any more."""
+    anna, ben = group("worker", name="anna"), group("worker", name="ben")
+    until(lambda: "worker" in anna.peers, "ben")
+    assert anna.group("alone", ["anna"]).size == 1
+    ben.group("both", ["anna", "ben"]).reduce(np.ones(3))
+
+    def has_come() -> bool:
+        anna.receive_by_id("nothing", 0.01)  # to receive what comes
+        return bool(num_parts())
+
+    def num_parts() -> int:
+        return sum(len(arrived.parts) for arrived in anna._collectives._arrived.values())
+
+    until(has_come, "the part")
+    ben.close()
+    until(lambda: "worker" not in anna.peers, "ben to be gone")
+    anna.group("alone", ["anna"])
+    assert num_parts() == 0
+
+
+WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("all_to_all", ([np.ones(1)],)),
+    ("gather", (np.ones(3), 3)),
+    ("reduce", (np.ones(3), "sum", -1)),
+    ("reduce", (np.ones(100_000), "sum", -1)),
+    ("all_reduce", (np.ones(3), "mean")),
+    ("reduce_scatter", (np.float64(1),)),
+]
+
+
+@pytest.mark.parametrize(("operation", "arguments"), WRONG_CALLS)
+def test_a_call_with_wrong_arguments_counts(
+    members: list[Proxy], operation: str, arguments: tuple[Any, ...]
+) -> None:
+    """The others hear of it, and what is called next is the same at all."""
+    names = [proxy.name for proxy in members[:3]]
+    groups = [proxy.group(f"wrong {operation}", names) for proxy in members[:3]]
+    right = given_to(operation, [np.ones(3)] * 3, 0)
+    with ThreadPoolExecutor() as pool:
+        wrong = pool.submit(getattr(groups[0], operation), *arguments)
+        assert isinstance(wrong.exception(PATIENCE_S), ValueError)
+        calls = [pool.submit(getattr(g, operation), *right) for g in groups[1:]]
+        for failed in failures(calls):
+            if operation.startswith("all"):
+                assert isinstance(failed, CollectiveFailed)
+                assert "ValueError at 'worker-0'" in str(failed)
+    for result in together(groups, lambda g: g.all_reduce(np.ones(3))):
+        np.testing.assert_array_equal(result, 3 * np.ones(3))
+
+
+def test_groups_are_not_without_end(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name for every step would be kept for ever; those of members who have gone are not."""
+    monkeypatch.setattr(collectives, "MAX_GROUPS", 3)
+    workers = group.all(3)
+    for _ in range(2):
+        groups = [workers[0].group(f"step {i}", [p.name for p in workers]) for i in range(3)]
+    with pytest.raises(MessagingError, match="use their names again"):
+        workers[0].group("step 3", [p.name for p in workers])
+    workers[2].close(0.0)
+    until(lambda: len(workers[0].peers["worker"]) == 1, "it to be gone")
+    smaller = workers[0].group("step 3", [p.name for p in workers[:2]])
+    assert smaller.gone == []
+    assert all(one.gone == [workers[2].name] for one in groups)
 
 
 def test_members_that_call_different_operations_are_told(workers: list[Proxy]) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.peers import (
 )
 from xain_messaging import collectives
 from xain_messaging.errors import CollectiveFailed
+from xain_messaging.links import Bounds
 from xain_messaging.ports import Discovery
 from xain_messaging.proxy import Proxy
 
@@ -72,8 +74,20 @@ def test_as_numpy_between_processes(pair_of_kinds: Group) -> None:
                 same(result, expected)
 
 
+@contextmanager
+def pool_for(proxies: list[Proxy]) -> Iterator[ThreadPoolExecutor]:
+    """When the test has failed nobody waits for what is under way, as long as that may take."""
+    with ThreadPoolExecutor() as pool:
+        try:
+            yield pool
+        except BaseException:  # whatever it is
+            for proxy in proxies:
+                proxy.close(0.0)
+            raise
+
+
 def has_begun_in(group: collectives.Group, call: "Future[Any]") -> bool:
-    return group._under_way.locked() or call.done()
+    return group.is_under_way or call.done()
 
 
 def failure_of(call: "Future[Any]") -> CollectiveFailed:
@@ -86,24 +100,30 @@ def failure_of(call: "Future[Any]") -> CollectiveFailed:
 def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> None:
     """SIGKILL in the middle of an operation: everybody hears of it long before the time is over,
     with its name; those who are left go on as a new group, and so do all when it is back. Twice:
-    the second one may find nothing of the first in its way."""
+    who comes then may find nothing of what was for the one before in its way, since there is no
+    room for both."""
     group = group_of_processes
-    workers = group.all(3, timeout_s=LONG_S)
     array = np.ones(LARGE)
+    bounds = Bounds(max_bytes=array.nbytes * 9 // 8)
+    workers = group.all(3, timeout_s=LONG_S, bounds=bounds)
 
     def come() -> PeerProcess:
-        made = group.process("worker", {"worker": 3}, name=NAMES[3])
+        made = group.process("worker", {"worker": 3}, name=NAMES[3], bounds=bounds)
         know(workers, 3)
         return made
 
-    def all_reduce(*processes: PeerProcess) -> list[float]:
-        """Of those who are here. The first element, at each."""
+    def together(operation: str, argument: Any, *processes: PeerProcess) -> list[Any]:
+        """What each of those who are here gets."""
         for process in processes:
-            process.begin(collective, "worker", None, "all_reduce", array[:3])
-        with ThreadPoolExecutor() as pool:
-            calls = [pool.submit(p.group("worker").all_reduce, array[:3]) for p in workers]
+            process.begin(collective, "worker", None, operation, argument)
+        with pool_for(workers) as pool:
+            calls = [pool.submit(getattr(p.group("worker"), operation), argument) for p in workers]
             found = [call.result(PATIENCE_S) for call in calls]
-        return [float(a[0]) for a in found + [process.given() for process in processes]]
+            return found + [process.given() for process in processes]
+
+    def all_reduce(*processes: PeerProcess) -> list[float]:
+        """The first element, at each."""
+        return [float(a[0]) for a in together("all_reduce", array[:3], *processes)]
 
     # Of the first nobody can have a result without it; of the second some can, but not the third.
     for operation, arguments in (("all_reduce", (array,)), ("all_to_all", ([array] * 4,))):
@@ -116,10 +136,10 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
         def victim_is_in_it(place: tuple[str, int] = place) -> bool:
             workers[0].receive_by_id("nothing", 0.01)  # to receive what comes
             arrived = workers[0]._collectives._arrived.get(place)
-            return arrived is not None and any(rank == 3 for rank, _ in arrived.parts)
+            return arrived is not None and any(sender == NAMES[3] for sender, _ in arrived.parts)
 
         victim.begin(collective, "worker", None, operation, *arguments)
-        with ThreadPoolExecutor() as pool:
+        with pool_for(workers) as pool:
             calls = [pool.submit(getattr(g, operation), *arguments) for g in groups[1:]]
             until(victim_is_in_it, "the one that will die to be in the operation")
             victim.end()
@@ -130,6 +150,8 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
                     assert failure_of(call).missing == (NAMES[3],)
         know(workers, 2)
         assert all_reduce() == [3] * 3
+    for found in together("all_to_all", [array] * 4, come()):
+        same(found, [array] * 4)
 
 
 @pytest.fixture
@@ -156,7 +178,7 @@ def test_a_member_that_is_closed_fails_the_others(
     for has_begun in (False, True):
         know(workers, 3)
         groups = [proxy.group("worker", [p.name for p in workers]) for proxy in workers]
-        with ThreadPoolExecutor() as pool:
+        with pool_for(workers) as pool:
             calls = {rank: pool.submit(call, groups[rank]) for rank in (1, 2)}
             if has_begun:
                 calls[3] = pool.submit(call, groups[3])
@@ -179,7 +201,7 @@ def test_a_member_that_is_closed_fails_the_others(
             groups[0].barrier()
         know(workers[:3], 2)
         smaller = [proxy.group("worker") for proxy in workers[:3]]
-        with ThreadPoolExecutor() as pool:
+        with pool_for(workers) as pool:
             again = [pool.submit(group.all_reduce, np.ones(1)) for group in smaller]
             assert [float(one.result(PATIENCE_S)[0]) for one in again] == [3] * 3
         workers[3] = group_in_process(

@@ -1,7 +1,9 @@
 """Classes that messages drive."""
 
+import copy
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -44,11 +46,15 @@ def test_handlers_are_called_with_what_satisfies_their_event(group: Group) -> No
     assert make.__name__ == "Sums"
     sums = make(name="mine")
     assert (sums.name, sums.proxy, sums.local_instance.seen) == ("mine", server, [])
+
+    def has_come(number: int) -> bool:
+        sums.launch(timeout_s=0.05)
+        return 3 * len(sums.seen) + sums._table._views[0].num_held == number
+
     for i in range(7):
         workers[i % 2].isend(Message("update", workers[i % 2].name, "server", i))
-        answered = len(sums.seen)
-        sums.launch(timeout_s=0.05 if i % 3 < 2 else 0.3)
-        assert len(sums.seen) == answered + (i % 3 == 2)
+        until(partial(has_come, i + 1), "the update")
+        assert len(sums.seen) == (i + 1) // 3
     assert [sorted(bodies) for bodies in sums.seen] == [[0, 1, 2], [3, 4, 5]]
     assert sums.total() == 15
     answers = [worker.receive_once() for worker in workers for _ in range(3)]
@@ -128,8 +134,24 @@ def test_what_a_handler_raises_ends_launch(group: Group) -> None:
     worker.isend(Message("good", worker.name, "server", 14))
     with pytest.raises(ArithmeticError, match="13"):
         sums.launch()
-    sums.launch(timeout_s=0.2)
+
+    def is_noted() -> bool:
+        sums.launch(timeout_s=0.05)
+        return bool(sums.seen)
+
+    until(is_noted, "the other message")
     assert sums.seen == [[14]]
+
+
+def test_attributes_are_those_of_the_object(group: Group) -> None:
+    """To be read, to be set, and in a copy, which has the same object."""
+    sums = dist(group("server"), {"worker:update:1": note})(Sums)()
+    sums.name = "mine"
+    sums.unit = "kg"
+    assert (sums.local_instance.name, vars(sums.local_instance)["unit"]) == ("mine", "kg")
+    other = copy.copy(sums)
+    assert other.local_instance is sums.local_instance
+    assert other.name == "mine"
 
 
 def test_wrong_expressions_and_full_tables_are_told(group: Group) -> None:

@@ -1,25 +1,35 @@
 """The examples, as somebody would run them."""
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.e2e
 
 EXAMPLES = Path(__file__).parents[3] / "messaging" / "examples"
 
 
 def run(name: str, *flags: str) -> str:
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, str(EXAMPLES / name), *flags],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            shown, errors = process.communicate(timeout=100)
+        finally:  # with those that it has started
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    return shown
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])

@@ -181,10 +181,55 @@ def test_a_peer_that_does_not_receive_holds_its_sender(group: Group) -> None:
         a.isend(Message("t", "a", "b", 4), timeout_s=0.2)
     thread = threading.Thread(target=lambda: a.isend(Message("t", "a", "b", 4)))
     thread.start()
-    bodies = [message.body for _, message in zip(range(5), b.receive(), strict=False)]
+    bodies = [message.body for _, message in zip(range(5), b.receive(PATIENCE_S), strict=False)]
     assert bodies == [0, 1, 2, 3, 4]
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_one_that_is_full_holds_up_no_other(group: Group) -> None:
+    """Those of a scatter for whom there is room get theirs, and answer, and the others are missing.
+    Where no answer is awaited, it is told who got something."""
+    a = group("peer", name="a", bounds=Bounds(max_messages=1))
+    b, c = group("peer", name="b"), group("peer", name="c")
+    until(lambda: len(a.peers.get("peer", [])) == 2, "the others")
+    a.isend(Message("t", "a", "b", 0))
+    thread = double(c)
+    bodies = [("b", 1), ("c", 2), ("b", 3)]
+    replies = a.scatter("double", SessionType.TASK, bodies, timeout_s=1.0)
+    assert [(reply.source, reply.body) for reply in replies] == [("c", 4)]
+    assert replies.missing == ("b", "b")
+    assert a.send(SessionMessage("double", "a", "b", 4), timeout_s=0.1).missing == ("b",)
+    with pytest.raises(OutboxFull, match="'b' has not taken 1 messages") as caught:
+        a.iscatter("double", SessionType.TASK, bodies, timeout_s=1.0)
+    ((name, session),) = caught.value.sent
+    assert name == "c"
+    assert [reply.body for reply in a.receive_by_id(session)] == [4]
+    message = b.receive_once()
+    assert message is not None
+    assert message.body == 0
+    assert b.receive_once(0.05) is None
+    group.close()
+    thread.join(PATIENCE_S)
+
+
+def test_what_waits_for_room_keeps_its_order(group: Group) -> None:
+    """What is small does not overtake what is large; and the sessions come in the order of what was
+    to be sent."""
+    a = group("peer", name="a", bounds=Bounds(max_bytes=2000))
+    b = group("peer", name="b")
+    until(lambda: "peer" in a.peers, "the other")
+    sessions: list[str] = []
+    parts = [("b", bytes(i) if i % 3 else bytes(1200 + i)) for i in range(20)]
+    thread = threading.Thread(
+        target=lambda: sessions.extend(a.iscatter("t", SessionType.TASK, parts))
+    )
+    thread.start()
+    until(lambda: a.endpoint._links["b"].num_kept == 3, "the first large one and the small ones")
+    found = [message for _, message in zip(range(20), b.receive(PATIENCE_S), strict=False)]
+    thread.join(PATIENCE_S)
+    assert [("b", message.body) for message in found] == parts
+    assert [message.session_id for message in found] == sessions
 
 
 def test_below_the_minimal_number_senders_wait(group: Group) -> None:
@@ -237,6 +282,31 @@ def test_stop_ends_receiving(group: Group) -> None:
         other.receive_once()
 
 
+def test_stop_ends_receiving_though_more_comes(group: Group) -> None:
+    """What had come by then is taken; what each message brings with it is not awaited."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: "peer" in a.peers, "the other")
+    for i in range(3):
+        a.isend(Message("t", "a", "b", i))
+    num_taken = 0
+
+    def all_is_there() -> bool:
+        b.receive_by_id("none", 0.01)
+        return len(b.endpoint.inbox) == 3 + num_taken
+
+    for _ in b.receive(PATIENCE_S):
+        num_taken += 1
+        a.isend(Message("t", "a", "b"))
+        a.isend(Message("t", "a", "b"))
+        until(all_is_there, "what was sent")
+        if num_taken == 3:
+            b.stop()
+        if num_taken == 20:
+            break
+    assert num_taken == 9
+    assert b.receive_once() is None
+
+
 @pytest.mark.parametrize("timeout_s", [1e12, float("inf")])
 def test_a_time_without_end(group: Group, timeout_s: float) -> None:
     """However it is written."""
@@ -273,6 +343,89 @@ def test_several_threads_share_a_proxy(group: Group) -> None:
     thread.join(PATIENCE_S)
 
 
+def test_nobody_takes_the_answer_that_another_awaits(group: Group) -> None:
+    """One thread receives whatever comes while others ask; requests in the session that is awaited
+    are for whoever receives."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+
+    def ask_back(message: Message) -> None:
+        there = b.receive_by_id(b.forward(message, "a", body="and back")).complete()
+        b.reply(message, body=there[0].body)
+
+    threads = [double(a), serve(b, ask_back)]
+    for _ in range(20):
+        replies = a.send(SessionMessage("ask", "a", "b"))
+        assert [reply.body for reply in replies] == ["and back" * 2]
+    group.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
+def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
+    """A thread that waits already gets what somebody has given up on."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    bodies: list[object] = []
+    threads = [serve(a, lambda message: bodies.append(message.body)), double(b)]
+    a.endpoint.inbox.reserve("s")
+    a.isend(SessionMessage("double", "a", "b", 3, session_id="s"))
+    until(lambda: len(a.endpoint.inbox) == 1, "the answer")
+    assert [reply.body for reply in a.receive_by_id("s")] == [6]
+    a.isend(SessionMessage("double", "a", "b", 4, session_id="s"))
+    until(lambda: len(a.endpoint.inbox) == 1, "the answer")
+    a._release(["s"])
+    until(lambda: bodies == [8], "it")
+    group.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
+def test_a_word_of_what_is_taken_does_not_wait_for_another_thread(group: Group) -> None:
+    """That one waits for long, since it had nothing to say when it began."""
+    a, b = group("peer", name="a", bounds=Bounds(max_messages=1)), group("peer", name="b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    waits = serve(b, lambda message: None)  # to be in the driver before the other
+    until(lambda: b.endpoint._is_receiving, "it to wait")
+    with b.endpoint.lock:
+        link = b.endpoint._links["a"]
+        link._num_untold += 1
+        b.endpoint._owe(link)
+    until(lambda: not b.endpoint._owed, "the word to go out")
+    group.close()
+    waits.join(PATIENCE_S)
+
+
+def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
+    """Not who was only answered in that session; and nothing is remembered of the others."""
+    a, b, c = (group("peer", name=name) for name in "abc")
+    until(lambda: all(len(p.peers.get("peer", [])) == 2 for p in (a, b, c)), "all")
+    sessions = a.isend(SessionMessage("work", "a", "b"))
+    for_b = b.receive_once()
+    assert for_b is not None
+    b.reply(for_b, ack_reply=True)
+    onward = b.forward(for_b, "c")
+    assert b.receive_by_id(onward, 0.05).missing == ("c",)
+    for_c = c.receive_once()
+    assert for_c is not None
+    c.reply(for_c)
+    b.receive_by_id(onward).complete()
+    b.reply(for_b)
+    a.receive_by_id(sessions).complete()
+    for _ in range(100):
+        a.isend(Message("note", "a", "c", session_id="one"))
+    assert a.receive_by_id("one", 0.05).missing == ("c",)
+    assert a._asked == {"one": {"c": 100}}
+    assert not b._asked
+    assert not c._asked
+    answered = a.isend(SessionMessage("work", "a", "b"))
+    for_b = b.receive_once()
+    assert for_b is not None
+    b.reply(for_b)
+    assert a.receive_once() is not None
+    assert answered[0] not in a._asked
+
+
 # --- coming back ----------------------------------------------------------------------------------
 
 
@@ -283,11 +436,16 @@ def test_what_a_peer_had_not_taken_goes_to_the_next(group_anywhere: Group) -> No
     until(lambda: "worker" in master.peers, "the worker")
     for i in range(10):
         master.isend(Message("t", "m", "w", i))
-    taken = [worker.receive_once(), worker.receive_once()]
-    assert [message.body for message in taken if message] == [0, 1]
-    assert worker.receive_once(0.05) is not None  # 2; and its ack goes out with the wait
-    worker.receive_by_id("none", 0.1)
+    taken = [worker.receive_once() for _ in range(3)]
+    assert [message.body for message in taken if message] == [0, 1, 2]
+
+    def master_knows() -> bool:
+        for proxy in (worker, master):  # the word goes out while somebody waits for something
+            proxy.receive_by_id("none", 0.02)
+        return master.endpoint._links["w"].num_kept == 7
+
+    until(master_knows, "the word of what is taken")
     worker.close()
     back = group("worker", {"master": 1}, name="w")
-    rest = [message.body for _, message in zip(range(7), back.receive(), strict=False)]
+    rest = [message.body for _, message in zip(range(7), back.receive(PATIENCE_S), strict=False)]
     assert rest == list(range(3, 10))

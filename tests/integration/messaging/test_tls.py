@@ -2,11 +2,14 @@
 
 import shutil
 import subprocess
+import threading
+from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 
-from support.messaging import PATIENCE_S, until
+from support.messaging import PATIENCE_S
 from xain_messaging.drivers.grpc_streams import GrpcDriver, TlsFiles
 from xain_messaging.ports import Arrived
 
@@ -35,6 +38,11 @@ def authority(folder: Path) -> TlsFiles:
     return TlsFiles(*(Path(path).read_bytes() for path in (ca, own, own_key)))
 
 
+def note_failure(failed: threading.Event, state: grpc.ChannelConnectivity) -> None:
+    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+        failed.set()
+
+
 def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
     """And nobody else: neither with certificates of another, nor in the clear."""
     ours, theirs = authority(tmp_path / "ours"), authority(tmp_path / "theirs")
@@ -48,9 +56,15 @@ def test_peers_of_one_authority_talk(tmp_path: Path) -> None:
         event = there.receive(PATIENCE_S)
         assert isinstance(event, Arrived)
         assert bytes(event.frames[0]) == b"friend"
+        for name in ("stranger", "naked"):
+            failed = threading.Event()
+            drivers[name]._lines["there"]._channel.subscribe(partial(note_failure, failed))
+            assert failed.wait(PATIENCE_S), f"{name} has not been turned away"
         drivers["friend"].send("there", [b"again"])
-        until(lambda: there.receive(1.0) is not None, "the second")
-        assert there.receive(0.2) is None
+        event = there.receive(PATIENCE_S)
+        assert isinstance(event, Arrived)
+        assert bytes(event.frames[0]) == b"again"
+        assert there.receive(0.0) is None
     finally:
         for driver in (there, *drivers.values()):
             driver.close(0.0)

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from xain_messaging import codec
 from xain_messaging.codec import SMALL_ARRAY_BYTES, Frame, decode, encode, num_bytes, snapshot
 from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.messages import (
@@ -109,6 +111,36 @@ def test_what_comes_out_as_something_else() -> None:
     np.testing.assert_array_equal(found["strided"], body["strided"])
 
 
+@pytest.mark.parametrize("other", [[], (), [(1,)]], ids=repr)
+def test_what_can_be_sent_does_not_depend_on_what_is_beside_it(other: Any) -> None:
+    """A tuple somewhere is looked for, as none can be a key; it makes nothing else a fault."""
+    body = {
+        "text": np.str_("x"),
+        "bytes": np.bytes_(b"y"),
+        "keys": {np.int64(1): 1, np.bool_(False): 2, memoryview(b"z"): 3, np.float32(0.5): 4},
+        "other": other,
+    }
+    found = travelled(Message("t", "a", "b", body)).body
+    assert (found["text"], found["bytes"]) == ("x", b"y")
+    assert found["keys"] == {1: 1, False: 2, b"z": 3, 0.5: 4}
+
+
+def test_an_array_in_a_file_is_an_array(tmp_path: Path) -> None:
+    """It is another type of numpy's, but holds nothing more."""
+    mapped = np.memmap(tmp_path / "array", np.int32, "w+", shape=(400,))
+    mapped[:] = np.arange(400)
+    found = travelled(Message("t", "a", "b", mapped)).body
+    np.testing.assert_array_equal(found, np.arange(400))
+
+
+def test_an_envelope_has_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has to go into a head as one piece; it is refused before it is kept."""
+    monkeypatch.setattr(codec, "MAX_ENVELOPE_BYTES", 1000)
+    assert encode(Message("t", "a", "b", [b"x" * 500, np.zeros(1000)]))
+    with pytest.raises(BodyError, match="at most 1000"):
+        encode(Message("t", "a", "b", b"x" * 1001))
+
+
 def test_a_large_array_is_a_frame_and_not_copied() -> None:
     """At neither end: the frame is a view on the array, and the array one on the frame."""
     array = np.arange(SMALL_ARRAY_BYTES, dtype=np.uint8)
@@ -157,6 +189,11 @@ def deep(depth: int) -> Any:
         (np.array(["x"]), "dtype <U1"),
         (np.datetime64("2026"), "datetime64"),
         (np.complex64(1), "complex64"),
+        ([np.longdouble(1)], r"body\[0\].*scalar"),
+        ({"x": np.zeros((1,) * 33)}, r"body\['x'\].*33 axes"),
+        ([np.ma.masked_array([1.0], mask=[True])], r"body\[0\].*MaskedArray"),
+        ([memoryview(b"abcdef")[::2]], r"body\[0\].*contiguous"),
+        ({"x": {np.longdouble(1): 0}}, r"body\['x'\].*key"),
         (np.zeros(2, [("a", "f4")]), "dtype"),
         (deep(2000), "deep"),
         (print, "builtin_function"),

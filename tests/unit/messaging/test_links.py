@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -20,6 +21,7 @@ from xain_messaging.links import (
     Link,
     Outbox,
     Packet,
+    max_head_bytes,
     read_head,
 )
 
@@ -56,10 +58,11 @@ def test_what_is_sent_is_kept_until_it_is_taken() -> None:
     assert b.ack() is None
 
 
-def told(link: Link, ack: Packet | None) -> None:
-    """It hears of what is taken."""
+def told(link: Link, ack: Packet | None) -> list[Packet]:
+    """It hears of what is taken. Returns what it sends again."""
     assert ack is not None
     assert received(link, ack) is None
+    return link.again(read_head(ack[0]))
 
 
 def deliver(a: Link, b: Link, number: int) -> list[Delivery]:
@@ -184,7 +187,8 @@ def test_all_peers_together_have_their_bound() -> None:
 
 @pytest.mark.parametrize("bounds", [Bounds(max_messages=2), Bounds(max_bytes=2)])
 def test_who_keeps_to_no_bounds_is_not_heard(bounds: Bounds) -> None:
-    """Until what it has sent is taken; then it is, over a new connection, and nothing is lost."""
+    """Until half of what it has sent is taken; then it is asked to go on, over the same connection,
+    and nothing is lost. The program hears of it once."""
     a, b = Link("a", 10, "b"), Link("b", 20, "a", Outbox(bounds))
     for link in (a, b):
         link.connected()
@@ -192,10 +196,66 @@ def test_who_keeps_to_no_bounds_is_not_heard(bounds: Bounds) -> None:
     with pytest.raises(MalformedMessage, match="not taken"):
         received(b, a.send(MESSAGE, [b"x"]) or [])
     assert received(b, a.send(MESSAGE, [b"y"]) or []) is None  # there is a gap
-    for delivery in found:
+    acks = [b.take(delivery) for delivery in found]
+    assert [ack is not None for ack in acks] == [i == TOLERANCE for i in range(2 * TOLERANCE)]
+    again = told(a, acks[TOLERANCE])
+    assert bodies([received(b, packet) for packet in again]) == [b"x", b"y"]
+    assert told(a, b.ack()) == []
+    assert bodies([received(b, a.send(MESSAGE, [b"z"]) or [])]) == [b"z"]
+
+
+def test_what_is_behind_a_gap_is_asked_for() -> None:
+    """Once, since it is on its way then; but over another connection once more."""
+    a, b = ends()
+    a.send(MESSAGE, [b"lost"])
+    for text in (b"1", b"2"):
+        assert received(b, a.send(MESSAGE, [text]) or []) is None
+    ack = b.ack()
+    assert not b.owes_ack
+    assert received(b, a.send(MESSAGE, [b"3"]) or []) is None
+    assert b.ack() is None
+    (ack_once_more,) = b.connected()
+    again = told(a, ack)
+    assert bodies([received(b, packet) for packet in again]) == [b"lost", b"1", b"2", b"3"]
+    assert [received(b, packet) for packet in told(a, ack_once_more)] == [None] * 4
+
+
+def test_what_a_stranger_sent_is_asked_for_when_it_is_none_any_more() -> None:
+    """It was dropped, and nothing is known but that its process is in the group now."""
+    a = Link("a", 10, "b")
+    a.connected()
+    a.send(MESSAGE, [b"first"])
+    b = Link("b", 20, "a")
+    b.missed(10)
+    (ask,) = b.connected()
+    assert bodies([received(b, packet) for packet in told(a, ask)]) == [b"first"]
+
+
+def test_a_head_adds_no_more_than_is_said() -> None:
+    """With the longest names and numbers, and as much untaken as may be."""
+    bounds = Bounds(max_messages=3)
+    outbox = Outbox(bounds, last_number=2**63)
+    a, b = Link("a" * 128, 2**63, "b" * 128, outbox), Link("b" * 128, 2**63, "a" * 128, outbox)
+    for link in (a, b):
+        link.connected()
+    sent = [a.send(MESSAGE, [b"x"]) or [] for _ in range(TOLERANCE * 3)]
+    deliveries = [b.received(read_head(packet[0]), []) for packet in sent]
+    assert deliveries[-1] is not None
+    b.take(deliveries[-1])
+    (answer,) = b.send(MESSAGE, [bytes(1000)]) or []
+    assert len(answer) <= 1000 + max_head_bytes(bounds)
+
+
+def test_numbers_go_on_for_one_who_was_forgotten() -> None:
+    """If the same process comes back, it has heard of the former ones, and would drop others."""
+    outbox = Outbox()
+    a, b = ends(outbox)
+    for delivery in deliver(a, b, 3):
         b.take(delivery)
     told(a, b.ack())
-    assert bodies([received(b, packet) for packet in a.connected()]) == [b"x", b"y"]
+    anew = Link("a", 10, "b", outbox)
+    anew.connected()
+    assert bodies([received(b, anew.send(MESSAGE, [b"new"]) or [])]) == [b"new"]
 
 
 def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
@@ -243,7 +303,8 @@ def test_what_is_no_head_is_malformed(head: bytes) -> None:
 
 class Lines(RuleBasedStateMachine):
     """Two peers, a line each way that loses all it holds when it breaks, and applications that take
-    in any order. One of them, b, dies now and then, and comes back as another process."""
+    in any order. One of them, b, dies now and then, and comes back as another process. They send
+    more than their bounds allow, and hear only so much."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +320,7 @@ class Lines(RuleBasedStateMachine):
 
     def new_link(self, name: str) -> Link:
         other = "b" if name == "a" else "a"
-        link = Link(name, next(self.incarnations), other)
+        link = Link(name, next(self.incarnations), other, Outbox(Bounds(max_messages=1)))
         link.connected()
         return link
 
@@ -275,7 +336,12 @@ class Lines(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"), number=st.integers(1, 5))
     def deliver(self, name: str, number: int) -> None:
         for _ in range(min(number, len(self.lines[name]))):
-            delivery = received(self.links[name], self.lines[name].popleft())
+            packet = self.lines[name].popleft()
+            delivery = None
+            with suppress(MalformedMessage):  # more than it hears
+                delivery = received(self.links[name], packet)
+            for again in self.links[name].again(read_head(packet[0])):
+                self.put(name, again)
             if delivery is not None:
                 self.inboxes[name].append(delivery)
                 self.got[name].append(int(bytes(delivery.frames[0])))
@@ -329,12 +395,10 @@ class Lines(RuleBasedStateMachine):
         assert set(range(1, self.num_sent["a"] + 1)) - self.taken_of_a <= set(self.links["a"]._kept)
 
     def teardown(self) -> None:
-        """After a last word, all is there."""
-        for _ in range(3):
-            for name in self.names:
-                for packet in self.links[name].connected():
-                    self.put(name, packet)
-                self.ack(name)
+        """Though no line breaks any more, in the end all is there."""
+        for _ in range(1000):
+            if not any(self.lines.values()) and not any(self.inboxes.values()):
+                break
             for name in self.names:
                 self.deliver(name, 10**6)
                 while self.inboxes[name]:
@@ -342,6 +406,7 @@ class Lines(RuleBasedStateMachine):
                     if name == "b":
                         self.taken_of_a.add(int(bytes(delivery.frames[0])))
                     self.put(name, self.links[name].take(delivery))
+                self.ack(name)
         assert self.got["a"] == list(range(1, self.num_sent["b"] + 1))
         assert self.taken_of_a == set(range(1, self.num_sent["a"] + 1))
         assert not self.links["a"].num_kept

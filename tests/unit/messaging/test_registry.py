@@ -66,7 +66,7 @@ def test_a_name_is_taken_until_its_lease_is_over() -> None:
 
 
 def test_the_end_of_a_line_frees_the_name() -> None:
-    """For another process at once, and for nobody if it comes back in time."""
+    """A moment later, long before the lease is over; for nobody if it comes back in time."""
     world = World()
     anna = world.join("anna")
     assert world.registry.line_stands("g", "anna", anna.incarnation, world.now)
@@ -74,11 +74,13 @@ def test_the_end_of_a_line_frees_the_name() -> None:
         world.join("anna")
     world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
     world.pass_time(GRACE_S / 2)
-    assert world.names == {"anna"}
+    with pytest.raises(NameTaken, match=r"within 1\.0 s"):
+        world.join("anna")
     assert world.registry.line_stands("g", "anna", anna.incarnation, world.now)
     world.pass_time(GRACE_S)
     assert world.names == {"anna"}
     world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
+    world.now += GRACE_S
     again = world.join("anna", address="there")
     assert world.registry.roster("g")["anna"] == again
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)

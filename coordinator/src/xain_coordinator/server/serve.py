@@ -15,7 +15,7 @@ from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Bucket, Uploads
-from xain_messaging.discovery.service import MembershipService
+from xain_messaging.discovery.service import MAX_MEMBERS, RPCS_PER_MEMBER, MembershipService
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
 from xain_proto.messaging import membership_pb2, membership_pb2_grpc
 
@@ -65,9 +65,14 @@ class GrpcServer:
     ) -> None:
         self._driver = driver
         counters = counters if counters is not None else Counter()
-        # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, and some
-        # for strangers and operators. Above it gRPC answers RESOURCE_EXHAUSTED.
-        max_rpcs = RPCS_PER_PARTICIPANT * driver.session.rules.max_connected + SPARE_RPCS
+        # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, all that
+        # the members of Membership may have open, and some for strangers and operators. Above it
+        # gRPC answers RESOURCE_EXHAUSTED.
+        max_rpcs = (
+            RPCS_PER_PARTICIPANT * driver.session.rules.max_connected
+            + RPCS_PER_MEMBER * MAX_MEMBERS
+            + SPARE_RPCS
+        )
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,

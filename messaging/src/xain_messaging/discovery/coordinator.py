@@ -16,12 +16,10 @@ import structlog
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
 from xain_messaging.discovery.service import from_message, to_message
 from xain_messaging.errors import (
-    Closed,
     DiscoveryUnavailable,
     MembershipLost,
     MessagingError,
     NameTaken,
-    TimedOut,
 )
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
@@ -122,6 +120,8 @@ class CoordinatorMembership(RemoteMembership):
             return MembershipLost(details)
         if code in _AWAY:
             return DiscoveryUnavailable(f"{self._target} does not answer: {details}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return DiscoveryUnavailable(f"{self._target} takes no more: {details}")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return MessagingError(f"{self._target} has no Membership service")
         return MessagingError(f"{self._target} refuses: {details} ({code.name})")
@@ -181,23 +181,24 @@ class CoordinatorMembership(RemoteMembership):
 
     # --- for the member ---
 
-    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        request = pb.BarrierRequest(**self._who(), barrier=name, num_members=num_members)
+    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
+        request = pb.BarrierRequest(**self._who(), barrier=barrier, num_members=num_members)
         while True:
-            if self._has_ended.is_set():
-                raise Closed("this member has left")
             left_s = max(0.0, deadline - time.monotonic())
             try:
                 self._stub.Barrier(request, timeout=left_s, wait_for_ready=True)
-                return
-            except grpc.RpcError as error:
+                return True
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 failed: Any = error
+            self._check_member()
+            if isinstance(failed, ValueError):
+                raise failed
             if time.monotonic() + RETRY_S > deadline:
-                raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
+                return False
             if failed.code() not in {*_AWAY, grpc.StatusCode.NOT_FOUND}:
                 raise self._as_ours(failed)
-            time.sleep(RETRY_S)  # until the service, or we, are back
+            self._has_ended.wait(RETRY_S)  # until the service, or we, are back
+            self._check_member()
 
     def _end(self) -> None:
         if self._member is not None:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xain_messaging.discovery.registry import Registry
-from xain_messaging.errors import MembershipLost, NameTaken, TimedOut
+from xain_messaging.discovery.registry import Registry, check_barrier
+from xain_messaging.errors import Closed, MembershipLost, NameTaken, TimedOut
 from xain_messaging.ports import Member, Roster
 
 
@@ -81,13 +81,20 @@ class InProcessDiscovery:
     def barrier(
         self, group: str, member: Member, barrier: str, num_members: int, timeout_s: float
     ) -> None:
+        check_barrier(barrier, num_members)
         deadline = time.monotonic() + timeout_s
         with self._changed:
+            self._check_member(group, member)
             waiting = self._registry.arrive(group, barrier, member.name, num_members)
             while not waiting.is_open:
+                self._check_member(group, member)
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     self._registry.give_up(group, barrier, member.name)
                     raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
+
+    def _check_member(self, group: str, member: Member) -> None:
+        if not self._registry.is_member(group, member.name, member.incarnation):
+            raise Closed(f"{member.name!r} is no member of {group!r} any more")
 
 
 class InProcessMembership:

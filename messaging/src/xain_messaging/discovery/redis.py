@@ -5,7 +5,8 @@ Of a group, below "xain:{GROUP}:":
     names           a set: who is, or was lately, a member
     member:NAME     JSON of the member, with a time to live, which its heartbeats renew
     incarnation     the last that was given
-    barrier:NAME    how often it has opened;   waiting:NAME   a set: who waits at it
+    ranks           a hash: what each name had last, by "ROLE/NAME"
+    barrier:NAME    how often it has opened;   waiting:NAME   a set: "NAME/INCARNATION" of who waits
     changes         a channel: something is different now
 
 All that changes them is a script, and so one step. What nobody renews expires by itself.
@@ -24,33 +25,29 @@ from typing import Any, Final
 import redis
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
+from xain_messaging.discovery.registry import LEASE_S, MAX_FORMER, SETTLE_S
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
-from xain_messaging.errors import (
-    Closed,
-    DiscoveryUnavailable,
-    MembershipLost,
-    MessagingError,
-    NameTaken,
-    TimedOut,
-)
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.ports import Member, Roster
 
 log = structlog.get_logger(__name__)
 
-FORGET_S: Final = 24 * 3600  # barriers and numbers of groups that nobody is in
+FORGET_S: Final = 24 * 3600  # barriers, ranks and numbers of groups that nobody is in
+GATHER_S: Final = 0.02  # when many come at once, each looks at many at once
 
 # The keys that a script touches all have the group in braces, so that a cluster has them together.
 _JOIN: Final = """
 local prefix, name, role, address = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local lease_ms, former = tonumber(ARGV[4]), ARGV[5]
 former = former ~= '' and cjson.decode(former) or nil
-local taken = {}
+local ranks = prefix .. 'ranks'
+local taken, is_first = {}, true
 for _, other in ipairs(redis.call('SMEMBERS', prefix .. 'names')) do
   local text = redis.call('GET', prefix .. 'member:' .. other)
   if not text then
     redis.call('SREM', prefix .. 'names', other)
   elseif other ~= name then
+    is_first = false
     local member = cjson.decode(text)
     if member.role == role then taken[member.rank] = true end
   end
@@ -75,11 +72,19 @@ else
   incarnation = string.format('%.0f', incarnation)
   redis.call('SET', prefix .. 'incarnation', incarnation, 'EX', ARGV[6])
 end
-local rank = former and former.rank or 0
-if not former or taken[rank] then
+local field = role .. '/' .. name
+local rank = former and former.rank
+if not former then
+  -- With nobody there the ranks begin anew; so many are of names that nobody has twice.
+  if is_first or redis.call('HLEN', ranks) >= tonumber(ARGV[7]) then redis.call('DEL', ranks) end
+  rank = tonumber(redis.call('HGET', ranks, field))
+end
+if not rank or taken[rank] then
   rank = 0
   while taken[rank] do rank = rank + 1 end
 end
+redis.call('HSET', ranks, field, rank)
+redis.call('EXPIRE', ranks, ARGV[6])
 local member = cjson.encode({
   name = name, role = role, rank = rank, address = address, incarnation = incarnation})
 redis.call('SET', prefix .. 'member:' .. name, member, 'PX', lease_ms)
@@ -123,15 +128,25 @@ local opened = tonumber(redis.call('GET', count) or '0')
 if opened >= (tonumber(ARGV[5]) or opened + 1) then return 0 end
 redis.call('SADD', waiting, ARGV[2])
 redis.call('EXPIRE', waiting, ARGV[4])
-for _, name in ipairs(redis.call('SMEMBERS', waiting)) do
-  if redis.call('EXISTS', KEYS[1] .. 'member:' .. name) == 0 then
-    redis.call('SREM', waiting, name)
+for _, who in ipairs(redis.call('SMEMBERS', waiting)) do
+  local name, incarnation = string.match(who, '^(.*)/(%d+)$')
+  local text = redis.call('GET', KEYS[1] .. 'member:' .. name)
+  if not text or cjson.decode(text).incarnation ~= incarnation then
+    redis.call('SREM', waiting, who)  -- it has gone; who has its name has not come for it
   end
 end
 if redis.call('SCARD', waiting) < tonumber(ARGV[3]) then return opened + 1 end
 redis.call('SET', count, opened + 1, 'EX', ARGV[4])
 redis.call('DEL', waiting)
 redis.call('PUBLISH', KEYS[1] .. 'changes', '')
+return 0
+"""
+
+# Returns whether it has opened before: then it was counted, and others have gone on.
+_GIVE_UP: Final = """
+local opened = tonumber(redis.call('GET', KEYS[1] .. 'barrier:' .. ARGV[1]) or '0')
+if opened >= tonumber(ARGV[3]) then return 1 end
+redis.call('SREM', KEYS[1] .. 'waiting:' .. ARGV[1], ARGV[2])
 return 0
 """
 
@@ -211,7 +226,8 @@ class RedisMembership(RemoteMembership):
         self._settled_at = 0.0
         self._changed = threading.Condition()
         self._scripts = {
-            text: client.register_script(text) for text in (_JOIN, _RENEW, _LEAVE, _ROSTER, _ARRIVE)
+            text: client.register_script(text)
+            for text in (_JOIN, _RENEW, _LEAVE, _ROSTER, _ARRIVE, _GIVE_UP)
         }
 
     def _call(self, script: str, *arguments: Any) -> Any:
@@ -234,7 +250,7 @@ class RedisMembership(RemoteMembership):
             )
         lease_ms = round(1000 * self._lease_s)
         answer = self._call(
-            _JOIN, self._name, self._role, self._address, lease_ms, former, FORGET_S
+            _JOIN, self._name, self._role, self._address, lease_ms, former, FORGET_S, MAX_FORMER
         )
         match answer:
             case ["ok", text]:
@@ -276,7 +292,10 @@ class RedisMembership(RemoteMembership):
                             ignore_subscribe_messages=True
                         )
                         listener.subscribe(f"{self._prefix}changes")
-                    listener.get_message(timeout=self._chance.uniform(0.8, 1.0) * interval_s)
+                    if listener.get_message(timeout=self._chance.uniform(0.8, 1.0) * interval_s):
+                        self._has_ended.wait(GATHER_S)
+                        while listener.get_message():
+                            pass  # one look is for all
                     if self._has_ended.is_set():
                         break
                     if time.monotonic() - renewed_at >= interval_s / 2:
@@ -315,25 +334,27 @@ class RedisMembership(RemoteMembership):
             self._changed.notify_all()
         self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
-    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
+        who = f"{self._name}/{self.member.incarnation}"
         awaited: int | str = ""
         while True:
-            if self._has_ended.is_set():
-                raise Closed("this member has left")
             with suppress(DiscoveryUnavailable):
-                awaited = self._call(_ARRIVE, name, self._name, num_members, FORGET_S, awaited)
+                awaited = self._call(_ARRIVE, barrier, who, num_members, FORGET_S, awaited)
                 if not awaited:
-                    return
+                    return True
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                with suppress(MessagingError, redis.RedisError):
-                    self._client.srem(f"{self._prefix}waiting:{name}", self._name)
-                raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
+                if awaited:
+                    with suppress(DiscoveryUnavailable):
+                        return bool(self._call(_GIVE_UP, barrier, who, awaited))
+                return False
             with self._changed:
                 self._changed.wait(min(left_s, RETRY_S))
+            self._check_member()
 
     def _end(self) -> None:
+        with self._changed:
+            self._changed.notify_all()  # who waits at a barrier
         if self._member is not None:
             with suppress(DiscoveryUnavailable):  # it expires by itself
                 self._call(_LEAVE, self._name, str(self._member.incarnation))

@@ -1,8 +1,8 @@
 """Who is in which group: what a discovery has to decide, without the ways to ask it.
 
-A member has a lease, which it renews; whose lease is over has gone. Where a line stands to a
-member, its end says sooner that the process has died: the lease is cut short then, and its name is
-free for the process that comes in its place.
+A member has a lease, which it renews; whose lease is over has gone, and its name is free for the
+process that comes in its place. Where a line stands to a member, its end says sooner that the
+process may have died: the lease is cut short then, but for what a living one takes to be back.
 
 A rank is the lowest that is free in its role, or the one that the name had last.
 
@@ -17,8 +17,10 @@ Pure: times are seconds on any clock that does not go back.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.names import why_not
 from xain_messaging.ports import Member, Roster
 
 LEASE_S = 10.0
@@ -40,7 +42,6 @@ class _Entry:
     member: Member
     expires_at: float
     num_lines: int = 0
-    had_line: bool = False
 
 
 @dataclass(slots=True)
@@ -111,14 +112,14 @@ class Registry:
                 f"members of before may be coming back; newcomers are let in in "
                 f"{self._open_at - now:.1f} s"
             )
+        if former is None:
+            self.expire(now)  # who comes for a name may be faster than the timer
         found = self._groups.setdefault(group, _Group())
         entry = found.entries.get(name)
         if entry is not None and (former is None or entry.member.incarnation != former.incarnation):
-            _refuse_unless_free(group, entry, former, now)
+            _refuse(group, entry, former, now)
         if former is None:
             incarnation, wanted = self._new_incarnation(), found.former.get((role, name))
-            if entry is not None and entry.member.role == role:
-                wanted = entry.member.rank
         else:
             incarnation, wanted = former.incarnation, former.rank
         taken = {
@@ -129,10 +130,10 @@ class Registry:
         rank = wanted if wanted is not None and wanted not in taken else _lowest(taken)
         member = Member(name, role, rank, address, incarnation)
         is_new = entry is None or entry.member != member
-        if entry is not None and entry.member.incarnation == incarnation:
-            entry.member, entry.expires_at = member, now + self.lease_s  # its lines stand
-        else:
+        if entry is None:
             found.entries[name] = _Entry(member, now + self.lease_s)
+        else:
+            entry.member, entry.expires_at = member, now + self.lease_s  # its lines stand
         found.former.pop((role, name), None)
         if is_new:
             self._on_change(group)
@@ -162,7 +163,6 @@ class Registry:
         if entry is None:
             return False
         entry.num_lines += 1
-        entry.had_line = True
         return self.renew(group, name, incarnation, now)
 
     def line_has_ended(self, group: str, name: str, incarnation: int, now: float) -> None:
@@ -225,19 +225,25 @@ class Registry:
                 del found[barrier]
 
 
-def _refuse_unless_free(group: str, entry: _Entry, former: Member | None, now: float) -> None:
+def check_barrier(name: str, num_members: int) -> None:
+    """Raises ValueError for what no discovery takes."""
+    if reason := why_not(name):
+        raise ValueError(f"{name!r} cannot be a barrier: {reason}")
+    if num_members < 1:
+        raise ValueError(f"a barrier is for one member at least, not {num_members}")
+
+
+def _refuse(group: str, entry: _Entry, former: Member | None, now: float) -> NoReturn:
     name = entry.member.name
     if former is not None:
         raise MembershipLost(
             f"{name!r} was taken for dead, and another process has its name in {group!r}"
         )
-    # The end of its lines tells that the other has died: the newcomer need not wait for its lease.
-    if not (entry.had_line and not entry.num_lines):
-        left_s = max(0.0, entry.expires_at - now)
-        raise NameTaken(
-            f"there is a {name!r} in the group {group!r} already, at {entry.member.address}; it is "
-            f"heard of within {left_s:.1f} s, or gone"
-        )
+    left_s = max(0.0, entry.expires_at - now)
+    raise NameTaken(
+        f"there is a {name!r} in the group {group!r} already, at {entry.member.address}; it is "
+        f"heard of within {left_s:.1f} s, or gone"
+    )
 
 
 def _lowest(taken: set[int]) -> int:

@@ -12,7 +12,14 @@ from random import Random
 
 import structlog
 
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.discovery.registry import check_barrier
+from xain_messaging.errors import (
+    Closed,
+    DiscoveryUnavailable,
+    MembershipLost,
+    NameTaken,
+    TimedOut,
+)
 from xain_messaging.ports import Member, Roster
 
 log = structlog.get_logger(__name__)
@@ -65,6 +72,10 @@ class RemoteMembership(ABC):
         Raises DiscoveryUnavailable, but at the deadline only if anything has been started."""
 
     @abstractmethod
+    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
+        """Whether it has opened by the deadline. Asks _check_member() after every wait."""
+
+    @abstractmethod
     def _end(self) -> None:
         """We are none any more: tell the service if it hears, and end what goes on."""
 
@@ -88,6 +99,17 @@ class RemoteMembership(ABC):
             if not self._has_ended.is_set():
                 self._member = self._ask_to_join(CALL_TIMEOUT_S)
                 log.info("came_back", group=self._group, peer=self._name)
+
+    def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
+        check_barrier(name, num_members)
+        self._check_member()
+        if not self._wait_at(name, num_members, time.monotonic() + timeout_s):
+            raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
+
+    def _check_member(self) -> None:
+        """Raises Closed."""
+        if self._has_ended.is_set():
+            raise Closed(f"{self._name!r} is no member of {self._group!r} any more")
 
     def leave(self) -> None:
         if self._has_ended.is_set() and not self._threads:

@@ -64,7 +64,7 @@ class MembershipServer:
         try:
             asyncio.run_coroutine_threadsafe(self._serve(), loop).result(START_S)
         except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
-            loop.call_soon_threadsafe(loop.stop)
+            self.stop()
             raise OSError(f"cannot listen on {self.target}: {error}") from None
 
     async def _serve(self) -> None:

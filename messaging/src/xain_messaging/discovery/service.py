@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, Registry
+from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, Registry, check_barrier
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.names import why_not
 from xain_messaging.ports import Member
@@ -17,9 +17,12 @@ from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
 
 log = structlog.get_logger(__name__)
 
-MAX_MEMBERS = 10_000  # of all groups
+MAX_MEMBERS = 1_000  # of all groups
 MAX_ADDRESS_BYTES = 256
 MAX_LINES = 4  # streams of one member: one stands, and others may not have been noticed to be gone
+RPCS_PER_MEMBER = MAX_LINES + 2  # a heartbeat and a barrier at the same time
+# What a member says of itself when it comes back, it may say wrongly, or by another clock.
+MAX_AHEAD_NS = 24 * 3600 * 10**9
 
 GATHER_S = 0.02
 
@@ -43,7 +46,8 @@ class MembershipService(MembershipServicer):
         )
 
     def _new_incarnation(self) -> int:
-        # The time of day, so that the process after this one goes on above it.
+        # The time of day, so that the process after this one goes on above it, as this one does
+        # above those that come back to it.
         self._last_incarnation = max(self._last_incarnation + 1, time.time_ns())
         return self._last_incarnation
 
@@ -91,13 +95,27 @@ class MembershipService(MembershipServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"an address has 1 to {MAX_ADDRESS_BYTES} bytes, not {len(request.address)}",
             )
-        if self._registry.num_members >= MAX_MEMBERS:
+        if self._registry.num_members >= MAX_MEMBERS and request.name not in self._registry.roster(
+            request.group
+        ):
             await _refuse(
                 context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"there are {MAX_MEMBERS} members already",
             )
         former = from_message(request.former) if request.HasField("former") else None
+        if former is not None:
+            if not (
+                0 <= former.rank < MAX_MEMBERS
+                and 0 < former.incarnation <= time.time_ns() + MAX_AHEAD_NS
+            ):
+                await _refuse(
+                    context,
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"nobody was told to be of rank {former.rank} and incarnation "
+                    f"{former.incarnation}",
+                )
+            self._last_incarnation = max(self._last_incarnation, former.incarnation)
         try:
             member = self._registry.join(
                 request.group,
@@ -168,12 +186,10 @@ class MembershipService(MembershipServicer):
         member = (request.group, request.name, request.incarnation)
         if not registry.is_member(*member):
             await _refuse_stranger(context, request.group, request.name)
-        if reason := why_not(request.barrier):
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"barrier: {reason}")
-        if request.num_members < 1:
-            await _refuse(
-                context, grpc.StatusCode.INVALID_ARGUMENT, "a barrier is for one member at least"
-            )
+        try:
+            check_barrier(request.barrier, request.num_members)
+        except ValueError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         place = (request.group, request.barrier)
         waiting = registry.arrive(*place, request.name, request.num_members)
         try:

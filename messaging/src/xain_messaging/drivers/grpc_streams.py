@@ -10,10 +10,9 @@ and its frames, one after another, in messages of at most CHUNK_BYTES:
 The next packet begins with a message of its own. There is no protobuf in it: that would copy every
 array twice more at each end.
 
-A message is in memory once at the receiver, in its place, while it comes. gRPC's flow control holds
-back who sends faster than that. What has come waits until the receiver's program asks for it. Those
-who keep to their Bounds cannot have much waiting; a stream that brings more than that is ended with
-RESOURCE_EXHAUSTED, and what waits of it is dropped, as after a line that broke.
+A message is in memory once at the receiver, in its place, while it comes. What has come waits until
+the receiver's program asks for it. When that is more than those who keep to their Bounds can have
+sent, no more is read, and gRPC's flow control holds back who sends.
 """
 
 import queue
@@ -24,16 +23,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import grpc
 import structlog
 
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frame, Frames, num_bytes
 from xain_messaging.drivers.event_queue import EventQueue
-from xain_messaging.errors import Closed, UnknownPeer
-from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds
+from xain_messaging.errors import BodyError, Closed, UnknownPeer
+from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.spare import spare
 
@@ -44,7 +43,9 @@ METHOD: Final = "/xain_messaging.Exchange/Deliver"
 CHUNK_BYTES: Final = 2 << 20
 # More than a message has; see codec.py.
 MAX_FRAMES: Final = 4096
-MAX_PACKET_BYTES: Final = MAX_MESSAGE_BYTES + (16 << 20)
+
+# What Python and numpy take for each frame that waits, beside its bytes.
+FRAME_BYTES: Final = 512
 
 # A thread waits on each stream that comes.
 MAX_PEERS: Final = 256
@@ -83,16 +84,40 @@ class Malformed(Exception):
     """A stream that is none of ours."""
 
 
-class TooMuch(Exception):
-    """More than a peer may send that nobody has received."""
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """How much has come that nobody has received: of one stream, or of all."""
+
+    max_packets: int
+    max_bytes: int
+    num_packets: int = 0
+    num_bytes: int = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """One that is larger than all that may wait has room where nothing else waits."""
+        fits = self.num_bytes + size_bytes <= self.max_bytes
+        return not self.num_packets or (fits and self.num_packets < self.max_packets)
+
+    def add(self, num_packets: int, size_bytes: int) -> None:
+        self.num_packets += num_packets
+        self.num_bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What waits of one that comes."""
+    """One that comes. changed: something of it has been received, or it is its turn."""
 
-    packets: deque[Frames] = field(default_factory=deque)
-    num_bytes: int = 0
+    changed: threading.Condition
+    waiting: _Waiting
+    has_ended: bool = False
+
+
+class _Packet(NamedTuple):
+    """One that waits."""
+
+    frames: Frames
+    stream: _Stream
+    num_bytes: int
 
 
 class GrpcDriver:
@@ -103,9 +128,11 @@ class GrpcDriver:
     tls: without it everything goes in the clear, and anybody may connect. With it only those whose
         certificates `ca` has signed; which of them a peer is, it says itself.
     max_peers: whose streams are taken at a time; those beyond it try again until there is room.
-    max_packet_bytes: a message that is larger is refused, with its stream.
-    bounds: those of the peers that send to it, and of all that come together.
-    num_refused: streams that were ended because they were none of ours, or brought too much.
+    max_message_bytes: a message that is larger is refused where it is sent; so it has to be the
+        same at all peers. A stream that brings one is ended.
+    bounds: those of the peers that send to it. Of what they send four times as much may wait here,
+        each frame with 512 bytes beside its own.
+    num_refused: streams that were ended because they were none of ours.
     """
 
     def __init__(
@@ -115,16 +142,17 @@ class GrpcDriver:
         advertise: str = "",
         tls: TlsFiles | None = None,
         max_peers: int = MAX_PEERS,
-        max_packet_bytes: int = MAX_PACKET_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.num_refused = 0
         self._tls = tls
         self._bounds = bounds
-        self._max_packet_bytes = max_packet_bytes
-        # In the place of a packet, the stream that has it.
-        self._events: EventQueue[Lost | _Stream] = EventQueue()
-        self._waiting_bytes = 0  # of all streams
+        self._max_message_bytes = max_message_bytes
+        self._events: EventQueue[Lost | _Packet] = EventQueue()
+        in_all = bounds.max_messages_in_all, bounds.max_bytes_in_all
+        self._waiting = _Waiting(*(TOLERANCE * most for most in in_all))  # of all streams
+        self._in_turn: deque[_Stream] = deque()  # that wait for room among all
         self._lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
         self._is_closed = False
@@ -164,6 +192,12 @@ class GrpcDriver:
         if line is not None:
             line.close()
 
+    def check(self, frames: Frames) -> None:
+        if (size := num_bytes(frames)) > self._max_message_bytes:
+            raise BodyError(
+                f"a message of {size} bytes; this driver carries {self._max_message_bytes}"
+            )
+
     def send(self, peer: str, frames: Frames) -> None:
         with self._lock:
             self._check_open()
@@ -175,67 +209,67 @@ class GrpcDriver:
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
         event = self._events.get(timeout_s)
-        if not isinstance(event, _Stream):
+        if not isinstance(event, _Packet):
             return event
         with self._lock:
-            if not event.packets:
-                return None  # it has been refused
-            frames = event.packets.popleft()
-            self._count(event, -self._size(frames))
-        return Arrived(frames)
+            self._count(event.stream, -1, -event.num_bytes)
+            event.stream.changed.notify()
+            self._wake_next()
+        return Arrived(event.frames)
 
     def wake(self) -> None:
         self._events.wake()
 
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        stream = _Stream()
+        bounds = self._bounds
+        most = bounds.max_messages, bounds.max_bytes
+        waiting = _Waiting(*(TOLERANCE * limit for limit in most))
+        stream = _Stream(threading.Condition(self._lock), waiting)
+
+        def end() -> None:
+            with self._lock:
+                stream.has_ended = True
+                stream.changed.notify()
+
+        max_packet_bytes = self._max_message_bytes + max_head_bytes(bounds)
         try:
-            for frames in from_chunks(chunks, self._max_packet_bytes):
-                self._add(stream, frames)
+            if context.add_callback(end):
+                for frames in from_chunks(chunks, max_packet_bytes):
+                    self._add(stream, frames)
+                    del frames  # the next may be long in coming
         except Malformed as error:
-            self._refuse(stream, context, grpc.StatusCode.INVALID_ARGUMENT, error)
-        except TooMuch as error:
-            self._refuse(stream, context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+            with self._lock:
+                self.num_refused += 1
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            log.warning("stream_refused", peer=context.peer(), code=str(code), error=str(error))
+            context.abort(code, str(error))
         return b""
 
     def _add(self, stream: _Stream, frames: Frames) -> None:
-        bounds = self._bounds
+        """Waits for room. What comes on a stream that ends meanwhile is dropped, as if it had come
+        too late: who sent it knows that the line is broken."""
+        size = num_bytes(frames) + FRAME_BYTES * len(frames)
         with self._lock:
-            self._count(stream, self._size(frames))
-            stream.packets.append(frames)
-            of_one = len(stream.packets), stream.num_bytes
-            of_all = self._events.size, self._waiting_bytes
-        most = bounds.max_messages, bounds.max_bytes
-        most_in_all = bounds.max_messages_in_all, bounds.max_bytes_in_all
-        for waiting, limits, whose in ((of_one, most, "this peer"), (of_all, most_in_all, "all")):
-            if waiting[0] > TOLERANCE * limits[0] or waiting[1] > TOLERANCE * limits[1]:
-                raise TooMuch(
-                    f"{waiting[0]} messages of {waiting[1]} bytes of {whose} wait to be received, "
-                    f"and no more than {limits[0]} of {limits[1]} may be on their way: see Bounds"
-                )
-        self._events.put(stream)
+            stream.changed.wait_for(lambda: stream.has_ended or stream.waiting.has_room(size))
+            # In turn, so that small ones do not keep a large one waiting without end.
+            self._in_turn.append(stream)
+            stream.changed.wait_for(lambda: stream.has_ended or self._is_next(stream, size))
+            self._in_turn.remove(stream)
+            if not stream.has_ended:
+                self._count(stream, 1, size)
+                self._events.put(_Packet(frames, stream, size))
+            self._wake_next()
 
-    def _size(self, frames: Frames) -> int:
-        # A single one may be larger than all that may wait, and counts as much.
-        return min(num_bytes(frames), self._bounds.max_bytes)
+    def _is_next(self, stream: _Stream, size_bytes: int) -> bool:
+        return self._in_turn[0] is stream and self._waiting.has_room(size_bytes)
 
-    def _count(self, stream: _Stream, size_bytes: int) -> None:
-        stream.num_bytes += size_bytes
-        self._waiting_bytes += size_bytes
+    def _count(self, stream: _Stream, num_packets: int, size_bytes: int) -> None:
+        for waiting in (stream.waiting, self._waiting):
+            waiting.add(num_packets, size_bytes)
 
-    def _refuse(
-        self,
-        stream: _Stream,
-        context: grpc.ServicerContext,
-        code: grpc.StatusCode,
-        error: Exception,
-    ) -> None:
-        with self._lock:
-            self.num_refused += 1
-            self._count(stream, -stream.num_bytes)
-            stream.packets.clear()
-        log.warning("stream_refused", peer=context.peer(), code=str(code), error=str(error))
-        context.abort(code, str(error))
+    def _wake_next(self) -> None:
+        if self._in_turn:
+            self._in_turn[0].changed.notify()
 
     # --- the end ---
 
@@ -267,7 +301,7 @@ class _Line:
         peer: str,
         address: str,
         tls: TlsFiles | None,
-        events: "EventQueue[Lost | _Stream]",
+        events: "EventQueue[Lost | _Packet]",
     ) -> None:
         self._peer = peer
         self._events = events
@@ -294,6 +328,7 @@ class _Line:
             if self._is_closed:
                 return
             self._begun_at = time.monotonic()
+            self._timer = None
             # It waits for as long as nobody is there; the channel tries to reach it.
             self._stream = self._method.future(_chunks(self._waiting), wait_for_ready=True)
             self._stream.add_done_callback(self._ended)
@@ -312,13 +347,20 @@ class _Line:
             self._events.put(Lost(self._peer))
             lived_s = time.monotonic() - self._begun_at
             self._retry_s = RETRY_S if lived_s > 1 else min(2 * self._retry_s, MAX_RETRY_S)
-            self._timer = threading.Timer(self._retry_s, self._begin)
+            self._timer = threading.Timer(self._retry_s, self._try_again)
             self._timer.daemon = True
             self._timer.start()
+
+    def _try_again(self) -> None:
+        with self._lock:
+            if self._timer is not None:  # else somebody was faster
+                self._timer.cancel()
+                self._begin()
 
     def finish(self) -> None:
         """No more will come. See join()."""
         self._waiting.put(None)
+        self._try_again()  # rather now than too late
 
     def join(self, timeout_s: float) -> None:
         """Until the peer has all, or as long as that."""
@@ -358,6 +400,7 @@ class _Threads(Executor):
 def _chunks(waiting: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
     while (frames := waiting.get()) is not None:
         yield from to_chunks(frames)
+        del frames  # the next may be long in coming
 
 
 def to_chunks(frames: Frames) -> Iterator[bytes]:
@@ -376,27 +419,33 @@ def to_chunks(frames: Frames) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
-def from_chunks(
-    chunks: Iterator[bytes], max_packet_bytes: int = MAX_PACKET_BYTES
-) -> Iterator[list[Frame]]:
+def from_chunks(chunks: Iterator[bytes], max_packet_bytes: int) -> Iterator[list[Frame]]:
     """The packets of a stream; each frame is a buffer of its own. Raises Malformed."""
-    for chunk in chunks:
-        sizes, rest = _read_prelude(chunk, max_packet_bytes)
-        # Not bytearrays: what is announced takes memory only when it comes.
-        frames: list[Frame] = [spare.lend(size) for size in sizes]
-        for frame in frames:
-            target = memoryview(frame)
-            while target.nbytes:
+    # Without variables: nobody here has what was read while the next is awaited.
+    return iter(lambda: _read_packet(chunks, max_packet_bytes), None)
+
+
+def _read_packet(chunks: Iterator[bytes], max_packet_bytes: int) -> list[Frame] | None:
+    """None at the end of the stream."""
+    chunk = next(chunks, None)
+    if chunk is None:
+        return None
+    sizes, rest = _read_prelude(chunk, max_packet_bytes)
+    # Not bytearrays: what is announced takes memory only when it comes.
+    frames: list[Frame] = [spare.lend(size) for size in sizes]
+    for frame in frames:
+        target = memoryview(frame)
+        while target.nbytes:
+            if not rest.nbytes:
+                rest = memoryview(next(chunks, b""))
                 if not rest.nbytes:
-                    rest = memoryview(next(chunks, b""))
-                    if not rest.nbytes:
-                        raise Malformed("the stream ends within a message")
-                size = min(target.nbytes, rest.nbytes)
-                target[:size] = rest[:size]
-                target, rest = target[size:], rest[size:]
-        if rest.nbytes:
-            raise Malformed(f"{rest.nbytes} bytes more than a message has")
-        yield frames
+                    raise Malformed("the stream ends within a message")
+            size = min(target.nbytes, rest.nbytes)
+            target[:size] = rest[:size]
+            target, rest = target[size:], rest[size:]
+    if rest.nbytes:
+        raise Malformed(f"{rest.nbytes} bytes more than a message has")
+    return frames
 
 
 def _read_prelude(chunk: bytes, max_packet_bytes: int) -> tuple[tuple[int, ...], memoryview]:

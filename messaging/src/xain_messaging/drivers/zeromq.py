@@ -11,15 +11,16 @@ import math
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
 
-from xain_messaging.codec import Frame, Frames
-from xain_messaging.errors import Closed, UnknownPeer
-from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds
+from xain_messaging.codec import Frame, Frames, num_bytes
+from xain_messaging.errors import BodyError, Closed, UnknownPeer
+from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 
 # What is smaller is copied: that costs less than to hand it over.
@@ -39,17 +40,30 @@ MAX_SOCKETS: Final = 65_536
 # How long a loss may go unnoticed in a driver that packets keep busy.
 LOOK_S: Final = 0.05
 
-RECONNECT_MS: Final = 100
-MAX_RECONNECT_MS: Final = 2_000
+# Between two attempts to reach a peer.
+RETRY_S: Final = 0.1
+MAX_RETRY_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class _Sockets:
+    """push: they send into it. monitor: it tells when the connection breaks."""
+
+    push: "zmq.Socket[bytes]"
+    monitor: "zmq.Socket[bytes]"
+    opened_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """To one peer."""
+    """To one peer. sockets: None between two attempts; `waiting` goes out at the next one, which is
+    at retry_at."""
 
     address: str
-    push: "zmq.Socket[bytes]"
-    monitor: "zmq.Socket[bytes]"  # tells when the connection breaks
+    sockets: _Sockets | None
+    retry_s: float = RETRY_S
+    retry_at: float = 0.0
+    waiting: list[Frames] = field(default_factory=list)
 
 
 class ZmqDriver:
@@ -57,7 +71,9 @@ class ZmqDriver:
 
     host: the interface to listen on, and the address that others are told, unless `advertise` is
         another.
-    max_frame_bytes: a peer that sends a larger one is hung up on; the default takes all.
+    max_frame_bytes: a message with a larger frame, see codec.py, is refused where it is sent; so it
+        has to be the same at all peers. Who sends one all the same is hung up on. The default takes
+        all.
     bounds: those of the peers that send to it. Who has sent more messages than they allow waits,
         until some have been received; of bytes ZeroMQ has no count.
     """
@@ -75,11 +91,13 @@ class ZmqDriver:
         self._lock = threading.RLock()
         self._polled = threading.Condition(self._lock)
         self._lines: dict[str, _Line] = {}
+        self._max_frame_bytes = max_frame_bytes
+        self._broken: set[str] = set()  # those between two attempts
+        self._untold: deque[Lost] = deque()
         self._ended: list[zmq.Socket[bytes]] = []
         self._poller: zmq.Poller | None = None
         self._looked_at = 0.0
         self._is_polling = False
-        self._is_woken = False
         self._is_closed = False
         # Both ends of it are sockets of the system, so that a signal handler may wake.
         self._woken, self._waker = socket.socketpair()
@@ -87,7 +105,8 @@ class ZmqDriver:
         self._waker.setblocking(False)
         self._pull = self._context.socket(zmq.PULL)
         max_waiting = TOLERANCE * bounds.max_messages
-        self._set(self._pull, {zmq.RCVHWM: max_waiting, zmq.MAXMSGSIZE: max_frame_bytes})
+        most = -1 if max_frame_bytes < 0 else max_frame_bytes + max_head_bytes(bounds)
+        self._set(self._pull, {zmq.RCVHWM: max_waiting, zmq.MAXMSGSIZE: most})
         port = self._pull.bind_to_random_port(f"tcp://{host}")
         self._address = f"tcp://{advertise or host}:{port}"
 
@@ -111,18 +130,16 @@ class ZmqDriver:
         with self._lock:
             self._check_open()
             self.disconnect(peer)
-            self._lines[peer] = self._open(address)
-            self._poller = None
-        self.wake()  # whoever polls does not know of the line
+            self._lines[peer] = _Line(address, self._open(address))
 
-    def _open(self, address: str) -> _Line:
+    def _open(self, address: str) -> _Sockets:
         push = self._context.socket(zmq.PUSH)
         self._set(
             push,
             {
                 zmq.SNDHWM: 0,  # bounded by who sends
-                zmq.RECONNECT_IVL: RECONNECT_MS,
-                zmq.RECONNECT_IVL_MAX: MAX_RECONNECT_MS,
+                zmq.RECONNECT_IVL: round(1000 * RETRY_S),
+                zmq.RECONNECT_IVL_MAX: round(1000 * MAX_RETRY_S),
             },
         )
         try:
@@ -130,53 +147,99 @@ class ZmqDriver:
         except zmq.ZMQError:  # no address of ours; what is left open would never let us end
             push.close(linger=0)
             raise
-        return _Line(address, push, push.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        self._poller = None
+        self.wake()  # whoever polls does not know of them
+        return _Sockets(push, push.get_monitor_socket(zmq.EVENT_DISCONNECTED))
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
             line = self._lines.pop(peer, None)
+            self._broken.discard(peer)
             if line is not None:
                 self._end(line, 0.0)
                 self.wake()
 
     def _end(self, line: _Line, linger_s: float) -> None:
         """What is on its way may go for so long."""
-        line.push.disable_monitor()
-        line.push.close(linger=round(1000 * linger_s))
+        sockets, line.sockets = line.sockets, None
+        if sockets is None:
+            return
+        sockets.push.disable_monitor()
+        sockets.push.close(linger=round(1000 * linger_s))
         # A socket must not be closed while another thread polls it.
-        self._ended.append(line.monitor)
+        self._ended.append(sockets.monitor)
         self._poller = None
         if not self._is_polling:
             self._close_ended()
 
+    def _lose(self, peer: str, line: _Line) -> None:
+        """What waits in its socket would go on over the next connection, with a gap. A new socket
+        has none. It waits before it tries again, longer each time: somebody may hang up at once."""
+        assert line.sockets is not None
+        now = time.monotonic()
+        lived_s = now - line.sockets.opened_at
+        self._end(line, 0.0)
+        line.retry_s = RETRY_S if lived_s > 1 else min(2 * line.retry_s, MAX_RETRY_S)
+        line.retry_at = now + line.retry_s
+        self._broken.add(peer)
+        self._untold.append(Lost(peer))
+
+    def _reopen(self, now: float) -> None:
+        """Those whose time has come."""
+        for peer in [peer for peer in self._broken if self._lines[peer].retry_at <= now]:
+            line = self._lines[peer]
+            line.sockets = self._open(line.address)
+            self._broken.discard(peer)
+            waiting, line.waiting = line.waiting, []
+            for frames in waiting:
+                self._push(peer, line, frames)
+
     def _close_ended(self) -> None:
         while self._ended:
             self._ended.pop().close(linger=0)
+
+    def check(self, frames: Frames) -> None:
+        most = self._max_frame_bytes
+        if 0 <= most < (size := max(num_bytes([frame]) for frame in frames)):
+            raise BodyError(f"a frame of {size} bytes; this driver carries {most} in one")
 
     def send(self, peer: str, frames: Frames) -> None:
         with self._lock:
             self._check_open()
             if peer not in self._lines:
                 raise UnknownPeer(f"{peer!r} is not connected")
-            push = self._lines[peer].push
-            last = len(frames) - 1
+            self._push(peer, self._lines[peer], frames)
+
+    def _push(self, peer: str, line: _Line, frames: Frames) -> None:
+        if line.sockets is None:
+            line.waiting.append(frames)
+            return
+        push, last = line.sockets.push, len(frames) - 1
+        try:
             for i, frame in enumerate(frames):
                 size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
                 push.send(frame, zmq.SNDMORE if i < last else 0, copy=size < HAND_OVER_BYTES)
+        except BaseException:
+            # An interrupt, say. The next message would be taken for the rest of this one.
+            self._lose(peer, line)
+            self.wake()
+            raise
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
         with self._lock:
             if self._is_closed:
                 return None
-            if timeout_s == 0:
-                return self._next()
-            if self._was_woken():
-                return None
+            now = time.monotonic()
+            self._reopen(now)
+            if timeout_s == 0 or self._untold:
+                return self._next(now)
+            wait_s = math.inf if timeout_s is None else timeout_s
+            wait_s = min([wait_s, *(self._lines[peer].retry_at - now for peer in self._broken)])
             poller = self._poller or self._make_poller()
             self._is_polling = True
         ready: list[tuple[object, int]] = []
         try:
-            ready = poller.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
+            ready = poller.poll(None if wait_s == math.inf else math.ceil(1000 * wait_s))
         finally:
             with self._lock:
                 self._is_polling = False
@@ -185,23 +248,23 @@ class ZmqDriver:
                     self._polled.notify_all()
         with self._lock:
             if self._is_closed or not ready:
-                return None
-            self._was_woken()
-            return self._next() or self._next_loss()
+                return None  # or it is time for another attempt, which the next call makes
+            self._drain_woken()
+            return self._next(time.monotonic()) or self._next_loss()
 
     def _make_poller(self) -> zmq.Poller:
         self._poller = poller = zmq.Poller()
         poller.register(self._pull, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         for line in self._lines.values():
-            poller.register(line.monitor, zmq.POLLIN)
+            if line.sockets is not None:
+                poller.register(line.sockets.monitor, zmq.POLLIN)
         return poller
 
-    def _next(self) -> DriverEvent | None:
+    def _next(self, now: float) -> DriverEvent | None:
         """What has come already. Each line is looked at only now and then, since there may be
         hundreds."""
-        now = time.monotonic()
-        if now - self._looked_at > LOOK_S:
+        if self._untold or now - self._looked_at > LOOK_S:
             self._looked_at = now
             if (lost := self._next_loss()) is not None:
                 return lost
@@ -217,25 +280,17 @@ class ZmqDriver:
 
     def _next_loss(self) -> Lost | None:
         for peer, line in self._lines.items():
-            if line.monitor.poll(0):
-                line.monitor.recv_multipart()
-                # Its queue would go on over the next connection, with a gap. A new one has none.
-                self._end(line, 0.0)
-                self._lines[peer] = self._open(line.address)
-                return Lost(peer)
-        return None
+            if line.sockets is not None and line.sockets.monitor.poll(0):
+                line.sockets.monitor.recv_multipart()
+                self._lose(peer, line)
+        return self._untold.popleft() if self._untold else None
 
-    def _was_woken(self) -> bool:
-        """Since the last time that this was asked."""
-        if not self._is_woken:
-            return False
-        self._is_woken = False
+    def _drain_woken(self) -> None:
         with suppress(BlockingIOError):
-            self._woken.recv(4096)
-        return True
+            while self._woken.recv(4096):
+                pass
 
     def wake(self) -> None:
-        self._is_woken = True  # before its byte is there: who has seen that looks at this
         # Full: then it wakes anyway. Closed: nobody is there to be woken.
         with suppress(BlockingIOError, OSError):
             self._waker.send(b"w")
@@ -247,6 +302,8 @@ class ZmqDriver:
             self._is_closed = True
             self.wake()
             self._polled.wait_for(lambda: not self._is_polling)
+            if linger_s > 0:
+                self._reopen(math.inf)  # rather now than too late
             for line in self._lines.values():
                 self._end(line, linger_s)
             self._lines.clear()
