@@ -118,7 +118,9 @@ def snapshot(frames: Frames) -> list[Frame]:
     """The same frames, which no longer change when the sender goes on with its arrays. A read-only
     array is taken at its word and not copied."""
     return [
-        spare.copy(frame) if isinstance(frame, memoryview) and not frame.readonly else frame
+        spare.copy(np.frombuffer(frame, np.uint8)).data
+        if isinstance(frame, memoryview) and not frame.readonly
+        else frame
         for frame in frames
     ]
 

@@ -1,74 +1,99 @@
-"""Memory for arrays that go out and come in, used again when nobody has them any more.
+"""Memory for large arrays, used again when nobody has them any more.
 
-Memory that is fresh from the system is zeroed first, and a virtual machine may have to ask its host
-for it: both can take longer than to write to it.
+Memory that is fresh from the system is cleared first, and a virtual machine may have to ask its
+host for it: both can take longer than to write to it.
+
+Whoever is given an array may keep it, or any view of it, for as long as it likes. Each has an owner
+of its own, which all views keep alive and which tells us when it goes, so what is given out again
+is what nobody can reach any more. That holds for what is made of an array and of its `base`, but
+not for an address, such as that of `array.ctypes`.
 """
 
+import math
 import weakref
 from collections import deque
-from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 # What is smaller costs less than to look for it.
 MIN_BYTES = 1 << 20
-# Of one process.
+# Of messages, in one process.
 MAX_BYTES = 256 << 20
 
-_Array = NDArray[np.uint8]
+_Memory = NDArray[np.uint8]
+
+
+class _Owner:
+    """What numpy makes an array of that keeps this object, and is of no use but for that.
+
+    Not a memoryview: whatever is made of one keeps the memory below, and not that memoryview. Nor
+    an array: numpy would make the memory the owner of all views.
+    """
+
+    def __init__(self, memory: _Memory) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory = memory
 
 
 class Spare:
     """Safe for several threads: it has no locks, since memory comes back whenever the last of those
     who have it lets go, in whatever thread.
 
-    max_bytes: that wait to be used again; what came back first goes first.
+    max_bytes, max_arrays: that wait to be used again; what came back first goes first.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, *, max_bytes: float = math.inf, max_arrays: float = math.inf) -> None:
         self._max_bytes = max_bytes
-        self._unused: deque[_Array] = deque()
+        self._max_arrays = max_arrays
+        self._unused: deque[_Memory] = deque()
 
     @property
     def num_bytes(self) -> int:
         """That wait."""
-        return sum(array.nbytes for array in list(self._unused))
+        return sum(memory.nbytes for memory in list(self._unused))
 
-    def copy(self, data: memoryview) -> memoryview:
-        """data: of bytes."""
-        lent = self.lend(data.nbytes)
-        # By numpy, which lets other threads go on meanwhile.
-        np.copyto(np.frombuffer(lent, np.uint8), np.frombuffer(data, np.uint8))
-        return lent
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Writable, and not cleared."""
+        if num_bytes < MIN_BYTES:
+            return np.empty(num_bytes, np.uint8)
+        memory = self._find(num_bytes)
+        owner = _Owner(memory)
+        array = np.asarray(owner)
+        base: object = array.base
+        assert base is owner
+        weakref.finalize(owner, self._give_back, memory).atexit = False
+        return array
 
-    def lend(self, size_bytes: int) -> memoryview:
-        """Somebody's own for as long as it is there, or a part of it. What is in it is anything."""
-        if size_bytes < MIN_BYTES:
-            return np.empty(size_bytes, np.uint8).data
-        array = self._take(size_bytes)
-        # It lives for as long as a memoryview of it does.
-        lent = array[:]
-        weakref.finalize(lent, self._give_back, array).atexit = False
-        return lent.data
+    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """array: (d,). By numpy, which lets other threads go on meanwhile."""
+        copied = self.take(array.nbytes).view(array.dtype)
+        copied[:] = array
+        return copied
 
-    def _take(self, size_bytes: int) -> _Array:
+    def _find(self, num_bytes: int) -> _Memory:
         for _ in range(len(self._unused)):
             try:
-                array = self._unused.popleft()
+                memory = self._unused.popleft()
             except IndexError:  # another thread was faster
                 break
-            if array.nbytes == size_bytes:
-                return array
-            self._unused.append(array)
-        return np.empty(size_bytes, np.uint8)
+            if memory.nbytes == num_bytes:
+                return memory
+            self._unused.append(memory)
+        self._make_room(num_arrays=1)  # it is to wait here in its turn
+        return np.empty(num_bytes, np.uint8)
 
-    def _give_back(self, array: _Array) -> None:
-        self._unused.append(array)
-        while self.num_bytes > self._max_bytes:
-            with suppress(IndexError):  # another thread was faster
+    def _give_back(self, memory: _Memory) -> None:
+        self._unused.append(memory)
+        self._make_room()
+
+    def _make_room(self, num_arrays: int = 0) -> None:
+        while len(self._unused) + num_arrays > self._max_arrays or self.num_bytes > self._max_bytes:
+            try:
                 self._unused.popleft()
+            except IndexError:  # none, or another thread was faster
+                return
 
 
-spare: Final = Spare(MAX_BYTES)
+spare: Final = Spare(max_bytes=MAX_BYTES)

@@ -17,8 +17,8 @@ from grpc_status import rpc_status
 from numpy.typing import NDArray
 
 from xain_messaging.process.fields import proxy_options
+from xain_messaging.spare import Spare
 from xain_participant import connection
-from xain_participant.buffers import Buffers
 from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
@@ -161,7 +161,7 @@ class CoordinatorClient:
         # Of the upload that did not come to its end: the coordinator may have a part of it.
         self._broken_digest = b""
         self._sizes = MessageSizes()
-        self._buffers = Buffers()  # of downloads
+        self._spare = Spare(max_arrays=1)  # of downloads
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
@@ -227,7 +227,7 @@ class CoordinatorClient:
 
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
-        download = Download(ref, self._buffers)
+        download = Download(ref, self._spare)
         try:
             if ref.data:
                 download.add(ref.data)

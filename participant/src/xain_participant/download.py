@@ -5,7 +5,7 @@ from typing import Any
 import xxhash
 from numpy.typing import NDArray
 
-from xain_participant.buffers import Buffers
+from xain_messaging.spare import Spare
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
@@ -19,15 +19,15 @@ class Download:
     """The object of a reference, as far as it is here. One way may begin it and another go on.
 
     received: bytes so far, from the beginning of the object.
-    buffers: where its memory comes from; None: it has new.
+    spare: where its memory comes from; None: it has new.
     """
 
-    def __init__(self, ref: pb.WeightsRef, buffers: Buffers | None = None) -> None:
+    def __init__(self, ref: pb.WeightsRef, spare: Spare | None = None) -> None:
         self.ref = ref
         self.size_bytes = ref.size_bytes
         self.received = 0
         # One buffer, and the array is a view of it: the model is in memory once.
-        self._buffer = (buffers or Buffers()).take(ref.size_bytes)
+        self._buffer = (spare or Spare()).take(ref.size_bytes)
         self._target = self._buffer.data
         self._digest = xxhash.xxh3_128()
 

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 from numpy.typing import NDArray
 
+from xain_messaging.spare import Spare
 from xain_participant import protocol as p
-from xain_participant.buffers import Buffers
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
@@ -55,7 +55,7 @@ class Work:
         self._put: pb.WeightsRef | None = None
         # What the result was trained from, if the difference is to be sent.
         self._base: NDArray[Any] | None = None
-        self._bases = Buffers()
+        self._spare = Spare(max_arrays=1)  # of bases
         self._keeper = keeper
         self._on_saving = on_saving
         self._is_abandoned = False
@@ -109,7 +109,7 @@ class Work:
         weights = self._client.get_weights(assignment.model)
         is_encoded = assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
         if is_encoded and weights.nbytes > INLINE_BYTES:
-            self._base = self._bases.copy(weights)  # what training gets is its own to change
+            self._base = self._spare.copy(weights)  # what training gets is its own to change
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
             if weights.size == 0:

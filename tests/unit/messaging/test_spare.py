@@ -1,48 +1,90 @@
-"""Memory for copies."""
+"""Memory that is used again, and never while somebody can reach it."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from xain_messaging.spare import MIN_BYTES, Spare
 
 
-def address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+def address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
 
 
-def ones(size: int) -> memoryview:
-    return np.ones(size, np.uint8).data
+def test_what_nobody_holds_is_used_again() -> None:
+    """For as many bytes."""
+    spare = Spare()
+    first = address(spare.take(MIN_BYTES))
+    for _ in range(3):
+        assert address(spare.take(MIN_BYTES + 1)) != first
+        array = spare.take(MIN_BYTES)
+        assert address(array) == first
+        array[:] = 7
+        del array
 
 
-def test_a_copy_is_a_copy() -> None:
-    """It stays as it was when its original changes."""
-    for size in (100, MIN_BYTES):
-        original = np.ones(size, np.uint8)
-        copy = Spare(0).copy(original.data)
-        original[:] = 0
-        assert bytes(copy) == b"\1" * size
-
-
-def test_memory_that_nobody_has_is_lent_again() -> None:
-    """For as many bytes; a part of it is enough to have it."""
-    spare = Spare(10 * MIN_BYTES)
-    first = spare.copy(ones(MIN_BYTES))
-    place = address(first)
-    part = first[50:60]
-    del first
-    second = spare.lend(MIN_BYTES)
-    assert address(second) != place
-    second[:] = bytes(MIN_BYTES)
-    assert bytes(part) == b"\1" * 10
-    del part
-    assert address(spare.lend(MIN_BYTES + 1)) != place
-    assert address(spare.lend(MIN_BYTES)) == place
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: array,
+        lambda array: array[128:],
+        lambda array: array[128:].view(np.float32)[::2],
+        lambda array: array.reshape(2, -1).T,
+        memoryview,
+        lambda array: array.data[50:60],
+        lambda array: np.frombuffer(array, np.int32),
+        lambda array: [array[1:]],
+        lambda array: array.base,
+        lambda array: np.asarray(array.base),
+        lambda array: np.asarray(array[128:].base)[1:],
+    ],
+)
+def test_what_somebody_holds_is_not_used_again(view: Callable[[NDArray[Any]], Any]) -> None:
+    """Whatever they hold of it, and for as long as they do."""
+    spare = Spare()
+    array = spare.take(MIN_BYTES)
+    array[:] = 7
+    first, held = address(array), view(array)
+    before = np.asarray(held).tobytes()
+    del array
+    for _ in range(3):
+        other = spare.take(MIN_BYTES)
+        assert address(other) != first
+        other[:] = 1
+        del other
+    assert np.asarray(held).tobytes() == before
 
 
 def test_what_waits_has_a_bound() -> None:
     """What came back first goes first; what is larger than all does not wait, nor what is small."""
-    spare = Spare(5 * MIN_BYTES // 2)
-    sizes = (10, MIN_BYTES, MIN_BYTES + 1, MIN_BYTES + 2, 3 * MIN_BYTES)
-    lent = [spare.lend(size) for size in sizes]
-    for num_bytes in (0, MIN_BYTES, 2 * MIN_BYTES + 1, 2 * MIN_BYTES + 3, 0):
-        del lent[0]
+    spare = Spare(max_bytes=5 * MIN_BYTES // 2)
+    sizes = (0, 10, MIN_BYTES, MIN_BYTES + 1, MIN_BYTES + 2, 3 * MIN_BYTES)
+    taken = [spare.take(size) for size in sizes]
+    for num_bytes in (0, 0, MIN_BYTES, 2 * MIN_BYTES + 1, 2 * MIN_BYTES + 3, 0):
+        del taken[0]
         assert spare.num_bytes == num_bytes
+
+
+def test_of_one_that_waits_it_is_the_latest() -> None:
+    """One of another size leaves none of the first, and many at once leave one."""
+    spare = Spare(max_arrays=1)
+    taken = [spare.take(MIN_BYTES) for _ in range(3)]
+    taken.clear()
+    assert spare.num_bytes == MIN_BYTES
+    other = spare.take(2 * MIN_BYTES)
+    assert spare.num_bytes == 0
+    del other
+    assert spare.num_bytes == 2 * MIN_BYTES
+
+
+@pytest.mark.parametrize("size", [10, MIN_BYTES])
+def test_a_copy_is_one(size: int) -> None:
+    """It stays as it was when its original changes."""
+    array = np.arange(size, dtype=np.float32)
+    copied = Spare().copy(array)
+    array[:] = 0
+    assert copied.dtype == np.float32
+    assert np.array_equal(copied, np.arange(size, dtype=np.float32))

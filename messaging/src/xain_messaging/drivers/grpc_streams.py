@@ -432,7 +432,7 @@ def _read_packet(chunks: Iterator[bytes], max_packet_bytes: int) -> list[Frame] 
         return None
     sizes, rest = _read_prelude(chunk, max_packet_bytes)
     # Not bytearrays: what is announced takes memory only when it comes.
-    frames: list[Frame] = [spare.lend(size) for size in sizes]
+    frames: list[Frame] = [spare.take(size).data for size in sizes]
     for frame in frames:
         target = memoryview(frame)
         while target.nbytes:
