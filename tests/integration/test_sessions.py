@@ -14,6 +14,7 @@ import pytest
 
 from support.clock import HeldClock
 from support.wire import digest, npy
+from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.commands import Rendezvous, Tick
 from xain_coordinator.core.values import DataProfile, GlobalModel, Phase, WeightsRef
 from xain_coordinator.history import RoundRecord
@@ -304,7 +305,7 @@ async def test_profiles_that_do_not_suffice_do_not_end_the_session(start, join):
 
 
 async def test_small_weights_travel_inside_their_reference(start, join):
-    """Down with the assignment, up with the hand-in; in the store they are what a stream leaves."""
+    """Down with the assignment, up with the hand-in; in the store they lie in a bundle."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous()
@@ -314,8 +315,8 @@ async def test_small_weights_travel_inside_their_reference(start, join):
     await a.end(ref)
     await a.end(ref)  # again: the first answer again
     accepted = coordinator.driver.session.open_round.updates["a"].weights.ref.key
-    assert re.fullmatch(r"0/a\.[0-9a-f]{32}", accepted)
-    with coordinator.store.open(accepted) as reader:
+    assert re.fullmatch(r"0/a\.[0-9a-f]{32}/0-[0-9]+", accepted)
+    with open_weights(coordinator.store, accepted) as reader:
         assert reader.read(0, reader.size) == ref.data
     await b.hand_in([3.0, 4.0])
     await a.until(pb.ROUND, 1)

@@ -2,7 +2,7 @@
 must be found by some seed; see test_mutations.py.
 """
 
-import asyncio
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,20 +14,22 @@ from unittest import mock
 
 from simulation import oracle as oracle_module
 from simulation.scenario import Kind
+from xain_coordinator import bundles, fencing
 from xain_coordinator import driver as driver_module
-from xain_coordinator import fencing
+from xain_coordinator.bundles import Bundles
 from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
 from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.effects import Aggregate, Effect
+from xain_coordinator.core.keys import bundle_key, round_of
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.group_writer import GroupWriter
+from xain_coordinator.threads import run_to_end
 from xain_participant.protocol import Held, Protocol
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -157,12 +159,12 @@ def _select_no_more(num_connected: int, fraction: Fraction, over_selection: Frac
     return pacing.num_wanted(num_connected, fraction)
 
 
-async def _put_early(self: GroupWriter, key: str, data: bytes) -> None:
+async def _write_early(self: Bundles, waiting: list[Any]) -> None:
     """Answers before the object is there."""
-    written = asyncio.get_running_loop().create_future()
-    self._waiting.append((key, data, written))
-    if self._task is None:
-        self._task = asyncio.ensure_future(self._write())
+    attempt = uuid.uuid4().hex
+    bundles._tell(waiting, attempt)
+    key = bundle_key(round_of(waiting[0].place), attempt)
+    await run_to_end(self._store.put, {key: b"".join(one.data for one in waiting)})
 
 
 class _Short:
@@ -241,7 +243,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "let leases go on over a restart": _patch(driver_module, "evolve", _without_lease_floor),
     "begin session time anew at a restart": _session_time_starts_anew,
     "lose a record behind a snapshot": _patch(driver_module, "_restore", _restore_too_little),
-    "answer an upload before it is durable": _patch(GroupWriter, "put", _put_early),
+    "answer an upload before it is durable": _patch(Bundles, "_write_one", _write_early),
     "keep a part of a model that could not be read": _patch(
         Downloads, "_forget_failed_block", lambda self, place, read: None
     ),

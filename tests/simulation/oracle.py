@@ -7,7 +7,7 @@ whoever is told more than it knows has been told too early.
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from simulation.hub import Hub
 from simulation.rounds import ROUNDING_S, Rounds
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
+from xain_coordinator.core.keys import piece_of
 from xain_coordinator.core.session import Session, begin, evolve
 from xain_coordinator.core.values import GlobalModel, Phase, Update, WeightsRef
 from xain_coordinator.ports import Record
@@ -150,7 +151,7 @@ class Oracle:
         self._updates.append((update, staleness))
 
     def _require_durable(self, ref: WeightsRef) -> None:
-        data = self._store.durable.get(ref.key)
+        data = _stored(self._store.durable, ref.key)
         assert data is not None, f"{ref.key} is not durable"
         assert _digest(data) == ref.digest, f"{ref.key} is not what was accepted"
 
@@ -270,7 +271,7 @@ class Oracle:
         if session.open_round is not None:
             refs += [update.weights.ref for update in session.open_round.updates.values()]
         for ref in refs:
-            if ref.key not in self._store.visible:
+            if _stored(self._store.visible, ref.key) is None:
                 self.fail(f"{ref.key} was accepted or published, and is gone")
 
     # --- the end ---
@@ -352,12 +353,25 @@ def initial_model(scenario: Scenario) -> Vector:
     return np.linspace(-1.0, 1.0, scenario.num_floats).astype(scenario.dtype)
 
 
+def _stored(objects: Mapping[str, bytes], key: str) -> bytes | None:
+    """What lies under a key, be it a piece of a bundle."""
+    piece = piece_of(key)
+    if piece is None:
+        return objects.get(key)
+    whole = objects.get(piece.key)
+    return None if whole is None else whole[piece.start : piece.start + piece.size]
+
+
 def _combined(
     session: Session, base: GlobalModel, updates: list[tuple[Update, int]], store: StoreDisk
 ) -> Vector:
     """The model of a round, from what was accepted in it."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
-    rows = [_vector(store.durable[update.weights.ref.key]) for update, _ in updates]
+    rows = []
+    for update, _ in updates:
+        data = _stored(store.durable, update.weights.ref.key)
+        assert data is not None
+        rows.append(_vector(data))
     weights = [float(update.num_samples) for update, _ in updates]
     if base.is_empty:
         weights = [1.0] * len(rows)

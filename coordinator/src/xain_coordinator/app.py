@@ -21,7 +21,7 @@ from xain_coordinator.allocator import share_one_heap
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.controllers import controller_of_session
-from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.keys import model_key, object_of
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point
@@ -254,12 +254,13 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
     if session.open_round is not None:
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.
-    folders = {ref.key.rpartition("/")[0] for ref in refs}
+    keys = [object_of(ref.key) for ref in refs]
+    folders = {key.rpartition("/")[0] for key in keys}
     present = {key for folder in folders for key in store.keys(f"{folder}/")}
-    for ref in refs:
-        if ref.key not in present:
+    for key in keys:
+        if key not in present:
             raise StoreError(
-                f"the journal {config.journal.path} goes on from {session.session_id}/{ref.key}, "
+                f"the journal {config.journal.path} goes on from {session.session_id}/{key}, "
                 f"which is not in {_place(config)}; is it the right one, and its data all there?"
             )
 

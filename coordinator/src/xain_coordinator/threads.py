@@ -28,7 +28,7 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
             await asyncio.shield(running)
         except asyncio.CancelledError as error:
             cancelled = error
-        except BaseException as error:
+        except BaseException as error:  # the work may raise anything; told apart below
             if not running.done() or running.exception() is not error:
                 raise  # thrown at us, by whoever ends the event loop
             break  # the work's own; raised below

@@ -6,6 +6,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import Reader, StoreError, WeightsStore
 
@@ -54,7 +55,7 @@ class Source:
 
     def _open(self, length: int) -> Reader:
         """length: of what will be read next."""
-        reader = self._store.open(self._ref.key, self._offset, length)
+        reader = open_weights(self._store, self._ref.key, self._offset, length)
         if reader.size != self._ref.size_bytes:
             reader.close()
             raise UpdateChanged(

@@ -1,10 +1,11 @@
 """Where weights lie in a store."""
 
 import re
+from dataclasses import dataclass
 
 from xain_messaging.names import GLOBAL
 
-_ATTEMPT = re.compile(r"\.[0-9a-f]{32}\Z")
+_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]+)-([0-9]+))?\Z")
 
 
 def model_key(round_: int) -> str:
@@ -32,6 +33,42 @@ def attempt_key(place: str, attempt: str) -> str:
 def place_of(key: str) -> str:
     """The place of an update, out of the key of one of its attempts."""
     return _ATTEMPT.sub("", key)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of an object: `size` of them from `start`."""
+
+    key: str
+    start: int
+    size: int
+
+
+def bundle_key(round_: int, attempt: str) -> str:
+    """An object that holds many updates of a round, one after the other. attempt: as an update's,
+    so that it cannot be one of a participant of this name."""
+    return attempt_key(update_key(round_, "bundle"), attempt)
+
+
+def bundled_key(place: str, attempt: str, start: int, size: int) -> str:
+    """An update's that is a piece of a bundle of its round. attempt: the bundle's. No object has
+    this key, since no name has a slash."""
+    return f"{attempt_key(place, attempt)}/{start}-{size}"
+
+
+def piece_of(key: str) -> Piece | None:
+    """Where the update lies, if it is a piece of a bundle."""
+    found = _ATTEMPT.search(key)
+    if found is None or found[2] is None:
+        return None
+    bundle = bundle_key(round_of(key), found[1])
+    return Piece(bundle, int(found[2]), int(found[3]))
+
+
+def object_of(key: str) -> str:
+    """The key of the object that this one's weights lie in."""
+    piece = piece_of(key)
+    return key if piece is None else piece.key
 
 
 def round_of(place: str) -> int:

@@ -13,7 +13,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol
 
@@ -26,6 +26,7 @@ from xain_coordinator.admission import (
     check_announced_size,
     measure,
 )
+from xain_coordinator.bundles import Bundles
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import (
     InvalidUpdate,
@@ -34,7 +35,14 @@ from xain_coordinator.core.errors import (
     Unavailable,
     UploadMissing,
 )
-from xain_coordinator.core.keys import attempt_key, incoming_key, place_of, round_of, update_key
+from xain_coordinator.core.keys import (
+    attempt_key,
+    incoming_key,
+    piece_of,
+    place_of,
+    round_of,
+    update_key,
+)
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
@@ -46,7 +54,6 @@ from xain_coordinator.ports import (
     WrongSize,
 )
 from xain_coordinator.server.flushes import Flushes
-from xain_coordinator.server.group_writer import GroupWriter
 from xain_coordinator.server.places import Places
 from xain_coordinator.server.reception import Announced, Decoder, Reception
 from xain_coordinator.server.streams import NUM_BATCHES, NUM_SLOW_BATCHES, Intake, Read
@@ -119,7 +126,7 @@ class Uploads:
     _measured_round: int = -1
     _adoptions: dict[str, _Adoption] = field(default_factory=dict)
     _adopting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_ADOPTIONS))
-    _small_uploads: GroupWriter = field(init=False)
+    _bundles: Bundles = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
     _flushes: Flushes = field(default_factory=Flushes)
     # What came of the uploads that broke off, by participant, the latest at the end.
@@ -129,7 +136,7 @@ class Uploads:
     _picking_up: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._small_uploads = GroupWriter(self.store)
+        self._bundles = Bundles(self.store)
 
     @asynccontextmanager
     async def exclusive(self, *names: str) -> AsyncIterator[None]:
@@ -403,11 +410,11 @@ class Uploads:
         distance = self._distance(round_)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
         if distance is None:
-            measured = _inspect(data, _attempt_at(place), digest, distance)
+            measured = _inspect(data, place, digest, distance)
         else:
-            measured = await run_to_end(_inspect, data, _attempt_at(place), digest, distance)
-        await self._small_uploads.put(measured.ref.key, data)
-        self._keep(place, measured)
+            measured = await run_to_end(_inspect, data, place, digest, distance)
+        key = await self._bundles.put(place, data)
+        self._keep(place, replace(measured, ref=replace(measured.ref, key=key)))
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what
@@ -512,8 +519,8 @@ class Uploads:
             return accepted.weights if accepted.weights.ref.digest == digest else None
         place = update_key(round_, participant_id)
         measured = self._measured.get(place)
-        if measured is None and place_of(key) == place:
-            # It was uploaded to our predecessor.
+        if measured is None and place_of(key) == place and piece_of(key) is None:
+            # It was uploaded to our predecessor. What is in a bundle comes again with every call.
             await self.driver.submit(BeginUpload(participant_id, round_, digest))
             with contextlib.suppress(KeyNotFound):
                 measured = await run_to_end(self._measure, key, self._distance(round_))
@@ -578,7 +585,9 @@ class Uploads:
         replaced = self._measured.get(place)
         self._measured[place] = measured
         if replaced is not None and replaced.ref.key != measured.ref.key:
-            self._discard(replaced.ref.key)
+            unused = self._bundles.discard(replaced.ref.key)
+            if unused is not None:
+                self._discard(unused)
 
     def _wanted(self, places: Iterable[str]) -> set[str]:
         """Those of rounds that somebody may still hand in for."""
@@ -614,14 +623,14 @@ def _attempt_at(place: str) -> str:
     return attempt_key(place, uuid.uuid4().hex)
 
 
-def _inspect(data: bytes, key: str, digest: str, distance: Distance | None) -> StoredWeights:
-    """Measure what came whole. Raises InvalidUpdate, and the store's errors."""
+def _inspect(data: bytes, place: str, digest: str, distance: Distance | None) -> StoredWeights:
+    """Measure what came whole and is to lie there. Raises InvalidUpdate, and the store's errors."""
     inspector = Inspector(distance)
     try:
         inspector.feed(data)
         if inspector.digest != digest:
             raise _wrong_digest()
-        return inspector.result(key)
+        return inspector.result(place)
     finally:
         inspector.close()
 

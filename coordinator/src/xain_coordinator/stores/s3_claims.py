@@ -71,7 +71,7 @@ class Claims:
                     )
                 return claims
             self.drop(key, [mine])
-            time.sleep(random.uniform(0, wait))
+            time.sleep(random.uniform(0, wait))  # by chance: they do not meet again
         raise KeyClaimed(key, f"{self._bucket.name}/{others[0]}")
 
     def drop(self, key: str, claims: Sequence[str]) -> None:
