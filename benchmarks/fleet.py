@@ -219,7 +219,7 @@ def wait(is_so: Callable[[], bool], what: str, server: Server) -> None:
             raise SystemExit(f"the server has ended with status {server.process.returncode}")
         if time.monotonic() > give_up_at:
             raise SystemExit(f"waited {PATIENCE_S:g} s for {what}")
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a poll: it ends when it is so
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def idle(crowd: Crowd, server: Server, interval_s: float) -> Figures:
     """Nothing but heartbeats."""
     crowd.ask("forget")
     cpu_s = server.cpu_s
-    time.sleep(1.5 * interval_s)
+    time.sleep(1.5 * interval_s)  # what is measured: in this time each sends at least one
     beats = crowd.ask("heartbeats")["heartbeats"]
     spent_s = server.cpu_s - cpu_s
     return {

@@ -208,7 +208,7 @@ class LightAgent:
             pause_s = self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
             if retry_after_s:
                 pause_s = p.jittered(self._chance, retry_after_s)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s)  # as the participant's own stream does
 
     async def _begin_round(self) -> p.Event:
         return self._assign(

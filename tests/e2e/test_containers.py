@@ -295,6 +295,7 @@ def test_replicas_claim_slices(containers, tmp_path):
         f"--volume={script}:/claim_slice.py:ro",
         "--env=XAIN_PARTICIPANT_PARTITION__NUM_PARTS=2",
     )
+    # It holds its slice, asleep, until it is killed.
     show = 'echo "$XAIN_PARTICIPANT_PARTITION__INDEX $XAIN_PARTICIPANT_PARTICIPANT__ID"; sleep 900'
 
     def claim():

@@ -118,7 +118,7 @@ class Killer:
 
     async def _start_coordinator(self) -> None:
         coordinator = self._training.coordinator
-        await asyncio.sleep(self._away_s())
+        await asyncio.sleep(self._away_s())  # chance is the point
         try:
             await coordinator.start()
         except AssertionError:
@@ -151,7 +151,7 @@ class Killer:
         if participant.status == 0:
             return  # it had heard of the end
         self.num_kills += 1
-        await asyncio.sleep(self._away_s())
+        await asyncio.sleep(self._away_s())  # chance is the point
         await participant.start()
 
     def _away_s(self) -> float:

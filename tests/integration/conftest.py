@@ -1,11 +1,12 @@
 """A real coordinator on a free port, inside the test's event loop, with real files."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.fault_proxy import FaultProxy
 from support.wire import Member
 from xain_coordinator.app import Coordinator
 from xain_coordinator.config import CoordinatorConfig
@@ -56,3 +57,10 @@ async def join() -> AsyncIterator[Join]:
     yield make
     for member in members:
         await member.close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    """What it leads to is for the test to say."""
+    with FaultProxy() as proxy:
+        yield proxy

@@ -54,7 +54,7 @@ async def come_in(member: Member) -> tuple[float, int]:
         answer = await member.rendezvous()
         if answer.reply == pb.ACCEPT:
             return time.monotonic(), times
-        await asyncio.sleep(answer.retry_after_ms / 1000)
+        await asyncio.sleep(answer.retry_after_ms / 1000)  # as it is told
     raise AssertionError("asked to wait for ever")
 
 
@@ -68,7 +68,7 @@ async def first_news(member: Member) -> tuple[float, int]:
             wait_s, reason = seconds_and_reason(error)
             if (error.code(), reason) != (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE") or not wait_s:
                 raise
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(wait_s)  # as it is told
         else:
             stream.cancel()
             return time.monotonic(), times
@@ -104,7 +104,7 @@ async def test_who_only_knows_later_gets_in(start: Any, join: Any) -> None:
         for _ in range(100):
             if (await member.stub.Rendezvous(pb.RendezvousRequest())).reply == pb.ACCEPT:
                 return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # a pause of its own, as XAIN's of 5 s is
 
     members = [join(coordinator, None) for _ in range(MANY)]
     await asyncio.gather(*(come_in_as_in_xain(member) for member in members))

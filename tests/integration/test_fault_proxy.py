@@ -82,7 +82,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not happened():
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # a poll, not a race
+        time.sleep(0.01)  # a poll, not a race: it ends when it has
 
 
 def is_silent(client: socket.socket) -> bool:

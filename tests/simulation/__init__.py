@@ -7,7 +7,9 @@ processes. One seed is one history, to the last step, so whatever goes wrong can
     hub.py          virtual time: what happens next, and to whom
     loop.py         asyncio's event loop on it
     threads.py      threads on it
-    network.py      gRPC between them: channels, connections, calls
+    network.py      gRPC between them: connections, and what can happen on the way
+    channel.py      a participant's end of it
+    server.py       the coordinator's end of it
     disk.py         the journal and the store, and what a crash leaves of them
     coordinator.py  a coordinator's process, put together as app.py does it
     fleet.py        the participants' processes

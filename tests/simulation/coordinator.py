@@ -9,9 +9,10 @@ from typing import Any
 from simulation.disk import JournalDisk, SimulatedJournal, SimulatedStore, StoreDisk, Trouble
 from simulation.hub import Hub, Killed, Process
 from simulation.loop import VirtualLoop
-from simulation.network import Network, Server
+from simulation.network import Network
 from simulation.oracle import Oracle, initial_model
 from simulation.scenario import Scenario
+from simulation.server import Server
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import DataProfile, Point
 from xain_coordinator.driver import Driver
@@ -193,7 +194,7 @@ class CoordinatorMachine:
             how = await self._run(current)
         except Killed:
             return
-        except Exception as error:
+        except Exception as error:  # whatever the code under test does
             if not process.is_alive:
                 return
             # A store that is away at the start is a reason to end, and to start again later.

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulation.channel import Channel
 from simulation.disk import SimulatedKeeper, StateDisk
 from simulation.hub import Hub, Process
-from simulation.network import Channel, Link, Network
+from simulation.network import Link, Network
 from simulation.oracle import (
     Oracle,
     first_weights,
@@ -177,6 +178,7 @@ class _Training(Participant):
             self._oracle.fail(f"{self._name} trains round {round_} twice in one life")
         if self._state.kept is not None and self._state.kept.round == round_:
             self._oracle.fail(f"{self._name} trains round {round_}, whose result it has kept")
+        # What training takes, in virtual time.
         sleep(self._hub, self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
         vector = compute()
         self._trained.add(round_)

@@ -171,7 +171,7 @@ def _end(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own
     coroutine: Any = task.get_coro()
     # Thrown, not closed: closing does not reach into async generators. And closed, as not all that
-    # is thrown is let through.
+    # is thrown is let through. What the code under test raises then is nobody's any more.
     if coroutine.cr_await is not None:
         with suppress(Exception, Killed, asyncio.CancelledError):
             coroutine.throw(Killed)

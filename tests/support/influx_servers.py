@@ -392,7 +392,7 @@ class VictoriaMetrics:
             except OSError:
                 assert self._process.poll() is None, f"{self.program} did not start"
                 assert time.monotonic() < deadline, f"{self.program} is not ready"
-                time.sleep(0.05)  # a poll
+                time.sleep(0.05)  # a poll, not a race: it ends when the server answers
 
     def series(self) -> dict[tuple[str, str], list[tuple[int, float]]]:
         """By (measurement_field, id): its points as (milliseconds since 1970, value), oldest first;

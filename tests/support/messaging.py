@@ -31,7 +31,7 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     give_up_at = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < give_up_at, f"waited {PATIENCE_S:g} s for {what}"
-        time.sleep(0.01)
+        time.sleep(0.01)  # a poll, not a race: it ends when it is so
 
 
 def driver_maker(kind: str) -> Callable[[], Driver]:

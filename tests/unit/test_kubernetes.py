@@ -308,7 +308,7 @@ def wait_until_it_handles(number, pid):
         if int(caught, 16) >> (number - 1) & 1:
             return
         assert time.monotonic() < deadline, "it never does"
-        time.sleep(0.01)  # a poll, not a race
+        time.sleep(0.01)  # a poll, not a race: it ends when it does
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="cannot see who handles signals")

@@ -326,8 +326,8 @@ class Endpoint:
         finally:
             try:
                 self.lock.acquire()
-            except BaseException:
-                self.lock.acquire()  # an interrupt; our caller will let go of it all the same
+            except BaseException:  # an interrupt while we waited for it
+                self.lock.acquire()  # our caller will let go of it all the same
                 raise
             finally:
                 self._is_receiving = False  # not before: the next would be in the driver with us

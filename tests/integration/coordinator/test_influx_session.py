@@ -239,7 +239,7 @@ async def test_what_is_lost_is_in_the_status(launch: Launch, influx: StrictInflu
         if status.counters["lost_metrics"] == num_bad:
             break
         assert status.counters["lost_metrics"] < num_bad
-        await asyncio.sleep(0.05)  # a poll
+        await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are lost
     shown = await shown_status(coordinator.port)
     assert shown["status"]["counters"]["lost_metrics"] == num_bad
     await leave(members)

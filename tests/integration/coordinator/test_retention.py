@@ -25,7 +25,7 @@ def updates(coordinator) -> dict[int, int]:
 async def until(coordinator, wanted: dict[int, int]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while updates(coordinator) != wanted:  # noqa: ASYNC110  # files have no event to wait for
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
 
 
 def storage(folder: Path, **settings: object) -> dict[str, object]:

@@ -131,7 +131,7 @@ def wait_until(what: str, condition: Callable[[], bool], patience_s: float = PAT
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, f"after {patience_s:g} s still not: {what}"
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two looks
 
 
 def wait_healthy(container: str) -> None:

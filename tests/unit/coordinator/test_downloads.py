@@ -55,7 +55,7 @@ async def at_once(_: int) -> None:
 
 async def discard(_: WeightsRef, chunk: bytes) -> None:
     """To a line that takes everything."""
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # one turn of the event loop
 
 
 def assert_all_free(sender: Downloads) -> None:
@@ -71,7 +71,7 @@ async def test_whenever_a_download_ends_its_places_are_free(sender: Downloads) -
             for _ in range(NUM_CHUNKS + 2)
         ]
         for _ in range(number):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the event loop
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

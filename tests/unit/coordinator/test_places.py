@@ -15,7 +15,7 @@ from xain_coordinator.server.places import Line, Place, Places
 async def turns(number: int = 10) -> None:
     """Whatever can go on has done so."""
     for _ in range(number):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop
 
 
 def a_line(them: Places) -> Line:

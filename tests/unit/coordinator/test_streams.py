@@ -63,7 +63,7 @@ class Stream:
 
     async def read(self) -> Any:
         self._on_read()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop
         return self._messages.popleft() if self._messages else grpc.aio.EOF
 
 
@@ -122,7 +122,7 @@ async def test_whenever_an_upload_is_cancelled_its_places_are_free(
         uploading = take_in(places, Stream(sizes), reception, is_small=sizes is SMALL)
         task = asyncio.ensure_future(uploading)
         for _ in range(3 * number):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the event loop
         was_done = task.done()
         task.cancel()
         await asyncio.wait([task])
@@ -306,7 +306,7 @@ async def test_all_are_told_though_their_thread_has_failed(
     monkeypatch.setattr(loop, "run_in_executor", lambda *_: working, raising=False)
     them = Flushes()
     writing = [them.add(reception, [b"x"]) for _ in range(NUM_AT_A_TIME)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # one turn of the event loop: all have asked for a thread
     if is_cancelled:
         working.cancel()
     else:

@@ -27,9 +27,10 @@ async def test_between_two_the_loop_turns():
     assert all(later - earlier > 3 for earlier, later in pairwise(at for _, at in passed))
 
 
-async def passages(num_bytes: int) -> list[int]:
-    """At which turn of the event loop each of four chunks has passed."""
-    turns = Turns(between=8)
+async def passages(
+    turns: Turns, num_chunks: int, num_bytes: int = CHUNK_BYTES, make_way_at: range = range(0)
+) -> list[int]:
+    """At which turn of the event loop each chunk has passed, if something comes at these."""
     passed: list[int] = []
     number = 0
 
@@ -37,19 +38,24 @@ async def passages(num_bytes: int) -> list[int]:
         await turns.next(num_bytes)
         passed.append(number)
 
-    tasks = [asyncio.ensure_future(pass_by()) for _ in range(4)]
+    tasks = [asyncio.ensure_future(pass_by()) for _ in range(num_chunks)]
     while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
+        if number in make_way_at:
+            turns.make_way()
+        await asyncio.sleep(0)  # one turn of the event loop
         number += 1
     return passed
 
 
 async def test_small_chunks_wait_in_proportion():
     """A quarter waits a quarter as long, and however small they are, the loop turns in between."""
-    whole, quarter = await passages(CHUNK_BYTES), await passages(CHUNK_BYTES // 4)
+    whole, quarter, least = [
+        await passages(Turns(between=8), 4, num_bytes)
+        for num_bytes in (CHUNK_BYTES, CHUNK_BYTES // 4, 1)
+    ]
     assert all(later - earlier > 8 for earlier, later in pairwise(whole))
     assert all(2 < later - earlier <= 4 for earlier, later in pairwise(quarter))
-    assert all(later > earlier for earlier, later in pairwise(await passages(1)))
+    assert all(later > earlier for earlier, later in pairwise(least))
 
 
 async def turns_under_calls(num: int, num_bytes: int) -> int:
@@ -64,7 +70,7 @@ async def turns_under_calls(num: int, num_bytes: int) -> int:
     passing = asyncio.ensure_future(pass_by())
     while not passing.done():
         turns.make_way()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop
         number += 1
     return number
 
@@ -77,31 +83,12 @@ async def test_small_chunks_make_way_in_proportion(parts: int):
     assert 0.5 * whole < await turns_under_calls(4 * parts, CHUNK_BYTES // parts) < 2 * whole
 
 
-async def passed_at(make_way_at: range, most: int) -> list[int]:
-    """At which turn of the event loop each of two chunks passes, if something comes at these."""
-    turns = Turns(between=4, most=most)
-    passed: list[int] = []
-    number = 0
-
-    async def pass_by() -> None:
-        await turns.next(CHUNK_BYTES)
-        passed.append(number)
-
-    tasks = [asyncio.ensure_future(pass_by()) for _ in range(2)]
-    while not all(task.done() for task in tasks):
-        if number in make_way_at:
-            turns.make_way()
-        await asyncio.sleep(0)
-        number += 1
-    return passed
-
-
 async def test_chunks_make_way():
     """While something comes again and again, no chunk passes: but at last they do."""
-    first, last = await passed_at(range(2, 20), most=100)
+    first, last = await passages(Turns(between=4, most=100), 2, make_way_at=range(2, 20))
     assert first < 2
     assert 20 + 4 <= last < 20 + 8
-    first, last = await passed_at(range(2, 10_000), most=50)
+    first, last = await passages(Turns(between=4, most=50), 2, make_way_at=range(2, 10_000))
     assert 50 <= last - first < 60
 
 
@@ -110,18 +97,18 @@ async def test_after_a_rest_nobody_waits():
     turns = Turns()
     for _ in range(2):
         passing = asyncio.ensure_future(turns.next(CHUNK_BYTES))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(2):
+            await asyncio.sleep(0)  # one turn of the event loop
         assert passing.done()
         for _ in range(50):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # and many more
 
 
 async def test_who_gives_up_is_passed_over():
     """It keeps nobody back."""
     turns = Turns()
     first, gone, last = (asyncio.ensure_future(turns.next(CHUNK_BYTES)) for _ in range(3))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # one turn of the event loop: all wait
     gone.cancel()
     async with asyncio.timeout(60):
         await asyncio.gather(first, last)

@@ -13,7 +13,7 @@ async def waiting(wave: Wave, heard: list[int], number: int) -> list[asyncio.Tas
         heard.append(i)
 
     tasks = [asyncio.create_task(wait(i)) for i in range(number)]
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # one turn of the event loop: all wait
     return tasks
 
 
@@ -23,7 +23,7 @@ async def test_all_hear_in_their_order_and_others_get_their_turn_between():
     wave.wake()
     while not all(task.done() for task in tasks):
         before = len(heard)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop
         seen.append(len(heard) - before)
     assert heard == list(range(len(tasks)))
     assert max(seen) <= WOKEN_PER_TURN
@@ -36,7 +36,7 @@ async def test_who_waits_again_hears_the_next_wave_only():
     await asyncio.gather(*first)
     second = await waiting(wave, heard, 1)
     for _ in range(5):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the event loop
     assert heard == [0]
     wave.wake()
     await asyncio.gather(*second)

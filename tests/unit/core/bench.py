@@ -35,10 +35,14 @@ HEARTBEAT_TIME_S = 10.0
 HEARTBEAT_TIMEOUT_S = 5.0
 LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
 START_TIMEOUT_S = 60.0
+DEADLINE_S = 100.0
+IDLE_S = 400.0
 SHAPE = (3,)
 
 Owed = InitialiseModel | Aggregate
 EventT = TypeVar("EventT")
+
+TIMED: Mapping[str, Any] = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
 
 # What everybody tells about its data, unless a test is about that.
 PROFILE = DataProfile(num_samples=10, num_features=4, classes=("no", "yes"))
@@ -347,3 +351,22 @@ def opened_round(*names: str, answers: bool = True, rules: Rules | None = None) 
     assert bench.phase is Phase.COLLECTING
     bench.answers = answers
     return bench
+
+
+def timed_round(*names: str, **rules: Any) -> Bench:
+    """Round 0 was opened now, and these are connected."""
+    bench = Bench(make_rules(**{**TIMED, "start_participants": len(names), **rules}))
+    bench.join(*names)
+    assert bench.phase is Phase.COLLECTING
+    return bench
+
+
+def counted(bench: Bench) -> tuple[str, ...]:
+    """Whose updates made the newest model."""
+    return tuple(update.participant_id for update in bench.aggregates[-1].updates)
+
+
+def closing(bench: Bench) -> tuple[float | None, str]:
+    """When and why a round was closed last."""
+    closed = bench.happened(e.RoundClosed)[-1]
+    return closed.at, closed.cause

@@ -1,45 +1,31 @@
-"""Nothing waits for ever: deadlines, overdue rounds, the idle timeout; quorum, over-selection."""
+"""Nothing waits for ever: deadlines, overdue rounds, the idle timeout."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
-from typing import Any
 
 import pytest
-from tests.unit.core.bench import LEASE_S, START_TIMEOUT_S, Bench, make_rules, replay
+from tests.unit.core.bench import (
+    DEADLINE_S,
+    IDLE_S,
+    LEASE_S,
+    START_TIMEOUT_S,
+    TIMED,
+    Bench,
+    closing,
+    counted,
+    make_rules,
+    replay,
+    timed_round,
+)
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import next_deadline
-from xain_coordinator.core.pacing import noted_every_s, num_selected
-from xain_coordinator.core.values import DataProfile, Expression, Phase
+from xain_coordinator.core.pacing import noted_every_s
+from xain_coordinator.core.values import DataProfile, Phase
 
-DEADLINE_S = 100.0
-IDLE_S = 400.0
 JUST = 1 / 1024  # exact in binary
-
-TIMED: Mapping[str, Any] = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
-
-
-def timed_round(*names: str, **rules: Any) -> Bench:
-    """Round 0 was opened now, and these are connected."""
-    bench = Bench(make_rules(**{**TIMED, "start_participants": len(names), **rules}))
-    bench.join(*names)
-    assert bench.phase is Phase.COLLECTING
-    return bench
-
-
-def counted(bench: Bench) -> tuple[str, ...]:
-    """Whose updates made the newest model."""
-    return tuple(update.participant_id for update in bench.aggregates[-1].updates)
-
-
-def closing(bench: Bench) -> tuple[float | None, str]:
-    """When and why a round was closed last."""
-    closed = bench.happened(e.RoundClosed)[-1]
-    return closed.at, closed.cause
-
 
 # --- the deadline ---------------------------------------------------------------------------------
 
@@ -437,152 +423,6 @@ def test_a_round_that_goes_well_is_not_ended_by_the_idle_timeout() -> None:
     assert bench.phase is Phase.COLLECTING
     bench.end_all()
     assert bench.session.round == 1
-
-
-# --- quorum ---------------------------------------------------------------------------------------
-
-
-def updates_until_closed(quorum: Expression, *order: str, **rules: Any) -> int:
-    """How many updates, in this order, make a round of a to e complete."""
-    bench = timed_round("a", "b", "c", "d", "e", quorum=quorum, **rules)
-    for number, name in enumerate(order, 1):
-        bench.end(name, f"{name}@0")
-        if bench.happened(e.RoundClosed):
-            assert closing(bench) == (0.0, "complete")
-            assert set(counted(bench)) == set(order[:number])
-            return number
-    raise AssertionError("never closed")
-
-
-@pytest.mark.parametrize(
-    ("quorum", "number"),
-    [
-        ("participant:update:80%", 4),
-        ("participant:update:81%", 5),
-        ("participant:update:1%", 1),
-        ("participant:update:100%", 5),
-        ("participant:update:3", 3),
-        ("*:update:2", 2),
-        ("participant:*:2", 2),
-        ("*:*:60%", 3),
-        ("d:update:1", 4),
-        ("d:update:100%", 4),
-        (("participant:update:2", "d:update:1", "AND"), 4),
-        (("participant:update:5", "d:update:1", "AND"), 5),
-        (("participant:update:2", "d:update:1", "OR"), 2),
-        (("b:update:1", "c:update:1", "AND"), 3),
-        ((("b:update:1", "c:update:1", "AND"), "e:update:1", "OR"), 3),
-        (("stranger:update:1", "participant:update:4", "OR"), 4),
-        ("stranger:update:1", 5),
-        ("stranger:update:50%", 5),
-    ],
-)
-def test_a_round_closes_with_its_quorum(quorum: Expression, number: int) -> None:
-    """Percentages are of the selected, rounded up; without its quorum a round closes when everybody
-    has answered."""
-    assert updates_until_closed(quorum, "a", "b", "c", "d", "e") == number
-
-
-def test_the_least_number_prevails_over_a_quorum() -> None:
-    """min_participants is what a model needs."""
-    assert updates_until_closed("participant:update:1", *"abcde", min_participants=3) == 3
-
-
-def test_a_departure_can_make_a_quorum() -> None:
-    """Percentages are of those who are still selected."""
-    bench = timed_round("a", "b", "c", "d", quorum="participant:update:60%")
-    bench.end("a")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.leave("d")
-    assert counted(bench) == ("a", "b")
-
-
-def test_a_quorum_that_does_not_come_ends_at_the_deadline() -> None:
-    bench = timed_round("a", "b", "c", quorum=("a:update:1", "c:update:1", "AND"))
-    bench.end("a")
-    bench.pass_time(DEADLINE_S)
-    assert closing(bench) == (DEADLINE_S, "deadline")
-    assert counted(bench) == ("a",)
-
-
-def test_what_comes_after_the_quorum_is_late() -> None:
-    bench = timed_round("a", "b", "c", "d", "e", quorum="participant:update:40%")
-    bench.end("a")
-    bench.end("b")
-    bench.refuses_end(errors.StaleRound, "c", round_=0)
-    assert bench.start("c").round == 1
-
-
-# --- over-selection -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("connected", "fraction", "excess", "number"),
-    [
-        (10, "0.5", "0", 5),
-        (10, "0.5", "0.3", 7),
-        (10, "0.5", "0.2", 6),
-        (10, "0.5", "1/3", 7),
-        (10, "0.5", "1", 10),
-        (10, "0.5", "9", 10),
-        (100, "0.1", "0.3", 13),
-        (3, "0.5", "0.1", 3),
-    ],
-)
-def test_more_are_selected_than_are_wanted(
-    connected: int, fraction: str, excess: str, number: int
-) -> None:
-    """ceil(k · (1 + over_selection)), in exact arithmetic, and nobody twice."""
-    assert num_selected(connected, Fraction(fraction), Fraction(excess)) == number
-
-
-def test_the_first_k_of_those_selected_close_a_round() -> None:
-    """k = 2 of 4; the slowest third of the selection is not waited for."""
-    bench = timed_round("a", "b", "c", "d", fraction="0.5", over_selection=Fraction(1, 2))
-    assert bench.selected == ("a", "b", "c")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("c")
-    assert closing(bench) == (0.0, "complete")
-    assert counted(bench) == ("b", "c")
-    bench.refuses_end(errors.StaleRound, "a", round_=0)
-
-
-def test_who_leaves_is_replaced_but_no_more_are_wanted() -> None:
-    """The selection is filled up again; what is wanted stays k."""
-    bench = timed_round("a", "b", "c", "d", "e", fraction="0.4", over_selection=Fraction(1, 2))
-    assert bench.selected == ("a", "b", "c")
-    bench.leave("a")
-    assert bench.selected == ("b", "c", "d")
-    bench.end("b")
-    bench.end("d")
-    assert counted(bench) == ("b", "d")
-
-
-def test_all_whom_a_controller_chose_are_wanted() -> None:
-    """It may choose more than it is asked for."""
-    bench = timed_round("a", "b", "c", "d", fraction="0.5", controller="all")
-    bench.end("a")
-    bench.end("b")
-    assert bench.session.round == 0
-    bench.end("c")
-    bench.end("d")
-    assert bench.session.round == 1
-
-
-def test_a_quorum_is_of_all_who_were_selected() -> None:
-    """It decides alone, whatever over_selection wants."""
-    bench = timed_round(
-        "a", "b", "c", "d",
-        fraction="0.5", over_selection=Fraction(1), quorum="participant:update:75%",
-    )  # fmt: skip
-    assert bench.selected == ("a", "b", "c", "d")
-    bench.end("a")
-    bench.end("b")
-    assert bench.phase is Phase.COLLECTING
-    bench.end("c")
-    assert counted(bench) == ("a", "b", "c")
 
 
 # --- restarts -------------------------------------------------------------------------------------

@@ -30,14 +30,14 @@ def test_every_message_begins_a_session() -> None:
 
 def test_a_tag_may_be_of_an_enum() -> None:
     """Its value is what counts."""
-    assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]
+    assert Message(Tags.UPDATE, "a", "b").tag == "update"  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("tag", ["", "*", "a:b", " a", "a ", 3, None, "x" * 257])
 def test_what_cannot_be_a_tag(tag: object) -> None:
     """A conditional event could not tell it from its own signs."""
     with pytest.raises(ValueError, match="tag"):
-        tag_of(tag)  # type: ignore[arg-type]
+        tag_of(tag)  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "é", " a", "x" * 129])

@@ -180,7 +180,7 @@ def test_foreign_models_are_refused(digits: Dataset, spoil: Any) -> None:
     """A model whose parts contradict each other is a ValueError, not a wrong prediction."""
     workload = create("sgd")
     model = spoil(_start(workload, digits))
-    with pytest.raises(ValueError):  # noqa: PT011  each has its own words
+    with pytest.raises(ValueError):  # noqa: PT011  # each has its own words
         workload.predict(model, digits.features)
 
 

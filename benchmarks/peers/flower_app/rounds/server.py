@@ -44,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     # Until all are there, a round would not begin; nor is their coming part of one.
     while len(list(grid.get_node_ids())) < int(settings["participants"]):
-        time.sleep(0.1)
+        time.sleep(0.1)  # a poll: it ends when they are there
     strategy = Timed(Path(str(settings["times"])), int(settings["participants"]))
     weights = np.load(Path(str(settings["model"])))
     strategy.start(

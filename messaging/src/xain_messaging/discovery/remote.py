@@ -91,7 +91,7 @@ class RemoteMembership(ABC):
             except (NameTaken, DiscoveryUnavailable):
                 if time.monotonic() + RETRY_S > deadline:
                     raise
-                time.sleep(RETRY_S)
+                time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:
         """As who we were: the service has taken us for dead, or has lost what it knew."""

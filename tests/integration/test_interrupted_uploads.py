@@ -1,0 +1,507 @@
+"""Uploads that break off, and go on from what the coordinator has written."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from support.process import CoordinatorProcess
+from support.transfers import (
+    DATA,
+    HEADER_BYTES,
+    LARGE,
+    MIB,
+    PATIENCE_S,
+    connected,
+    found,
+    header,
+    in_round,
+    parts,
+    put,
+    refused,
+    until,
+    written,
+)
+from support.wire import Member, digest, npy
+from xain_coordinator.core.values import Phase, StoredWeights
+from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.server import streams, uploads
+from xain_coordinator.server.reception import Announced, Reception
+from xain_coordinator.stores.files import FileUnfinished
+from xain_participant import upload as outgoing
+from xain_participant.client import CoordinatorClient, Refused
+from xain_proto.fl import coordinator_pb2 as pb
+
+Code = grpc.StatusCode
+
+
+async def broken_off(member: Member, folder: Path, end: int) -> None:
+    """An upload whose connection is lost when all that was sent of it has been written."""
+    call = await put(member, 0, end)
+    await written(folder, end)
+    call.cancel()
+
+
+async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
+    """Only what had not been written is sent again, and the object is the same to the bit."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    offset = await found(a)
+    assert offset == 3 * MIB
+    ref = (await (await put(a, offset))).ref
+    assert (ref.size_bytes, ref.digest) == (len(DATA), digest(DATA))
+    await a.end(ref)
+    with coordinator.store.open(ref.key) as reader:
+        assert reader.read(0, reader.size) == DATA
+    assert parts(tmp_path) == []
+
+
+async def test_the_same_upload_is_not_sent_twice(start, join):
+    """Whoever has lost the answer hears it again without the bytes."""
+    a = join(await start(), "a")
+    await in_round(a)
+    first = (await (await put(a))).ref
+    assert await found(a) == len(DATA)
+    assert (await (await put(a, end=MIB))).ref == first
+    assert (await (await put(a, len(DATA)))).ref == first
+    await a.end(first)
+    assert await found(a) == len(DATA)
+
+
+@pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
+async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
+    """An offset that nobody was told is refused, and does not hurt what is there."""
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    for member in (a, b):  # b has not sent anything
+        code, why, _ = await refused(await put(member, offset, offset + 1))
+        assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert await found(b) == 0
+    assert await found(a, size_bytes=len(DATA) + 4) == 0
+    assert await found(a) == 3 * MIB
+
+
+async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
+    """The digest is that of the whole object, whoever has sent which part of it."""
+    a = join(await start(), "a")
+    await in_round(a)
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header(offset=3 * MIB))
+        yield pb.PutWeightsRequest(data=bytes(len(DATA) - 3 * MIB))
+
+    await broken_off(a, tmp_path, 3 * MIB)
+    await found(a)
+    code, why, details = await refused(a.stub.PutWeights(requests(), metadata=a.metadata))
+    assert (code, why) == (Code.INVALID_ARGUMENT, "INVALID_UPDATE")
+    assert "digest" in details
+    assert parts(tmp_path) == []
+    assert await found(a) == 0
+
+
+async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
+    """And of no more participants than stated: the disk is not everybody's."""
+    monkeypatch.setattr(uploads, "MAX_BROKEN", 1)
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await broken_off(a, tmp_path, 2 * MIB)
+    assert await found(a) == 2 * MIB
+    await broken_off(b, tmp_path, 3 * MIB)
+    assert await found(b) == 3 * MIB
+    assert len(parts(tmp_path)) == 1
+    assert await found(a) == 0
+
+
+async def begun_again(start: Any, join: Any, tmp_path: Path) -> tuple[Any, Member]:
+    """A coordinator whose predecessor has received 3 MiB of an upload of a, and a."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    await coordinator.stop()
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await a.heartbeat()
+    return coordinator, a
+
+
+class Gate:
+    """Holds a thread that enters until it is opened."""
+
+    def __init__(self) -> None:
+        self._is_entered, self._is_open = threading.Event(), threading.Event()
+
+    def enter(self) -> None:
+        self._is_entered.set()
+        assert self._is_open.wait(PATIENCE_S)
+
+    async def entered(self) -> None:
+        assert await asyncio.to_thread(self._is_entered.wait, PATIENCE_S)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+
+def held(monkeypatch: pytest.MonkeyPatch, method: str) -> Gate:
+    """A gate before this method of every reception."""
+    gate, original = Gate(), getattr(Reception, method)
+
+    def gated(self: Reception, *args: Any) -> Any:
+        gate.enter()
+        return original(self, *args)
+
+    monkeypatch.setattr(Reception, method, gated)
+    return gate
+
+
+async def test_what_is_read_again_is_not_lost_with_who_asked(start, join, tmp_path, monkeypatch):
+    """A question that is given up leaves its answer to the next one."""
+    coordinator, a = await begun_again(start, join, tmp_path)
+    gate = held(monkeypatch, "pick_up")
+    announced = Announced(0, len(DATA), digest(DATA).hex())
+    uploads = coordinator._server.uploads
+    asked = [asyncio.ensure_future(uploads.find_unfinished("a", announced)) for _ in range(2)]
+    await gate.entered()
+    asked[0].cancel()
+    gate.open()
+    assert await asked[1] == 3 * MIB - MIB + HEADER_BYTES
+    await asyncio.wait(asked[:1])
+    offset = await found(a)
+    assert offset == 2 * MIB + HEADER_BYTES
+    assert (await (await put(a, offset))).ref.digest == digest(DATA)
+
+
+async def test_no_place_is_held_while_a_part_is_read_again(start, join, tmp_path, monkeypatch):
+    """It may be gigabytes, and others have their chunks to send."""
+    coordinator, a = await begun_again(start, join, tmp_path)
+    gate = held(monkeypatch, "pick_up")
+    asked = asyncio.ensure_future(found(a))
+    await gate.entered()
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        for at in range(0, len(DATA), MIB):
+            head = None if at else header()
+            yield pb.PutWeightsRequest(header=head, data=DATA[at : at + MIB])
+
+    uploading = a.stub.PutWeights(requests(), metadata=a.metadata)
+    uploads = coordinator._server.uploads
+    await until(lambda: "a" in uploads.receiving)
+    num_free: list[int] = []
+    for _ in range(5):
+        await a.heartbeat()
+        num_free.append(uploads._places.fast._num_free)
+    gate.open()
+    assert set(num_free) == {streams.NUM_BATCHES}
+    await asked
+    assert (await uploading).ref.digest == digest(DATA)
+
+
+async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_path, monkeypatch):
+    _, a = await begun_again(start, join, tmp_path)
+
+    def fail(self: FileUnfinished, size: int) -> None:
+        raise StoreUnavailable("no")
+
+    monkeypatch.setattr(FileUnfinished, "go_on", fail)
+    code, _, _ = await refused(found(a))
+    assert code == Code.UNAVAILABLE
+    assert parts(tmp_path) == []
+    assert await found(a) == 0
+
+
+async def test_a_commit_outlives_its_line(start, join, monkeypatch):
+    """What was whole when the line broke is not sent again."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    gate, complete = Gate(), Reception.complete
+    completed: list[StoredWeights] = []
+
+    def gated(self: Reception) -> StoredWeights:
+        completed.append(complete(self))
+        gate.enter()
+        return completed[-1]
+
+    monkeypatch.setattr(Reception, "complete", gated)
+    call = await put(a)
+    await gate.entered()
+    coordinator._server.uploads.receiving["a"].cancel()
+    gate.open()
+    await refused(call)
+    assert await found(a) == len(DATA)
+    ref = (await (await put(a, len(DATA)))).ref
+    assert [measured.ref.key for measured in completed] == [ref.key]
+    await a.end(ref)
+
+
+async def test_a_damaged_part_is_not_the_senders_fault(start, join, tmp_path):
+    """What a disk has lost is asked for again, from the beginning."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    await coordinator.stop()
+    with parts(tmp_path)[0].open("r+b") as part:
+        part.seek(MIB)
+        part.write(bytes(4096))
+    a = join(await start(), "a")
+    await a.heartbeat()
+    code, why, _ = await refused(await put(a, await found(a)))
+    assert (code, why) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert parts(tmp_path) == []
+    await a.end((await (await put(a))).ref)
+
+
+async def inside(member: Member, round_: int) -> None:
+    """Hand in an update that travels inside its reference."""
+    data = npy(np.ones(10, dtype=np.float32))
+    key = f"{round_}/{member.participant_id}"
+    ref = pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data)
+    await member.end(ref, round_=round_)
+
+
+async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
+    """Whatever is uploaded next, and at the end of the process."""
+    coordinator = await start(rounds={"rounds": 3})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 1)
+    await until(lambda: parts(tmp_path) == [])
+
+
+async def test_what_is_kept_of_a_round_that_is_over_ends_with_the_process(start, join, tmp_path):
+    coordinator = await start(rounds={"rounds": 3})
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    await coordinator.stop()
+    assert parts(tmp_path) == []
+
+
+async def test_what_a_predecessor_has_received_is_swept_when_its_round_is_over(
+    start, join, tmp_path
+):
+    """Nobody asks for it any more. What came in the meantime is left alone."""
+    _, a = await begun_again(start, join, tmp_path)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    assert len(parts(tmp_path)) == 1
+    await inside(a, 1)
+    await until(lambda: parts(tmp_path) == [])
+
+
+async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monkeypatch):
+    """One that has begun while it went on, and has broken off already."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    gate = held(monkeypatch, "complete")
+    first = await put(a)
+    await gate.entered()
+    newer = Announced(0, len(DATA), "ab" * 16)
+    uploads = coordinator._server.uploads
+    reception = uploads._new_reception("a", "0/a", newer)
+    reception.flush([DATA[:MIB]])
+    await uploads._keep_broken("a", reception)
+    gate.open()
+    await first
+    assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB
+
+
+@pytest.mark.e2e
+async def test_an_upload_goes_on_after_kill_9(tmp_path):
+    """The next coordinator has what the one before has written."""
+    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
+    await process.start()
+    a = Member(process.port, "a")
+    try:
+        await in_round(a)
+        await put(a, 0, 3 * MIB)
+        await written(tmp_path, 3 * MIB)
+        await process.kill()
+        await process.start()
+        await a.close()
+        a = Member(process.port, "a")
+        await a.heartbeat()
+        offset = await found(a)
+        assert 2 * MIB <= offset <= 3 * MIB, "to the last whole chunk"
+        ref = (await (await put(a, offset))).ref
+        await a.end(ref)
+        await a.until(pb.FINISHED, 0)
+        assert await a.download("1/global") == DATA
+        assert parts(tmp_path) == []
+    finally:
+        await a.close()
+        await process.end()
+
+
+# --- the participant's side ---
+
+
+async def connected_again(client: CoordinatorClient) -> None:
+    """gRPC waits before it tries once more, and refuses at once until then."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await asyncio.to_thread(client.heartbeat, pb.TRAINING, 0)
+            except Refused:
+                await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
+            else:
+                return
+
+
+@pytest.mark.e2e
+async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
+    """Its next attempt begins where the coordinator before had it."""
+    process = CoordinatorProcess(tmp_path, {"rounds.rounds": 1})
+    await process.start()
+    client = CoordinatorClient(f"127.0.0.1:{process.port}", "a")
+    loop, chunks = asyncio.get_running_loop(), outgoing.Upload.chunks
+    offsets: list[int] = []
+
+    def killing(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        for number, chunk in enumerate(chunks(self, offset, size)):
+            if number == 20 and len(offsets) == 1:
+                asyncio.run_coroutine_threadsafe(written_and_killed(), loop).result(PATIENCE_S)
+            yield chunk
+
+    async def written_and_killed() -> None:
+        await written(tmp_path, 4 * MIB)
+        await process.kill()
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", killing)
+    try:
+        await asyncio.to_thread(client.rendezvous)
+        with pytest.raises(Refused):
+            await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await process.died()  # the client may hear of it first
+        await process.start()
+        await connected_again(client)
+        ref = await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await asyncio.to_thread(client.end_round, 0, ref, 1, "")
+        assert len(offsets) == 2
+        assert offsets[1] > 2 * MIB
+    finally:
+        await asyncio.to_thread(client.close)
+        await process.end()
+
+
+async def test_a_failed_question_does_not_begin_an_upload_again(start, proxy, monkeypatch):
+    """What the coordinator has is not known then, so the next attempt asks once more."""
+    coordinator = await start()
+    client = await connected(proxy, coordinator)
+    await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
+    is_away = True
+    find_unfinished, chunks = uploads.Uploads.find_unfinished, outgoing.Upload.chunks
+    offsets: list[int] = []
+
+    async def failing(self: uploads.Uploads, *args: Any) -> int:
+        if is_away:
+            raise StoreUnavailable("the disk is away")
+        return await find_unfinished(self, *args)
+
+    def cut_once(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        for number, chunk in enumerate(chunks(self, offset, size)):
+            if number == 20 and len(offsets) == 1:
+                proxy.cut()
+            yield chunk
+
+    monkeypatch.setattr(uploads.Uploads, "find_unfinished", failing)
+    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await asyncio.to_thread(client.put_weights, 0, LARGE)
+        await connected_again(client)
+    is_away = False
+    await asyncio.to_thread(client.put_weights, 0, LARGE)
+    await asyncio.to_thread(client.close)
+    assert offsets[0] == 0
+    assert len(offsets) == 2
+    assert offsets[1] > 0
+
+
+# What a cut costs at most: what gRPC and the kernels have taken, and nobody has written.
+LOST_BYTES = 8 * MIB
+
+
+async def put_again(client: CoordinatorClient, *update: Any) -> pb.WeightsRef:
+    """As an agent does: the question where it can go on may still go over the line that dies, and
+    is asked again by the next attempt."""
+    died = (Code.UNAVAILABLE, Code.CANCELLED, Code.UNKNOWN)
+    for _ in range(5):
+        try:
+            return await asyncio.to_thread(client.put_weights, *update)
+        except Refused as refused:
+            if refused.reason or refused.status not in died:
+                raise
+        await connected_again(client)
+    raise AssertionError("one cut is no reason to fail so often")
+
+
+@pytest.mark.parametrize("encoding", ["plain", "int8"])
+async def test_a_participant_goes_on_after_a_cut(start, join, proxy, monkeypatch, encoding):
+    """A line that is cut near the end costs little more than what was on its way."""
+    large = LARGE if encoding == "plain" else np.concatenate([LARGE, LARGE, -LARGE])
+    coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
+    client = await connected(proxy, coordinator)
+    a = join(coordinator, "a")
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(np.zeros_like(large))
+    await a.until(pb.ROUND, 1)
+    work = await asyncio.to_thread(client.start_round)
+    base = await asyncio.to_thread(client.get_weights, work.model)
+
+    chunks = outgoing.Upload.chunks
+    cut_at = 20 * MIB if encoding == "plain" else 15 * MIB
+    cuts: list[int] = []
+
+    def cut_once(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
+        sent = 0
+        for chunk in chunks(self, offset, size):
+            if sent >= cut_at and not cuts:
+                cuts.append(sent)
+                proxy.cut()
+            yield chunk
+            sent += len(chunk)
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", cut_once)
+    before = proxy.num_bytes_up
+    ref = await put_again(client, 1, large, None, base, work.encoding)
+    await asyncio.to_thread(client.end_round, 1, ref, 1, "")
+    await asyncio.to_thread(client.close)
+    assert cuts
+    size = large.nbytes if encoding == "plain" else large.nbytes // 4
+    # From the beginning again it would be cut_at more.
+    assert size <= proxy.num_bytes_up - before < size + LOST_BYTES
+    with coordinator.store.open(ref.key) as reader:
+        stored = reader.read(0, reader.size)
+    assert digest(stored) == ref.digest
+    if encoding == "plain":
+        assert stored == npy(large)
+    else:
+        decoded = np.frombuffer(stored[-large.nbytes :], dtype=np.float32)
+        assert np.abs(decoded - large).max() <= np.abs(large).max() / 254 * 1.001

@@ -1,0 +1,151 @@
+"""A driver on a journal that the test holds up, lets go and breaks. Nothing here takes time."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+
+import pytest
+
+from support.clock import HeldClock
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import Effect, InitialiseModel
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.values import GlobalModel, Rules, StoredWeights, WeightsRef
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import JournalError, Record, Snapshot
+
+RULES = CoordinatorConfig.model_validate(
+    {"rounds": {"min_participants": 2, "max_participants": 4}}
+).rules()
+MODEL = GlobalModel(0, WeightsRef("0/global", 128, "0" * 32), "float32", (0,))
+
+
+class HeldJournal:
+    """A Journal whose appends, once held, wait until they are let go or told to fail. Its snapshots
+    do so on their own."""
+
+    def __init__(self, records: Sequence[Record] = ()) -> None:
+        self.groups: list[list[str]] = []  # the kinds of the events of each append
+        self.num_closed = 0
+        self._records = list(records)
+        self._loop = asyncio.get_running_loop()
+        self._begun = asyncio.Event()
+        self._held = False
+        self._go = threading.Semaphore(0)
+        self._error: Exception | None = None
+        self.saved: list[Snapshot] = []
+        self.save_error: Exception | None = None
+        self.may_save = threading.Event()
+        self.may_save.set()
+        self._begun_saving = asyncio.Event()
+
+    def load(self, after: int = 0) -> Sequence[Record]:
+        return self._records[after:]
+
+    def snapshot(self) -> Snapshot | None:
+        return None
+
+    def save(self, snapshot: Snapshot) -> None:
+        self.saved.append(snapshot)
+        self._loop.call_soon_threadsafe(self._begun_saving.set)
+        assert self.may_save.wait(timeout=60), "the test never let it go"
+        if self.save_error is not None:
+            raise self.save_error
+
+    def append(self, records: Sequence[Record]) -> None:
+        if self._held:
+            self._loop.call_soon_threadsafe(self._begun.set)
+            assert self._go.acquire(timeout=60), "the test never let it go"
+        if self._error is not None:
+            raise self._error
+        self.groups.append([type(record.event).__name__ for record in records])
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def hold(self) -> None:
+        self._held = True
+
+    async def writing(self) -> None:
+        """An append is under way."""
+        await self._begun.wait()
+        self._begun.clear()
+
+    async def saving(self) -> None:
+        """A snapshot is being written, or has been."""
+        await self._begun_saving.wait()
+
+    def let_go(self) -> None:
+        """One append succeeds."""
+        self._go.release()
+
+    def fail(self) -> None:
+        self._error = JournalError("no room left")
+        self._go.release()
+
+
+class Recorder:
+    """A worker that only notes what it is to do."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+
+    def perform(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    @property
+    def num_initialisations(self) -> int:
+        return sum(isinstance(effect, InitialiseModel) for effect in self.effects)
+
+
+class Bench:
+    """A started driver, what it stands on, and the calls to it."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.journal = HeldJournal()
+        self.clock = HeldClock()
+        self.worker = Recorder()
+        self.driver = Driver.open(self.journal, lambda _: self.clock, rules, lambda: "s")
+        self.driver.start(self.worker)
+
+    async def submit(self, command: c.Command) -> asyncio.Task[r.Reply]:
+        """A caller, on its way: the command is decided."""
+        task = asyncio.create_task(self.driver.submit(command))
+        await settled()
+        return task
+
+
+async def settled() -> None:
+    """Whatever can go on by itself has done so."""
+    for _ in range(20):
+        await asyncio.sleep(0)  # one turn of the event loop; no time passes
+
+
+async def fails(call: Coroutine[object, object, object] | asyncio.Task[r.Reply]) -> None:
+    with pytest.raises(Unavailable):
+        await call
+
+
+def model(round_: int) -> GlobalModel:
+    return GlobalModel(round_, WeightsRef(f"{round_}/global", 140, "0" * 32), "float32", (3,))
+
+
+def update(participant_id: str, round_: int, number: int = 0) -> c.EndTrainingRound:
+    ref = WeightsRef(f"{round_}/{participant_id}", 140, f"digest {number}")
+    weights = StoredWeights(ref, "float32", (3,))
+    return c.EndTrainingRound(participant_id, participant_id, round_, 5, weights)
+
+
+async def begin(driver: Driver) -> None:
+    """Round 0 is open for a and b."""
+    for command in (c.Rendezvous("a"), c.Rendezvous("b"), c.InitialisationDone(MODEL)):
+        await driver.submit(command)
+
+
+async def play(driver: Driver, rounds: range) -> None:
+    for round_ in rounds:
+        for participant_id in ("a", "b"):
+            await driver.submit(update(participant_id, round_))
+        await driver.submit(c.AggregationDone(model(round_ + 1)))

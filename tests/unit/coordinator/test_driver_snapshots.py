@@ -1,0 +1,205 @@
+"""The driver's snapshots: when one is due, what it holds, and what it costs."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from support.clock import HeldClock
+from support.driver import RULES, Recorder, begin, model, play, settled, update
+from xain_coordinator import driver as module
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.values import Phase
+from xain_coordinator.driver import Driver
+from xain_coordinator.journal.memory import MemoryJournal
+from xain_coordinator.ports import JournalError, Record, Snapshot
+
+
+class Disk(MemoryJournal):
+    """Survives its driver. states: all it has ever held, write by write. num_loaded: records."""
+
+    def __init__(self, records: Sequence[Record] = (), saved: Snapshot | None = None) -> None:
+        super().__init__()
+        self.states: list[tuple[Sequence[Record], Snapshot | None]] = []
+        self.num_loaded = 0
+        super().append(records)
+        if saved is not None:
+            super().save(saved)
+
+    def load(self, after: int = 0) -> Sequence[Record]:
+        records = super().load(after)
+        self.num_loaded += len(records)
+        return records
+
+    def append(self, records: Sequence[Record]) -> None:
+        super().append(records)
+        self.note()
+
+    def save(self, snapshot: Snapshot) -> None:
+        super().save(snapshot)
+        self.note()
+
+    def note(self) -> None:
+        self.states.append((super().load(), super().snapshot()))
+
+    def close(self) -> None:
+        pass
+
+
+async def saved(driver: Driver) -> None:
+    """No snapshot is being written any more."""
+    await asyncio.gather(*driver._tasks)
+
+
+def opened_on(journal: MemoryJournal) -> Driver:
+    driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s")
+    driver._disk.shutdown()  # it is only looked at
+    return driver
+
+
+async def test_at_every_crash_point_it_is_the_same_session(monkeypatch):
+    """Before a snapshot is written, after it, and after every record that came later: the session,
+    its history, and its time are those of reading everything."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 4)
+    disk = Disk()
+    clock = HeldClock()
+    driver = Driver.open(disk, lambda _: clock, RULES, lambda: "s")
+    driver.start(Recorder())
+    await begin(driver)
+    for round_ in range(4):
+        clock.time_s += 1.0
+        await play(driver, range(round_, round_ + 1))
+        await saved(driver)
+    await driver.close()
+    num_snapshots = len({snapshot.num_records for _, snapshot in disk.states if snapshot})
+    assert num_snapshots == 4
+    for records, snapshot in disk.states:
+        times: list[float] = []
+
+        def made_clock(start: float, times: list[float] = times) -> HeldClock:
+            times.append(start)
+            return HeldClock()
+
+        cached, whole = Disk(records, snapshot), Disk(records)
+        again, expected = (
+            Driver.open(journal, made_clock, RULES, lambda: "s") for journal in (cached, whole)
+        )
+        assert again.session == expected.session
+        assert again.history == expected.history
+        assert times == [records[-1].at] * 2
+        assert whole.num_loaded == len(records)
+        assert cached.num_loaded == len(records) - (snapshot.num_records if snapshot else 0)
+        for looked_at in (again, expected):
+            looked_at._disk.shutdown()
+    assert opened_on(Disk(*disk.states[-1])).session == driver.session
+
+
+async def test_a_snapshot_is_due_at_the_end_of_a_round(bench, monkeypatch):
+    """And not at that of every small one: only when many records have come since the last one."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 9)
+    journal, driver = bench.journal, bench.driver
+    await begin(driver)
+    for participant_id in ("a", "b"):
+        await driver.submit(update(participant_id, 0))
+    await saved(driver)
+    assert sum(map(len, journal.groups)) == 10
+    assert journal.saved == []
+    await driver.submit(c.AggregationDone(model(1)))
+    await saved(driver)
+    for round_ in range(1, 4):
+        await play(driver, range(round_, round_ + 1))
+        await saved(driver)
+    assert [snapshot.num_records for snapshot in journal.saved] == [12, 22]
+    assert journal.saved[-1].session.round == 3
+    assert journal.saved[-1].history.rounds[-1].round == 3
+
+
+async def test_a_snapshot_is_of_what_is_durable(bench, monkeypatch):
+    """What has been decided and is not written yet may never have been."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
+    await begin(bench.driver)
+    for participant_id in ("a", "b"):
+        await bench.driver.submit(update(participant_id, 0))
+    bench.journal.hold()
+    publishing = await bench.submit(c.AggregationDone(model(1)))
+    await bench.journal.writing()
+    handing_in = await bench.submit(update("a", 1))
+    bench.journal.let_go()
+    await publishing
+    await bench.journal.writing()
+    await bench.journal.saving()
+    (snapshot,) = bench.journal.saved
+    assert not handing_in.done()
+    assert snapshot.num_records == sum(map(len, bench.journal.groups)) == 12
+    assert not snapshot.session.open_round.updates
+    assert not snapshot.history.rounds[-1].contributors
+    bench.journal.let_go()
+    await handing_in
+
+
+async def test_rounds_are_not_waited_for_for_ever(bench, monkeypatch):
+    """Participants who come and go for days make no round, but records all the same."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 3)
+    monkeypatch.setattr(module, "MAX_UNSAVED_RECORDS", 7)
+    for _ in range(6):
+        await bench.driver.submit(c.Rendezvous("a"))
+        await bench.driver.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
+        await saved(bench.driver)
+    assert [snapshot.num_records for snapshot in bench.journal.saved] == [7]
+
+
+async def test_nobody_waits_for_a_snapshot(bench, monkeypatch):
+    """While it is being written, the session goes on, and what it contains does not change. Only
+    who closes the journal waits."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 1)
+    bench.journal.may_save.clear()
+    await begin(bench.driver)
+    await play(bench.driver, range(1))
+    await bench.journal.saving()
+    (snapshot,) = bench.journal.saved
+    before = repr(snapshot)
+    await play(bench.driver, range(1, 3))
+    assert await bench.driver.submit(c.Rendezvous("c")) == r.Accepted(RULES.heartbeat_time_s)
+    assert bench.journal.saved == [snapshot]  # one at a time
+    assert repr(snapshot) == before
+    closing = asyncio.create_task(bench.driver.close())
+    await settled()
+    assert not closing.done()
+    assert bench.journal.num_closed == 0
+    bench.journal.may_save.set()
+    await closing
+    assert bench.journal.num_closed == 1
+
+
+@pytest.mark.parametrize("error", [JournalError("no room left"), RuntimeError("a defect")])
+async def test_a_snapshot_that_fails_costs_nothing(bench, monkeypatch, error):
+    """The records are there. It is tried again, when as many have come again."""
+    monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 6)
+    bench.journal.save_error = error
+    await begin(bench.driver)
+    for round_ in range(4):
+        await play(bench.driver, range(round_, round_ + 1))
+        await saved(bench.driver)
+    assert [snapshot.num_records for snapshot in bench.journal.saved] == [12, 22]
+    assert not bench.driver.failed.is_set()
+    assert (await bench.driver.submit(c.Heartbeat("a"))).phase is Phase.COLLECTING
+
+
+async def test_a_start_that_read_much_leaves_a_snapshot():
+    """The next one need not read it again; not even if the session is over."""
+    disk = Disk()
+    disk.append([Record(0.0, e.SessionOpened("s", RULES, 0.0))])
+    for number in range(module.SNAPSHOT_RECORDS // 2):
+        name = f"p{number}"
+        joined = Record(1.0, e.ParticipantJoined(name, None, 1.0))
+        MemoryJournal.append(disk, [joined, Record(1.0, e.ParticipantLeft(name, "left"))])
+    MemoryJournal.append(disk, [Record(9.0, e.SessionFinished("nobody stays", 9.0))])
+    for num_loaded in (module.SNAPSHOT_RECORDS + 2, 0):
+        disk.num_loaded = 0
+        driver = Driver.open(disk, lambda _: HeldClock(), RULES, lambda: "s")
+        driver.start(Recorder())
+        await driver.close()
+        assert driver.session.cause == "nobody stays"
+        assert disk.num_loaded == num_loaded

@@ -1,0 +1,234 @@
+"""Updates at the driver: too late, while a model is being made, and in its log."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from support.driver import MODEL, Bench, begin, fails, model, play, settled, update
+from xain_coordinator import driver as module
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.effects import RecordMetrics
+from xain_coordinator.core.errors import (
+    LateUpdate,
+    NotInRound,
+    RoundAlreadyClosed,
+    StaleRound,
+    UploadMissing,
+)
+from xain_coordinator.core.values import Phase, Point
+
+# --- late updates ---
+
+
+async def late(bench: Bench, command: c.Command) -> LateUpdate:
+    with pytest.raises(LateUpdate) as caught:
+        await bench.driver.submit(command)
+    return caught.value
+
+
+def late_points(bench: Bench) -> list[Point]:
+    points = [
+        point
+        for effect in bench.worker.effects
+        if isinstance(effect, RecordMetrics)
+        for point in effect.points
+    ]
+    return [point for point in points if point.measurement == "late_update"]
+
+
+async def test_late_updates_are_counted(bench):
+    """Each participant's once a round, however it is sent and how often, and each is a point."""
+    await begin(bench.driver)
+    await play(bench.driver, range(1))
+    assert isinstance(await late(bench, update("a", 0, 1)), StaleRound)
+    await late(bench, update("a", 0, 1))
+    await late(bench, c.BeginUpload("a", 0, "digest 2"))
+    assert bench.driver.num_late == 1
+    await late(bench, c.BeginUpload("b", 0, "digest 2"))
+    for participant_id in ("a", "b"):
+        await bench.driver.submit(update(participant_id, 1))
+    assert isinstance(await late(bench, update("b", 1, 3)), RoundAlreadyClosed)
+    assert isinstance(await late(bench, update("b", 2)), StaleRound)  # too early
+    assert bench.driver.num_late == 3
+    assert late_points(bench) == [
+        Point("late_update", {"round": round_}, {"id": participant_id})
+        for round_, participant_id in ((0, "a"), (0, "b"), (1, "b"))
+    ]
+
+
+async def test_what_is_not_late(bench):
+    """Whoever asks for work too late has lost none; what was accepted may be sent again; and after
+    the end a stranger was not awaited."""
+    await begin(bench.driver)
+    await play(bench.driver, range(1))
+    await bench.driver.submit(update("a", 0))
+    with pytest.raises(UploadMissing):
+        await bench.driver.submit(c.EndTrainingRound("a", "a", 1, 1, None))
+    await bench.driver.submit(c.EffectFailed("over"))
+    await late(bench, c.StartTrainingRound("a"))
+    await late(bench, update("stranger", 0))
+    assert bench.driver.num_late == 0
+    assert late_points(bench) == []
+
+
+async def test_late_updates_are_remembered_within_bounds(bench, monkeypatch):
+    """The latest ones; an old one that comes again is counted again."""
+    monkeypatch.setattr(module, "MAX_LATE", 2)
+    await begin(bench.driver)
+    await play(bench.driver, range(4))
+    for round_ in (0, 1, 2, 1, 2, 0):
+        await late(bench, update("a", round_, 1))
+    assert bench.driver.num_late == 4
+    assert len(bench.driver._late) == 2
+
+
+# --- updates that come while a model is made ---
+
+
+async def asynchronous_bench() -> Bench:
+    """Round 1 of an ASP session is being aggregated with the update of a, and b trains on."""
+    bench = Bench(
+        CoordinatorConfig.model_validate(
+            {"rounds": {"min_participants": 1, "max_participants": 2, "consistency": "asp"}}
+        ).rules()
+    )
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    for round_ in (0, 1):
+        for name in ("a", "b")[: 2 - round_]:
+            await bench.driver.submit(update(name, round_))
+        if round_ == 0:
+            await bench.driver.submit(c.AggregationDone(model(1)))
+    assert bench.driver.session.phase is Phase.AGGREGATING
+    return bench
+
+
+async def test_what_comes_while_a_model_is_made_goes_into_the_next():
+    """Its sender does not hear a refusal, on which some give up."""
+    bench = await asynchronous_bench()
+    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    await settled()
+    assert not late.done()
+    await bench.driver.submit(c.AggregationDone(model(2)))
+    assert await late == r.Done()
+    assert bench.driver.session.round == 2
+    assert bench.driver.session.accepted("b", 1) is not None
+    await bench.driver.close()
+
+
+async def test_it_waits_also_while_the_end_of_the_round_is_being_written():
+    """What is decided counts, not what is on disk by now."""
+    bench = await asynchronous_bench()
+    bench.journal.hold()
+    published = await bench.submit(c.AggregationDone(model(2)))
+    await bench.journal.writing()
+    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    await settled()
+    for _ in range(4):
+        bench.journal.let_go()
+    assert await late == r.Done()
+    await published
+    await bench.driver.close()
+
+
+async def test_what_nobody_waits_for_is_refused_at_once():
+    """Another round than it trains, or one who has its answer already."""
+    bench = await asynchronous_bench()
+    with pytest.raises(StaleRound):
+        await bench.driver.submit_update(update("b", 0 + 7))
+    assert await bench.driver.submit_update(update("a", 1)) == r.Done()
+    await bench.driver.close()
+
+
+async def test_a_stop_ends_the_wait():
+    bench = await asynchronous_bench()
+    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    await settled()
+    bench.driver.end_watches()
+    await fails(late)
+    await fails(bench.driver.changed())
+    await bench.driver.close()
+
+
+async def test_a_slow_journal_does_not_end_the_wait(monkeypatch):
+    """What was decided counts, and its sender hears so, however long the writing takes."""
+    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.0)
+    bench = Bench()
+    await begin(bench.driver)
+    bench.journal.hold()
+    handed_in = asyncio.create_task(bench.driver.submit_update(update("a", 0)))
+    await bench.journal.writing()
+    await settled()
+    bench.journal.let_go()
+    assert await handed_in == r.Done()
+    await bench.driver.close()
+
+
+async def test_the_wait_ends(monkeypatch):
+    """A store that is away for longer is not waited for."""
+    monkeypatch.setattr(module, "NEXT_ROUND_S", 0.01)
+    bench = await asynchronous_bench()
+    with pytest.raises(NotInRound):
+        await bench.driver.submit_update(update("b", 1))
+    await bench.driver.close()
+
+
+# --- what the log says of them ---
+
+
+async def test_who_is_late_stands_in_the_log():
+    """An operator reads there whom a round goes on without, or waits for."""
+    rules = {"min_participants": 1, "fraction_participants": 1, "deadline_s": 5.0}
+    bench = Bench(
+        CoordinatorConfig.model_validate(
+            {"rounds": {**rules, "max_participants": 2, "start_participants": 2}}
+        ).rules()
+    )
+    for name in ("a", "b"):
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    with capture_logs() as told:
+        bench.clock.time_s = 5.0
+        await bench.driver.submit(c.Tick())
+        await bench.driver.submit(update("a", 0))
+    overdue = [line for line in told if line["event"] == "round_overdue"]
+    assert [sorted(line["participant"]) for line in overdue] == [["a", "b"]]
+    with capture_logs() as told:
+        await bench.driver.submit(c.AggregationDone(model(1)))
+        await bench.driver.submit(update("b", 1))
+        bench.clock.time_s = 10.0
+        await bench.driver.submit(c.Tick())
+    closed = [line for line in told if line["event"] == "round_closed_at_deadline"]
+    assert [line["participant"] for line in closed] == [["a"]]
+    await bench.driver.close()
+
+
+@pytest.mark.parametrize("num_more", [0, 1])
+async def test_many_updates_are_one_line_of_the_log(num_more):
+    """Those that are committed together; a few have a line each. It comes before what follows from
+    them."""
+    names = [f"p{i:02}" for i in range(1 + module.MAX_UPDATE_LINES + num_more)]
+    bench = Bench(
+        CoordinatorConfig.model_validate({"rounds": {"min_participants": len(names)}}).rules()
+    )
+    for name in names:
+        await bench.driver.submit(c.Rendezvous(name))
+    await bench.driver.submit(c.InitialisationDone(MODEL))
+    bench.journal.hold()
+    with capture_logs() as told:
+        tasks = [await bench.submit(update(name, 0)) for name in names]
+        bench.journal.let_go()
+        bench.journal.let_go()
+        await asyncio.gather(*tasks)
+    lines = [(line["event"], line.get("participant")) for line in told if line["round"] == 0]
+    single = [("update_accepted", name) for name in names]
+    if num_more:
+        assert lines[:2] == [single[0], ("updates_accepted", names[1:])]
+        assert told[1]["num_updates"] == len(names) - 1
+    else:
+        assert lines[: len(names)] == single
+    await bench.driver.close()
