@@ -395,6 +395,11 @@ def test_delete(store: WeightsStore) -> None:
     assert list(store.keys()) == ["1/b"]
     put(store, "1/a", b"y")
     assert get(store, "1/a") == b"y"
+    store.delete()
+    many = [f"2/{number}" for number in range(20)]
+    store.put(dict.fromkeys([*many, "2/x"], b"x"))
+    store.delete(*many, "2/none")
+    assert sorted(store.keys()) == ["1/a", "1/b", "2/x"]
 
 
 def test_hostile_keys(store: WeightsStore) -> None:

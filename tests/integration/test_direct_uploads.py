@@ -28,8 +28,8 @@ class Reachable(MemoryStore):
         super().__init__()
         self.removed = threading.Event()
 
-    def delete(self, key: str) -> None:
-        super().delete(key)
+    def delete(self, *keys: str) -> None:
+        super().delete(*keys)
         self.removed.set()
 
     def download_url(self, key: str) -> str:

@@ -20,6 +20,7 @@ from xain_coordinator.fencing import Fence, FencedStore
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import Clock, StoreUnavailable
+from xain_coordinator.retention import Retention
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.interceptor import RefusalInterceptor
@@ -230,8 +231,10 @@ class CoordinatorMachine:
             server,
         )
         await run_to_end(fence.take_over)
-        watch = asyncio.create_task(fence.watch(driver))
+        watches = [asyncio.create_task(fence.watch(driver))]
         driver.start(worker)
+        retention = Retention(store, self._scenario.keep_updates)
+        watches.append(asyncio.create_task(retention.watch(driver)))
         current.server = server
         server.start()
         hub.note(process.name, "serves")
@@ -244,12 +247,14 @@ class CoordinatorMachine:
         failure = driver.failure
         if failure is not None and not process.excuse:
             hub.fail(f"{process.name} has failed: {failure!r}")
+        retention.stop()
         driver.end_watches()
         await server.stop(DRAIN_S)
         await worker.close()
         await driver.close()
-        watch.cancel()
-        await asyncio.wait([watch])
+        for watch in watches:
+            watch.cancel()
+        await asyncio.wait(watches)
         return "stopped" if failure is None else f"failed: {failure!r}"
 
     def _clock(self, start: float) -> Clock:

@@ -210,10 +210,11 @@ class SimulatedStore:
         self._ask("list", prefix)
         return iter([key for key in self.disk.visible if key.startswith(prefix)])
 
-    def delete(self, key: str) -> None:
-        self._ask("delete", key)
-        self.disk.visible.pop(key, None)  # durable only some time later
-        self._hub.note(self._process.name, f"store: delete {key}")
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._ask("delete", key)
+            self.disk.visible.pop(key, None)  # durable only some time later
+            self._hub.note(self._process.name, f"store: delete {key}")
 
     def commit(self, key: str, data: bytes, *, overwrite: bool) -> None:
         self._process.touch()
@@ -288,11 +289,11 @@ class SimulatedKeeper:
         return self._disk.kept
 
     def keep(self, result: Result) -> None:
-        sleep(self._hub, 0.05 * self._hub.chance.random())
+        sleep(self._hub, 0.05 * self._hub.chance.random())  # what a disk takes, in virtual time
         self._process.touch()
         self._disk.kept = replace(result, vector=result.vector.copy(), metrics={})
         self._hub.note(self.participant_id, f"keeps its result of round {result.round}")
-        sleep(self._hub, 0.05 * self._hub.chance.random())
+        sleep(self._hub, 0.05 * self._hub.chance.random())  # as above, until it is told so
 
     def forget(self) -> None:
         self._process.touch()

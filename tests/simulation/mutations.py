@@ -14,13 +14,14 @@ from unittest import mock
 
 from simulation import oracle as oracle_module
 from simulation.scenario import Kind
-from xain_coordinator import bundles, fencing
+from xain_coordinator import bundles, fencing, retention
 from xain_coordinator import driver as driver_module
 from xain_coordinator.bundles import Bundles
 from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
 from xain_coordinator.core.clock_table import ClockTable
+from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.keys import bundle_key, round_of
 from xain_coordinator.core.session import Session
@@ -28,8 +29,10 @@ from xain_coordinator.core.values import Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
+from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.threads import run_to_end
+from xain_coordinator.work import StoreWorker
 from xain_participant.protocol import Held, Protocol
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -39,6 +42,7 @@ evolve = session_module.evolve
 resume = decider.resume
 restore = driver_module._restore
 is_complete = pacing.is_complete
+aggregate = StoreWorker._aggregate
 begin_protocol = Protocol.__init__
 
 
@@ -167,6 +171,19 @@ async def _write_early(self: Bundles, waiting: list[Any]) -> None:
     await run_to_end(self._store.put, {key: b"".join(one.data for one in waiting)})
 
 
+def _aggregate_and_drop(self: StoreWorker, effect: Aggregate) -> Command:
+    """The updates are gone before the journal says that their model is there."""
+    done = aggregate(self, effect)
+    Retention(self._store, 0).drop(Needed(effect.round + 1, effect.round + 1))
+    return done
+
+
+def _need_the_newest(session: Session) -> Needed:
+    """Nothing of those that are behind."""
+    newest = 0 if session.model is None else session.model.round
+    return Needed(newest, newest)
+
+
 class _Short:
     """A journal that loses the first record behind a snapshot."""
 
@@ -249,6 +266,10 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "never look for a newer coordinator": _patch(Fence, "check", lambda self: None),
     "overwrite a published model": _patch(fencing._FencedUpload, "commit", _overwrite),
+    "drop updates with the publication of their model": _patch(
+        StoreWorker, "_aggregate", _aggregate_and_drop
+    ),
+    "drop updates that are behind": _patch(retention, "needed_by", _need_the_newest),
     "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
     "drop a result that could not be handed in": _patch(Protocol, "_back_off", _forget_result),
     "forget a kept result": _patch(Protocol, "__init__", _begin_empty),
@@ -259,6 +280,7 @@ SHOWS_IN: Mapping[str, Kind] = {
     "keep a part of a model that could not be read": Kind.STORE_DOWN,
     "never look for a newer coordinator": Kind.OVERTAKE,
     "overwrite a published model": Kind.OVERTAKE,
+    "drop updates with the publication of their model": Kind.KILL_COORDINATOR_IN_IO,
     "forget a kept result": Kind.KILL_PARTICIPANT,
 }
 
@@ -288,6 +310,8 @@ SEEN: Mapping[str, str] = {
     "keep a part of a model that could not be read": "there is no end",
     "never look for a newer coordinator": "was overtaken, and goes on",
     "overwrite a published model": "before the journal asks for it|is overwritten",
+    "drop updates with the publication of their model": "was accepted or published, and is gone",
+    "drop updates that are behind": "there are no weights under|is gone",
     "train again what was acknowledged": "again, which was acknowledged",
     "drop a result that could not be handed in": "twice in one life",
     "forget a kept result": "whose result it has kept",

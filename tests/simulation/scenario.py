@@ -58,6 +58,7 @@ class Scenario:
     gone: those who leave for good, without a word, and when. unwell: how it goes with messages.
     is_inline: weights travel inside calls, else in streams of chunks.
     keeps_results: participants have a state directory. snapshot_records: see driver.py.
+    keep_updates: see Retention.
     quiet_at: from then on nothing happens any more that should not.
     """
 
@@ -87,6 +88,7 @@ class Scenario:
     is_inline: bool = True
     keeps_results: bool = False
     snapshot_records: int = 10_000
+    keep_updates: int | None = None
     noise: Noise = field(default_factory=Noise)
     faults: tuple[Fault, ...] = ()
     quiet_at: float = 0.0
@@ -163,7 +165,8 @@ def from_seed(seed: int) -> Scenario:
     if scenario.controller != "all" and of_controller.random() < 0.4:
         controller = of_controller.choice(("round_robin", "weighted"))
         scenario = replace(scenario, controller=controller)
-    scenario = _fleet(chance, scenario)
+    kept = Random(f"keep_updates {seed}").choice((0, 0, 1, None))
+    scenario = _fleet(chance, replace(scenario, keep_updates=kept))
     return _faults(chance, scenario)
 
 

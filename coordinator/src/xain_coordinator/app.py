@@ -45,6 +45,7 @@ from xain_coordinator.ports import (
     StoreUnavailable,
     WeightsStore,
 )
+from xain_coordinator.retention import Retention
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
@@ -118,6 +119,9 @@ class Coordinator:
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
             self._bucket = _xain_bucket(session, whole, self.store, config)
+            # Of a journal that is behind, that is what is to be said: what it goes on from may have
+            # been dropped since.
+            self._require_latest()
             _require_weights(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
@@ -127,17 +131,17 @@ class Coordinator:
             raise
         self.counters: Counter[str] = Counter()
         name, options = config.workload.name, config.workload.options
-        kept = config.storage.keep_updates
         self._worker = StoreWorker(
             self.driver,
             self.store,
             self._metrics,
             workloads.create(name, options) if name else None,
             publish_further=self._bucket.publish if self._bucket is not None else None,
-            keep_updates=None if kept == "all" else kept,
         )
+        kept = config.storage.keep_updates
+        self._retention = Retention(self.store, None if kept == "all" else kept)
         self._server: GrpcServer | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def port(self) -> int:
@@ -174,8 +178,9 @@ class Coordinator:
             # A start that fails must not end the coordinator that runs, and nothing may be
             # acknowledged beside it: after all that can go wrong, and before everything else.
             await run_to_end(self._take_over, self._fence)
-            self._watch = asyncio.create_task(self._fence.watch(self.driver))
+            self._watches.append(asyncio.create_task(self._fence.watch(self.driver)))
         self.driver.start(self._worker)
+        self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
         await self._server.start()
 
     def _take_over(self, fence: Fence) -> None:
@@ -191,21 +196,23 @@ class Coordinator:
     async def stop(self) -> None:
         """Not serving, drain, persist. A step that fails does not keep the others from happening;
         its error is raised at the end."""
+        self._retention.stop()
         async with contextlib.AsyncExitStack() as steps:  # the last one first
             if self._opened is not None:
                 steps.push_async_callback(asyncio.to_thread, self._opened.close)
             # It may hang in a store that does not answer.
-            steps.push_async_callback(self._end_watch)
+            steps.push_async_callback(self._end_watches)
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
             steps.push_async_callback(self._worker.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)
 
-    async def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
+    async def _end_watches(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        if self._watches:
+            await asyncio.wait(self._watches)
 
     def _parse_points(self, participant_id: str, round_: int, text: str) -> tuple[Point, ...]:
         points, error = parse_points(text, self.driver.clock.wall_ns())
@@ -261,7 +268,9 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
         if key not in present:
             raise StoreError(
                 f"the journal {config.journal.path} goes on from {session.session_id}/{key}, "
-                f"which is not in {_place(config)}; is it the right one, and its data all there?"
+                f"which is not in {_place(config)}; is it the right one, and its data all there? A "
+                "journal from before later rounds cannot be gone on from: updates are dropped when "
+                "their round is over ([storage] keep_updates)"
             )
 
 

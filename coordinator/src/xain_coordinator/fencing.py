@@ -201,8 +201,8 @@ class FencedStore:
     def keys(self, prefix: str = "") -> Iterator[str]:
         return self._store.keys(prefix)
 
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
+    def delete(self, *keys: str) -> None:
+        self._store.delete(*keys)
 
 
 class _FencedUpload:

@@ -201,8 +201,11 @@ class WeightsStore(Protocol):
     def keys(self, prefix: str = "") -> Iterator[str]:
         """Keys that begin with `prefix`, in no particular order. Unfinished uploads have none."""
 
-    def delete(self, key: str) -> None:
-        """Remove an object; nothing happens if there is none."""
+    def delete(self, *keys: str) -> None:
+        """Remove objects; nothing happens where there is none. Many at a time may cost less.
+
+        Raises StoreUnavailable; each of them may be there then, or not.
+        """
 
 
 class DirectAccess(Protocol):

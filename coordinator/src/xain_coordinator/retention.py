@@ -1,51 +1,118 @@
-"""How long updates are kept once their model has been made.
+"""How long a session keeps what its next model does not need.
 
-They are what participants have learnt from their data, and many times as large as the models: of a
-session of weeks they would fill any disk.
+Updates are what participants have learnt from their data, and many times as large as the models: of
+a session of weeks they would fill any disk. An optimiser's state is as large as an update or two.
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from xain_coordinator.core.keys import model_key
-from xain_coordinator.ports import WeightsStore
+import structlog
 
-# A process before us may have died before it came to these.
-LOOK_BACK = 16
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, model_key
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.threads import run_to_end
+
+log = structlog.get_logger(__name__)
+
+GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """updates_from: updates that were trained in this round and in later ones may still count.
+    states_from: the model that the next one is made from; its optimiser's state goes with it."""
+
+    updates_from: int
+    states_from: int
+
+
+def needed_by(session: Session) -> Needed:
+    """What a session still needs, whatever it is going to do."""
+    newest = 0 if session.model is None else session.model.round
+    if session.phase is Phase.FINISHED:
+        return Needed(session.round + 1, newest)
+    return Needed(min((newest, *session.earlier_rounds)), newest)
 
 
 class Retention:
-    """Drops updates from a store; the models stay.
+    """Drops what is not needed any more from a session's store; the models stay.
 
-    keep: rounds whose updates stay, the latest of those that are over; None for all.
-    stop: once set, nothing more is dropped.
+    keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
     """
 
-    def __init__(self, store: WeightsStore, keep: int | None, stop: threading.Event) -> None:
+    def __init__(self, store: WeightsStore, keep: int | None) -> None:
         self._store = store
         self._keep = keep
-        self._stop = stop
-        self._lock = threading.Lock()
-        self._next: int | None = None  # the rounds before it have been looked through
+        self._stop = threading.Event()
+        # The rounds before these have been looked through, by folder.
+        self._next: dict[str, int] = {}
 
-    def drop(self, needed_from: int) -> None:
-        """Blocks. needed_from: updates of this round and of later ones may still be counted.
+    async def watch(self, driver: Driver) -> None:
+        """At the start and whenever there is a model, until the driver stops. One thread at a time,
+        however slow the store is: what more there is to drop then, is dropped next."""
+        seen: tuple[int, Phase] | None = None
+        with contextlib.suppress(Unavailable):
+            while True:
+                session = driver.session
+                newest = -1 if session.model is None else session.model.round
+                if seen != (newest, session.phase):
+                    seen = newest, session.phase
+                    await self._drop(needed_by(session), session.round)
+                else:
+                    await driver.changed()
 
-        Raises the store's errors; the next call goes on where this one has ended.
-        """
-        if self._keep is None:
-            return
-        with self._lock:
-            end = needed_from - self._keep
-            first = max(0, end - LOOK_BACK) if self._next is None else self._next
-            for round_ in range(first, end):
-                self._drop_round(round_)
-                if self._stop.is_set():
-                    return
-                self._next = round_ + 1
+    async def _drop(self, needed: Needed, round_: int) -> None:
+        try:
+            await run_to_end(self.drop, needed)
+        except StoreError as error:
+            log.warning("updates_not_dropped", round=round_, error=str(error))
+        except Exception as error:
+            # A defect of ours costs room in the store, and no round.
+            log.exception("dropping_crashed", round=round_, error=str(error))
 
-    def _drop_round(self, round_: int) -> None:
-        for key in list(self._store.keys(f"{round_}/")):
+    def stop(self) -> None:
+        """Nothing more is dropped. The next start does it."""
+        self._stop.set()
+
+    def drop(self, needed: Needed) -> None:
+        """Blocks. Raises the store's errors; the next call goes on where this one has ended."""
+        # What has been accepted is a copy: of what lies here nothing counts any more.
+        self._drop_before(needed.updates_from, INCOMING)
+        if self._keep is not None:
+            self._drop_before(needed.updates_from - self._keep, "")
+            self._drop_before(needed.states_from - self._keep, OPTIMIZER)
+
+    def _drop_before(self, end: int, folder: str) -> None:
+        keys: list[str] = []
+        if not self._stop.is_set():
+            keys = [key for key in self._keys(folder, end) if not _is_model(key)]
+        for start in range(0, len(keys), GROUP_SIZE):
             if self._stop.is_set():
-                return
-            if key != model_key(round_):
-                self._store.delete(key)
+                break
+            self._store.delete(*keys[start : start + GROUP_SIZE])
+        if not self._stop.is_set():
+            self._next[folder] = max(end, self._next.get(folder, 0))
+
+    def _keys(self, folder: str, end: int) -> Iterator[str]:
+        """Of rounds before `end`. What processes before us have left, under other settings too, is
+        found by the first look, which is at all there is."""
+        if folder in self._next:
+            for round_ in range(self._next[folder], end):
+                yield from self._store.keys(f"{folder}{round_}/")
+            return
+        for key in self._store.keys(folder):
+            number, slash, _ = key.removeprefix(folder).partition("/")
+            if slash and number.isdecimal() and int(number) < end:
+                yield key
+
+
+def _is_model(key: str) -> bool:
+    number = key.partition("/")[0]
+    return number.isdecimal() and key == model_key(int(number))

@@ -9,8 +9,7 @@ work then. Only what would fail for ever ends the session.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import structlog
@@ -33,7 +32,6 @@ from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
-from xain_coordinator.retention import Retention
 from xain_proto.np import npy_header
 from xain_workloads.model import Model
 from xain_workloads.workload import Workload
@@ -56,7 +54,6 @@ class StoreWorker:
     workload: makes the initial model; None where the participants bring it.
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
-    keep_updates: of so many rounds that are over, see Retention.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again.
     """
@@ -69,7 +66,6 @@ class StoreWorker:
         workload: Workload | None,
         *,
         publish_further: Callable[[GlobalModel], None] | None = None,
-        keep_updates: int | None = None,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -82,7 +78,6 @@ class StoreWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = threading.Event()  # for the threads
         self._closing = asyncio.Event()  # the same, for tasks that wait for a store
-        self._retention = Retention(store, keep_updates, self._stop)
 
     def perform(self, effect: Effect) -> None:
         match effect:
@@ -98,10 +93,7 @@ class StoreWorker:
     def _begin(self, name: str, work: Callable[[], Command]) -> None:
         if self._closing.is_set():
             return  # the next start does it
-        self._spawn(self._run(name, work))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._run(name, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -110,8 +102,6 @@ class StoreWorker:
         try:
             command = await self._work(name, round_, work)
             await self._driver.submit(command)
-            if isinstance(command, AggregationDone) and not self._closing.is_set():
-                self._spawn(self._drop_updates(command.model.round))
         except Stopped:
             log.info("work_stopped", work=name, round=round_)
         except (Unavailable, StaleModel) as refusal:
@@ -122,20 +112,6 @@ class StoreWorker:
             # A defect of ours must end the process loudly, not leave the round hanging.
             log.exception("work_crashed", work=name, round=round_)
             self._driver.fail(error)
-
-    async def _drop_updates(self, round_: int) -> None:
-        """Of the rounds before this one that nobody trains any more. Nobody waits for it."""
-        session = self._driver.session
-        needed_from = round_
-        if session.phase is not Phase.FINISHED:
-            needed_from = min((round_, *session.earlier_rounds))
-        try:
-            await asyncio.to_thread(self._retention.drop, needed_from)
-        except StoreError as error:
-            log.warning("updates_not_dropped", before=needed_from, error=str(error))
-        except Exception as error:
-            # A defect of ours costs room in the store, and no round.
-            log.exception("dropping_crashed", before=needed_from, error=str(error))
 
     async def _work(self, name: str, round_: int, work: Callable[[], Command]) -> Command:
         """Do the work in a thread, until it is done or cannot be.

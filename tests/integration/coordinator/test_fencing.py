@@ -161,9 +161,9 @@ class Failing(MemoryStore):
             raise StoreUnavailable("no route")
         return super().keys(prefix)
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
         self._step()
-        super().delete(key)
+        super().delete(*keys)
 
 
 @pytest.mark.parametrize("arrives", ["never", "at once", "late"])
@@ -512,6 +512,31 @@ async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
     await b.hand_in([7.0])
     await b.until(pb.ROUND, 1)
     assert np.load(io.BytesIO(await b.download("1/global"))).tolist() == [4.0]
+
+
+@pytest.mark.e2e
+async def test_a_copy_whose_updates_are_dropped_says_what_it_is(ward: Ward) -> None:
+    """The session has gone on since: that comes first. Made to go on from it all the same, it ends
+    with what is missing, and why."""
+    running, backup = ward.process("running"), ward.process("backup")
+    a, b = await ward.begin(running)
+    ward.copy(running, backup)
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    for member in (a, b):
+        await member.hand_in([5.0], round_=1)
+    await a.until(pb.FINISHED, 1)
+    weights = ward.folder / "weights"
+    async with asyncio.timeout(60):
+        while list(weights.glob("*/0/a.*")):  # noqa: ASYNC110  # files have no event to wait for
+            await asyncio.sleep(0.02)
+    assert await backup.fails() == EXIT_FENCED
+    assert "which the journal" in last_words(backup, "cannot_start")
+    assert await running.stop() == 0
+    for model in [*weights.glob("*/1/global.weights"), *weights.glob("*/2/global.weights")]:
+        model.unlink()
+    assert await backup.fails() == EXIT_ERROR
+    assert "([storage] keep_updates)" in backup.log().splitlines()[-1]
 
 
 @pytest.mark.e2e

@@ -1,80 +1,269 @@
-"""Updates of rounds that are over go; what may still be needed stays."""
+"""What a session does not need any more goes; what may still be needed stays."""
 
+import asyncio
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import pytest
+from structlog.testing import capture_logs
 
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.retention import LOOK_BACK, Retention
+from xain_coordinator.retention import GROUP_SIZE, Needed, Retention, needed_by
 from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.wave import Wave
+
+PATIENCE_S = 20.0
+RULES = CoordinatorConfig().rules()
 
 
 class Store(MemoryStore):
-    """num_deletions: so many succeed, the next one does not."""
+    """num_deletions: so many calls succeed, the next ones do not. asked: what was listed."""
 
     num_deletions = 1_000_000
 
-    def delete(self, key: str) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def keys(self, prefix: str = "") -> Iterator[str]:
+        self.asked.append(prefix)
+        return super().keys(prefix)
+
+    def delete(self, *keys: str) -> None:
         self.num_deletions -= 1
         if self.num_deletions < 0:
             raise StoreUnavailable("it is away")
-        super().delete(key)
+        super().delete(*keys)
+
+
+def fill(store: MemoryStore, rounds: range) -> None:
+    for round_ in rounds:
+        updates = [f"{round_}/a.0", f"{round_}/b.1"]
+        others = [f"{round_}/global", f"optimizer/{round_}/momentum", f"incoming/{round_}/a"]
+        store.put(dict.fromkeys([*updates, *others], b"x"))
 
 
 def store_of(rounds: int) -> Store:
     store = Store()
-    for round_ in range(rounds):
-        updates = [f"{round_}/a.0", f"{round_}/b.1"]
-        others = [f"{round_}/global", f"optimizer/{round_}/momentum", f"incoming/{round_}/a"]
-        store.put(dict.fromkeys([*updates, *others], b"x"))
+    fill(store, range(rounds))
+    store.put({"owners/00000001": b"x", "global": b"x"})
     return store
 
 
-def rounds_of(store: MemoryStore) -> list[int]:
-    """Those of which all updates are there. Of no round only some are."""
+def updates(store: MemoryStore) -> list[int]:
+    """The rounds of which all updates are there. Of no round only some are."""
     found = [int(key.split("/")[0]) for key in sorted(store.keys()) if key.endswith((".0", ".1"))]
     assert all(found.count(round_) == 2 for round_ in found)
     return sorted(set(found))
+
+
+def folder(store: MemoryStore, name: str) -> list[int]:
+    return sorted(int(key.split("/")[1]) for key in store.keys(f"{name}/"))
 
 
 @pytest.mark.parametrize(
     ("keep", "left"), [(0, [9, 10, 11]), (1, [8, 9, 10, 11]), (20, range(12)), (None, range(12))]
 )
 def test_the_latest_stay(keep, left):
-    """And all models, whatever is kept of the updates; round 1 is not taken for 10."""
+    """And all models, and what is not of a round; round 1 is not taken for 10."""
     store = store_of(12)
-    Retention(store, keep, threading.Event()).drop(9)
-    assert rounds_of(store) == list(left)
-    others = [key for key in sorted(store.keys()) if not key.endswith((".0", ".1"))]
-    assert len(others) == 12 * 3
+    before = set(store.keys())
+    Retention(store, keep).drop(Needed(9, 10))
+    assert updates(store) == list(left)
+    assert folder(store, "optimizer") == [n for n in range(12) if keep is None or n >= 10 - keep]
+    # Of what participants have put there nothing counts: that is a copy.
+    assert folder(store, "incoming") == [9, 10, 11]
+    models = {f"{n}/global" for n in range(12)}
+    gone = before - set(store.keys())
+    assert not gone & (models | {"owners/00000001", "global"})
 
 
 def test_it_goes_on_after_an_error():
     """Where it has ended, and nothing is looked at again."""
     store = store_of(6)
-    retention = Retention(store, 0, threading.Event())
-    store.num_deletions = 5  # one of round 2
+    retention = Retention(store, 0)
+    retention.drop(Needed(2, 2))
+    store.num_deletions = 1  # of what was put there itself; not the updates
     with pytest.raises(StoreUnavailable):
-        retention.drop(4)
-    store.num_deletions = 3  # the other one, and those of round 3
-    retention.drop(4)
-    assert rounds_of(store) == [4, 5]
-    store.put({"0/late.0": b"x"})
-    retention.drop(4)
-    assert "0/late.0" in set(store.keys())
+        retention.drop(Needed(4, 4))
+    assert updates(store) == [2, 3, 4, 5]
+    store.num_deletions = 2  # those, and the states
+    retention.drop(Needed(4, 4))
+    assert updates(store) == [4, 5]
+    store.asked.clear()
+    store.num_deletions = 3
+    retention.drop(Needed(5, 5))
+    assert store.asked == ["incoming/4/", "4/", "optimizer/4/"]
+
+
+def test_a_needed_round_that_goes_back_drops_nothing_twice():
+    """As that of who has been away for long and is back."""
+    store = store_of(6)
+    retention = Retention(store, 0)
+    retention.drop(Needed(4, 4))
+    store.asked.clear()
+    retention.drop(Needed(2, 4))
+    retention.drop(Needed(4, 4))
+    assert store.asked == []
 
 
 def test_what_an_earlier_process_left_goes():
-    """Of the last rounds: nobody looks through thousands at each start."""
-    store = store_of(LOOK_BACK + 5)
-    Retention(store, 1, threading.Event()).drop(LOOK_BACK + 3)
-    assert rounds_of(store) == [0, 1, LOOK_BACK + 2, LOOK_BACK + 3, LOOK_BACK + 4]
+    """However long ago, and under other settings."""
+    store = store_of(40)
+    Retention(store, None).drop(Needed(39, 39))
+    assert updates(store) == list(range(40))
+    Retention(store, 1).drop(Needed(39, 39))
+    assert updates(store) == [38, 39]
 
 
-def test_it_stops_when_it_is_told_to():
-    """Between two objects."""
-    store = store_of(3)
-    stop = threading.Event()
-    stop.set()
-    Retention(store, 0, stop).drop(3)
-    assert rounds_of(store) == [0, 1, 2]
+def test_many_go_in_groups_between_which_it_can_be_stopped():
+    store = store_of(1)
+    store.put(dict.fromkeys([f"0/{number}.x" for number in range(3 * GROUP_SIZE)], b"x"))
+    retention = Retention(store, 0)
+    num_before = len(list(store.keys("0/")))
+    delete = store.delete
+
+    def stop_after(*keys: str) -> None:
+        delete(*keys)
+        if any(key.endswith(".x") for key in keys):
+            retention.stop()
+
+    store.delete = stop_after
+    retention.drop(Needed(1, 1))
+    assert num_before - len(list(store.keys("0/"))) == GROUP_SIZE
+    store.asked.clear()
+    retention.drop(Needed(1, 1))
+    assert store.asked == [], "it asks nothing of a store any more"
+
+
+def test_what_is_needed():
+    session = Session("s", RULES)
+    assert needed_by(session) == Needed(0, 0)
+    model = GlobalModel(3, WeightsRef("3/global", 1, ""), "float32", (1,))
+    open_ = replace(session, phase=Phase.COLLECTING, round=3, model=model)
+    assert needed_by(open_) == Needed(3, 3)
+    # One of them trains an earlier round, and may hand in for it.
+    assert needed_by(replace(open_, carried={"a": 1, "b": 2})) == Needed(1, 3)
+    # Once it is over, whatever for, nothing counts any more.
+    failed = replace(open_, phase=Phase.FINISHED, carried={"a": 1}, cause="it was idle")
+    assert needed_by(failed) == Needed(4, 3)
+    last = replace(model, round=4)
+    assert needed_by(replace(open_, phase=Phase.FINISHED, model=last)) == Needed(4, 4)
+
+
+@dataclass
+class Driver:
+    """As much of it as is watched."""
+
+    session: Session
+    changes: Wave = field(default_factory=Wave)
+    is_over: bool = False
+
+    async def changed(self) -> None:
+        await self.changes.wait()
+        if self.is_over:
+            raise Unavailable("it stops")
+
+    def at(self, round_: int) -> None:
+        model = GlobalModel(round_, WeightsRef(f"{round_}/global", 1, ""), "float32", (1,))
+        self.session = replace(self.session, round=round_, model=model, phase=Phase.COLLECTING)
+        self.changes.wake()
+
+    async def until_it_waits(self) -> None:
+        """For a change, all that there was to drop having been dropped."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.changes._waiting:  # noqa: ASYNC110  # nothing tells that it waits
+                await asyncio.sleep(0.01)  # a poll: a thread may be at work
+
+
+def driver_of() -> Driver:
+    driver = Driver(Session("s", RULES))
+    driver.at(0)
+    return driver
+
+
+async def end(driver: Driver, watching: asyncio.Task[None]) -> None:
+    driver.is_over = True
+    driver.changes.wake()
+    async with asyncio.timeout(PATIENCE_S):
+        await watching
+
+
+async def test_it_drops_at_the_start_and_after_each_model():
+    driver, store = driver_of(), store_of(6)
+    driver.at(2)
+    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    await driver.until_it_waits()
+    assert updates(store) == [2, 3, 4, 5]
+    store.asked.clear()
+    driver.changes.wake()  # somebody has come
+    await driver.until_it_waits()
+    assert not store.asked
+    driver.at(4)
+    await driver.until_it_waits()
+    assert updates(store) == [4, 5]
+    await end(driver, watching)
+
+
+async def test_a_slow_store_takes_one_thread():
+    """What is over meanwhile is dropped at once, then."""
+    driver, store = driver_of(), store_of(9)
+    gate, begun = threading.Semaphore(0), threading.Event()
+    at_work: list[str] = []
+    delete = store.delete
+
+    def wait(*keys: str) -> None:
+        at_work.append(threading.current_thread().name)
+        begun.set()
+        assert gate.acquire(timeout=PATIENCE_S)
+        delete(*keys)
+
+    store.delete = wait
+    driver.at(1)
+    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    for round_ in range(2, 9):
+        driver.at(round_)
+        await asyncio.sleep(0)  # a turn of the event loop, in which it could begin another
+    assert len(at_work) == 1
+    gate.release(100)
+    await driver.until_it_waits()
+    assert updates(store) == [8]
+    # Two times the three folders: of round 0, and of all that were over then.
+    assert len(at_work) == 6
+    await end(driver, watching)
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "level"),
+    [
+        (StoreUnavailable("it is away"), "updates_not_dropped", "warning"),
+        (ZeroDivisionError("a defect"), "dropping_crashed", "error"),
+    ],
+)
+async def test_a_store_that_fails_costs_no_round(error, event, level):
+    """It is told, and tried again after the next one."""
+    driver, store = driver_of(), store_of(4)
+    delete = store.delete
+
+    def fail(*keys: str) -> None:
+        raise error
+
+    store.delete = fail
+    driver.at(2)
+    with capture_logs() as logs:
+        watching = asyncio.create_task(Retention(store, 0).watch(driver))
+        await driver.until_it_waits()
+    (told,) = logs
+    assert (told["event"], told["log_level"], told["round"]) == (event, level, 2)
+    assert updates(store) == [0, 1, 2, 3]
+    store.delete = delete
+    driver.at(3)
+    await driver.until_it_waits()
+    assert updates(store) == [3]
+    await end(driver, watching)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from xain_messaging.names import GLOBAL
 
+INCOMING = "incoming/"
+OPTIMIZER = "optimizer/"
+
 _ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]+)-([0-9]+))?\Z")
 
 
@@ -16,7 +19,7 @@ def model_key(round_: int) -> str:
 def state_key(round_: int, name: str) -> str:
     """A vector of the optimiser's, beside the model that `round_` starts from. No participant's
     update can lie there: those are below a number."""
-    return f"optimizer/{round_}/{name}"
+    return f"{OPTIMIZER}{round_}/{name}"
 
 
 def update_key(round_: int, upload_name: str) -> str:
@@ -79,4 +82,4 @@ def round_of(place: str) -> int:
 def incoming_key(round_: int, participant_id: str) -> str:
     """Where a participant may put its update itself, as often as it likes; what is accepted is a
     copy."""
-    return f"incoming/{round_}/{participant_id}"
+    return f"{INCOMING}{round_}/{participant_id}"

@@ -140,11 +140,12 @@ class FileStore:
                 if key is not None and key.startswith(prefix):
                     yield key
 
-    def delete(self, key: str) -> None:
-        """Remove an object. After a power cut it may be back."""
-        path = self._path(key)
-        with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
-            path.unlink()
+    def delete(self, *keys: str) -> None:
+        """Remove objects. After a power cut they may be back."""
+        for key in keys:
+            path = self._path(key)
+            with _unavailable("delete", path), contextlib.suppress(FileNotFoundError):
+                path.unlink()
 
     def sync(self, folder: Path) -> None:
         """Make the names in a folder durable. Raises StoreUnavailable."""

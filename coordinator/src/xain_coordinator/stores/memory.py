@@ -50,10 +50,11 @@ class MemoryStore:
             keys = list(self._objects)
         return (key for key in keys if key.startswith(prefix))
 
-    def delete(self, key: str) -> None:
-        check_key(key)
-        with self._lock:
-            self._objects.pop(key, None)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            check_key(key)
+            with self._lock:
+                self._objects.pop(key, None)
 
     def place(self, key: str, data: bytes, *, overwrite: bool) -> None:
         """Store an object. Raises KeyExists."""

@@ -59,8 +59,8 @@ class PrefixedStore:
         start = len(self._prefix)
         return (key[start:] for key in self._store.keys(self._prefix + prefix))
 
-    def delete(self, key: str) -> None:
-        self._store.delete(self._whole(key))
+    def delete(self, *keys: str) -> None:
+        self._store.delete(*map(self._whole, keys))
 
     def _whole(self, key: str) -> str:
         check_key(key)

@@ -144,8 +144,10 @@ class S3Store:
             if key is not None and key.startswith(prefix):
                 yield key
 
-    def delete(self, key: str) -> None:
-        self._bucket.delete(key, self._name(key))
+    def delete(self, *keys: str) -> None:
+        # Several requests, not one for many: that one not every server has.
+        names = {key: self._name(key) for key in keys}
+        results([self._requests.submit(self._bucket.delete, *each) for each in names.items()])
 
     # --- DirectAccess ---
 
