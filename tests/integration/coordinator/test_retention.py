@@ -109,11 +109,12 @@ async def test_what_was_left_is_dropped_at_the_next_start(start, join, tmp_path)
 
 
 async def test_a_session_that_fails_keeps_no_more(start, join, tmp_path):
-    """Nothing of the round that was open counts any more."""
-    coordinator = await start(
-        rounds={"rounds": 1, "start_participants": 2, "min_participants": 2},
-        storage=storage(tmp_path, keep_updates=0),
-    )
+    """Nothing of the round that was open counts any more, and nobody looks for it."""
+    settings = {
+        "rounds": {"rounds": 1, "start_participants": 2, "min_participants": 2},
+        "storage": storage(tmp_path, keep_updates=0),
+    }
+    coordinator = await start(**settings)
     a, b = join(coordinator, "a"), join(coordinator, "b")
     for member in (a, b):
         await member.rendezvous()
@@ -128,3 +129,6 @@ async def test_a_session_that_fails_keeps_no_more(start, join, tmp_path):
         await coordinator.driver.submit(Tick())
     assert coordinator.driver.session.phase is Phase.FINISHED
     await until(coordinator, {})
+    await coordinator.stop()
+    again = await start(**settings)
+    assert again.driver.session.cause == coordinator.driver.session.cause != ""
