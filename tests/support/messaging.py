@@ -1,5 +1,6 @@
 """What messaging needs of the world, started by the tests: discoveries and drivers of each kind."""
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -63,7 +64,12 @@ class RedisServer:
     @staticmethod
     def missing() -> str | None:
         """What keeps it from being started; None if nothing does."""
-        return None if shutil.which("redis-server") else "needs redis-server, which is not there"
+        if shutil.which("redis-server"):
+            return None
+        reason = "redis-server is not installed (Debian's package of that name)"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}, and CI is set", pytrace=False)
+        return reason
 
     def __init__(self) -> None:
         missing = self.missing()
@@ -96,6 +102,9 @@ class RedisServer:
         assert self._process.poll() is None, "redis-server has ended"
         cli = ["redis-cli", "-s", str(self._socket), "ping"]
         return b"PONG" in subprocess.run(cli, capture_output=True, check=False).stdout
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """All that it holds is gone."""

@@ -15,6 +15,15 @@ harm to the operation that the result is of. An operation ends at every member, 
 with CollectiveFailed, within its time: whoever waits for a member that is gone, or has no more
 time, tells the others. Some may have their result by then.
 
+For a moment some may know of one that has come or gone, and others not yet, so that their groups of
+one name have other members. Whoever waits for a part for more than LOOK_S asks its member. If that
+one is at work in a group of that name with other members, both operations fail; or only that of the
+group in which somebody is known to have gone. So two groups of one name that share two members are
+not for use at the same time.
+
+A group is for one thread at a time. A second one that calls an operation meanwhile is refused, and
+that call does not count: if those of the other members do, they are one ahead from then on.
+
 Small arrays go along a binomial tree, which takes the fewest steps; large ones around a ring, in as
 many parts as there are members, so that every line carries as little as possible (Thakur,
 Rabenseifner and Gropp 2005, Optimization of Collective Communication Operations in MPICH). In both
@@ -27,18 +36,20 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_messaging.codec import encode, snapshot
+from xain_messaging.codec import Frame, encode, snapshot
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull, PeersMissing
 from xain_messaging.links import COLLECTIVE, Delivery
 from xain_messaging.messages import Message
+
+ID_LENGTH = 16  # of a group
 
 # From here on the time of the bytes counts for more than that of the steps.
 RING_BYTES = 256 << 10
@@ -46,6 +57,14 @@ RING_BYTES = 256 << 10
 # Of one peer, with members who are all there. What comes before an operation has begun here is
 # bounded as all that a peer sends and nobody takes, see links.py.
 MAX_GROUPS = 1024
+
+TOLD = "another member says: "
+
+# Of what others say: why an operation has failed, and who is missing.
+MAX_WHY = 1000
+MAX_NAMES = 100
+MAX_ASKED = 10_000  # members of the group of one who asks
+MAX_SHARED = 100  # groups of one name, of which is told how far they are
 
 # Groups that are no more, by which what still comes for them is known.
 MAX_DROPPED = 1024
@@ -58,7 +77,8 @@ MAX_FAILED = 1024
 # beyond the operation's own time.
 ABORT_S = 1.0
 
-# Who waits for room looks so often whether the operation has failed meanwhile.
+# Who waits for room looks so often whether the operation has failed meanwhile; and who waits for a
+# part asks after so long whether the groups are the same.
 LOOK_S = 0.25
 
 # A member may give its part and leave. The word of that goes another way than the part, and may be
@@ -73,6 +93,8 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "max": np.maximum,
 }
 
+T = TypeVar("T")
+
 _Array: TypeAlias = NDArray[Any]
 _Place: TypeAlias = tuple[str, int]  # the group's id, the operation's number
 _Failure: TypeAlias = tuple[str, tuple[str, ...]]  # why, and who is missing
@@ -86,6 +108,33 @@ class _Arrived:
     kinds: set[str] = field(default_factory=set)
 
 
+class _Question(NamedTuple):
+    """A member waits in this operation of a group of this name, for a part of ours.
+
+    members: names and incarnations. numbers: of the operations that it comes to next in the groups
+        of this name that we share. incarnation: its own.
+    """
+
+    place: _Place
+    name: str
+    members: list[tuple[str, int]]
+    numbers: dict[str, int]
+    incarnation: int
+
+
+class _Differs(CollectiveFailed):
+    """A member is in another group of the same name, and waits there.
+
+    is_over: that other group is no more, so that only that member has to be told.
+    """
+
+    def __init__(self, why: str, member: str, place: _Place, *, is_over: bool) -> None:
+        super().__init__(why)
+        self.member = member
+        self.place = place
+        self.is_over = is_over
+
+
 class Collectives:
     """What has come for the groups of one endpoint, also for those that it has not made yet."""
 
@@ -97,6 +146,7 @@ class Collectives:
         self._dropped: OrderedDict[str, Group] = OrderedDict()
         self._arrived: dict[_Place, _Arrived] = {}
         self._failed: OrderedDict[_Place, _Failure] = OrderedDict()
+        self._questions: dict[str, _Question] = {}  # the last of each peer
         endpoint.hear_collectives(self._on_message)
 
     def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
@@ -139,8 +189,8 @@ class Collectives:
             if len(self._dropped) > MAX_DROPPED:
                 self._dropped.popitem(last=False)
         # What the dead have sent for groups that were never made here, and never can be.
-        for (group_id, _), arrived in self._arrived.items():
-            if group_id in self._groups:
+        for place, arrived in list(self._arrived.items()):
+            if place[0] in self._groups:
                 continue
             for key, (_, delivery) in list(arrived.parts.items()):
                 sender = roster.get(delivery.peer, before.get(delivery.peer))
@@ -148,12 +198,16 @@ class Collectives:
                 if has_gone or (sender and sender.incarnation > delivery.incarnation):
                     del arrived.parts[key]
                     self.endpoint.take(delivery)
+            if not arrived.parts:
+                del self._arrived[place]
+        for name in self._questions.keys() - roster.keys():
+            del self._questions[name]
 
     def arrived(self, place: _Place) -> _Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed."""
         if place in self._failed:
             why, missing = self._failed[place]
-            raise CollectiveFailed(f"another member says: {why}", missing)
+            raise CollectiveFailed(why if why.startswith(TOLD) else f"{TOLD}{why}", missing)
         return self._arrived.setdefault(place, _Arrived())
 
     def forget(self, place: _Place) -> None:
@@ -163,11 +217,32 @@ class Collectives:
         for _, delivery in arrived.parts.values() if arrived else ():
             self.endpoint.take(delivery)
 
+    def check(self, group: "Group") -> None:
+        """Raises CollectiveFailed if a member of the group waits for our part in another one of the
+        same name; once for each time that it asks. _Differs if it has to be told."""
+        for name, question in list(self._questions.items()):
+            group_id, number = question.place
+            if question.name != group.name or group_id == group.id:
+                continue
+            if group.incarnations.get(name) != question.incarnation:
+                continue  # of another process, or none of this group
+            if question.numbers.get(group.id, 0) > group.number:
+                continue  # it has done this operation, and is only ahead
+            other = self._groups.get(group_id) or self._dropped.get(group_id)
+            del self._questions[name]
+            if other and (other.number > number or other.is_under_way):
+                continue  # it has our part, or gets it
+            why = _difference(group, name, question)
+            if gone := group.gone:  # it knows, and has made the next one
+                raise CollectiveFailed(why, gone)
+            raise _Differs(why, name, question.place, is_over=group_id in self._dropped)
+
     def _on_message(self, message: Message, delivery: Delivery) -> None:
         """Whatever it says: it comes from outside."""
         match message.body:
             case {"group": str(group_id), "number": int(number), "to": to, **rest} if (
                 to == self._incarnation  # not the process that was here before under our name
+                and len(group_id) == ID_LENGTH
             ):
                 pass
             case _:
@@ -175,6 +250,17 @@ class Collectives:
                 return
         group = self._groups.get(group_id)
         place = (group_id, number)
+        match rest:
+            case {"asks": str(name), "members": list(members), "numbers": list(numbers)}:
+                self.endpoint.take(delivery)
+                self._questions[delivery.peer] = _Question(
+                    place,
+                    name[:MAX_WHY],
+                    _pairs(members[:MAX_ASKED]),
+                    dict(_pairs(numbers[:MAX_SHARED])),
+                    delivery.incarnation,
+                )
+                return
         if (
             group_id in self._dropped
             or (group is not None and number < group.number)  # it is over here
@@ -186,7 +272,11 @@ class Collectives:
             case {"failure": str(why), "missing": list(missing)}:
                 self.endpoint.take(delivery)
                 self.forget(place)
-                self._failed[place] = (why, tuple(map(str, missing)))
+                names = tuple(str(name)[:MAX_WHY] for name in missing[:MAX_NAMES])
+                self._failed[place] = (why[:MAX_WHY], names)
+                question = self._questions.get(message.source)
+                if question is not None and question.place == place:
+                    del self._questions[message.source]  # it does not wait any more
                 if len(self._failed) > MAX_FAILED:
                     self._failed.popitem(last=False)
             case {"kind": str(kind), "step": int(step), "part": _}:
@@ -198,6 +288,12 @@ class Collectives:
                 arrived.parts[message.source, step] = (message, delivery)
             case _:
                 self.endpoint.take(delivery)
+
+    def numbers(self, name: str, member: str) -> list[tuple[str, int]]:
+        """Of what comes next in the newest groups of this name that this member is in."""
+        groups = [*self._dropped.values(), *self._groups.values()]
+        shared = [g for g in groups if g.name == name and member in g.incarnations]
+        return [(group.id, group.number) for group in shared[-MAX_SHARED:]]
 
 
 class Group:
@@ -224,13 +320,14 @@ class Group:
         self.number = 0  # of the operation that is under way or comes next
         self._collectives = collectives
         self._endpoint = endpoint
-        self._incarnations = [roster[member].incarnation for member in members]
+        self.incarnations = {member: roster[member].incarnation for member in members}
+        self._incarnations = [*self.incarnations.values()]  # by rank
         self._timeout_s = timeout_s
         self._under_way = threading.Lock()
         self._kind = ""
         self._deadline = 0.0
         text = repr((name, self.members, self._incarnations))
-        self.id = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.id = hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
 
     @property
     def gone(self) -> list[str]:
@@ -422,7 +519,10 @@ class Group:
         """is_one_way: who has given its part is done, and may leave before others have begun. In
         all other operations nobody is done before all have begun."""
         if not self._under_way.acquire(blocking=False):
-            raise CollectiveFailed(f"another operation of the group {self.name!r} is under way")
+            raise CollectiveFailed(
+                f"another thread has an operation of the group {self.name!r} under way; this call "
+                "has done nothing and does not count: use a group from one thread at a time"
+            )
         try:
             self._kind = kind
             self._deadline = time.monotonic() + (
@@ -436,6 +536,8 @@ class Group:
             yield
         except CollectiveFailed as failed:
             self._tell(str(failed), failed.missing)
+            if isinstance(failed, _Differs):
+                self._answer(failed)
             raise
         except MessagingError as error:
             self._tell(str(error), ())
@@ -461,25 +563,43 @@ class Group:
 
     def _send(self, rank: int, step: int, part: _Array | None) -> None:
         flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
-        body = {"kind": self._kind, "step": step, "part": flat}
+        message = self._message(
+            rank, (self.id, self.number), {"kind": self._kind, "step": step, "part": flat}
+        )
+        frames = snapshot(encode(message))
+
+        def look() -> bool:
+            self._arrived()
+            if self._has_gone(rank):
+                raise self._failure_for([self.members[rank]])
+            return True
+
         while True:
             now = time.monotonic()
-            with self._endpoint.lock:
-                self._arrived()
-                if self._has_gone(rank):
-                    raise self._failure_for([self.members[rank]])
+            self._wait_for(look, now)
             try:
-                return self._post(rank, body, min(self._deadline, now + LOOK_S))
+                return self._post(message, frames, min(self._deadline, now + LOOK_S))
             except OutboxFull as full:
                 # It may be full because the operation has failed, here or there: look again.
                 if now >= self._deadline:
                     why = f"{self._kind} has failed: {full}"
                     raise CollectiveFailed(why, (self.members[rank],)) from full
 
-    def _post(self, rank: int, body: dict[str, Any], deadline: float) -> None:
-        where = {"group": self.id, "number": self.number, "to": self._incarnations[rank]}
-        message = Message("collective", self._endpoint.name, self.members[rank], {**where, **body})
-        self._endpoint.post(message, COLLECTIVE, snapshot(encode(message)), deadline)
+    def _message(self, rank: int, place: _Place, body: dict[str, Any]) -> Message:
+        group_id, number = place
+        where = {"group": group_id, "number": number, "to": self._incarnations[rank]}
+        return Message("collective", self._endpoint.name, self.members[rank], {**where, **body})
+
+    def _post(self, message: Message, frames: list[Frame], deadline: float) -> None:
+        self._endpoint.post(message, COLLECTIVE, frames, deadline)
+
+    def _try_to_post(
+        self, rank: int, place: _Place, body: dict[str, Any], deadline: float = 0.0
+    ) -> None:
+        """What is only to be quicker than time."""
+        message = self._message(rank, place, body)
+        with suppress(MessagingError):
+            self._post(message, encode(message), deadline)
 
     def _receive(self, rank: int, step: int) -> _Array:
         """The part that this member sends in this step."""
@@ -496,21 +616,45 @@ class Group:
         def take_or_give_up() -> list[_Array] | None:
             return take() or ([] if self._has_gone(rank) else None)
 
-        taken = self._endpoint.wait_for(take_or_give_up, self._deadline)
+        asks_at = min(self._deadline, time.monotonic() + LOOK_S)
+        taken = self._wait_for(take_or_give_up, asks_at)
+        if taken is None:
+            self._ask(rank)
+            taken = self._wait_for(take_or_give_up, self._deadline)
         if taken is None:
             why = f"{self._kind} has failed: {name!r} has not sent its part in time"
             raise CollectiveFailed(why, (name,))
         if not taken:
-            taken = self._endpoint.wait_for(
-                take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S)
-            )
+            taken = self._wait_for(take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S))
         if not taken:
             raise self._failure_for([name])
         return taken[0]
 
+    def _ask(self, rank: int) -> None:
+        with self._endpoint.lock:
+            numbers = self._collectives.numbers(self.name, self.members[rank])
+        members = list(self.incarnations.items())
+        body = {"asks": self.name, "members": members, "numbers": numbers}
+        self._try_to_post(rank, (self.id, self.number), body)
+
+    def _wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
+        """As that of the endpoint. Who waits in a group that is over is told so, and no more."""
+        while True:
+            try:
+                return self._endpoint.wait_for(attempt, deadline)
+            except _Differs as differs:
+                if not differs.is_over:
+                    raise
+                self._answer(differs)
+
+    def _answer(self, differs: _Differs) -> None:
+        rank = self.members.index(differs.member)
+        self._try_to_post(rank, differs.place, {"failure": str(differs), "missing": []})
+
     def _arrived(self) -> _Arrived:
         """Raises CollectiveFailed if another member says that the operation has failed, or calls
-        another one."""
+        another one, or is in another group."""
+        self._collectives.check(self)
         arrived = self._collectives.arrived((self.id, self.number))
         if others := arrived.kinds - {self._kind}:
             raise CollectiveFailed(
@@ -536,12 +680,41 @@ class Group:
         can be told."""
         deadline = min(self._deadline, time.monotonic() + ABORT_S)
         for rank in range(self.size):
-            if rank == self.rank or self._has_gone(rank):
-                continue
-            try:
-                self._post(rank, {"failure": why, "missing": list(missing)}, deadline)
-            except MessagingError:
-                continue  # it has its own time
+            if rank != self.rank and not self._has_gone(rank):
+                body = {"failure": why, "missing": list(missing)}
+                self._try_to_post(rank, (self.id, self.number), body, deadline)
+
+
+def _pairs(items: list[object]) -> list[tuple[str, int]]:
+    """Those that are a name and a number."""
+    pairs = []
+    for item in items:
+        match item:
+            case [str(name), int(number)]:
+                pairs.append((name[:MAX_WHY], number))
+    return pairs
+
+
+def _difference(group: Group, other: str, question: _Question) -> str:
+    """As text for both sides."""
+    ours, theirs = set(group.incarnations.items()), set(question.members)
+    own = group.members[group.rank]
+    parts = [
+        f"only in that of {whose!r}: {_names(members)}"
+        for whose, members in ((own, ours - theirs), (other, theirs - ours))
+        if members
+    ] or ["they are in another order"]
+    return (
+        f"{own!r} and {other!r} do not agree on who is in the group {group.name!r}; "
+        f"{', and '.join(parts)}. Make it anew; name its members, or expect all of them when the "
+        "proxy is made, to begin with the same"
+    )
+
+
+def _names(members: set[tuple[str, int]]) -> str:
+    names = sorted(f"{name!r}" for name, _ in members)
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _operator(op: str) -> Callable[..., Any]:

@@ -17,10 +17,17 @@ message comes, and when somebody has come or gone.
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import update_wrapper
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from xain_messaging.conditional_events import MAX_HELD, EventTable, Expression, Fired
+from xain_messaging.conditional_events import (
+    MAX_HELD,
+    EventTable,
+    EventTableFull,
+    Expression,
+    Fired,
+)
 from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
@@ -28,7 +35,7 @@ T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
 
-_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired"})
+_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired", "_refused"})
 
 
 class Distributed(Generic[T]):
@@ -59,6 +66,7 @@ class Distributed(Generic[T]):
         if stop_event is not None:
             self._table.register(stop_event, _stop)
         self._fired: deque[Fired[Handler, Message]] = deque()
+        self._refused: list[Message] = []  # taken from the proxy, when the table was full
 
     def __getattr__(self, name: str) -> Any:
         # A copy asks before there is an object; and what Python asks for is for this one to have.
@@ -77,7 +85,9 @@ class Distributed(Generic[T]):
         default without end. What a handler raises comes out here; the messages that it had are
         taken, and what else has fired is called the next time.
 
-        Raises EventTableFull if an event holds too many messages and is not satisfied.
+        Raises EventTableFull if an event holds too many messages and is not satisfied. The message
+        that found no room is kept, and finds its place before all that comes later when launch() is
+        called again and there is room.
         """
         events = self.proxy.events(timeout_s)
         self._fired += self._table.evaluate()  # somebody may have gone since the last time
@@ -87,13 +97,30 @@ class Distributed(Generic[T]):
                 if fired.key is _stop:
                     return
                 fired.key(self.local_instance, self.proxy, fired.messages)
+            if self._push_refused():
+                continue
             event = next(events, None)
             if event is None:
                 return
             if isinstance(event, Message):
-                self._fired += self._table.push(event)
+                self._push(event)
             else:
                 self._fired += self._table.evaluate()
+
+    def _push(self, message: Message) -> None:
+        try:
+            self._fired += self._table.push(message)
+        except EventTableFull:
+            self._refused.append(message)
+            raise
+
+    def _push_refused(self) -> bool:
+        """Whether something has fired."""
+        refused, self._refused = self._refused, []
+        for message in refused:
+            with suppress(EventTableFull):  # that has been told
+                self._push(message)
+        return bool(self._fired)
 
     def stop(self) -> None:
         """Let launch() end when what has come is handled. Safe in handlers and in other threads."""

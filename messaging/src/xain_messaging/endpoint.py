@@ -8,8 +8,10 @@ sends what was kept.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -17,6 +19,7 @@ import structlog
 
 from xain_messaging.codec import Frames, decode, num_bytes
 from xain_messaging.errors import (
+    BodyError,
     Closed,
     MalformedMessage,
     MessagingError,
@@ -31,6 +34,8 @@ from xain_messaging.links import (
     Kind,
     Link,
     Outbox,
+    Packet,
+    Untaken,
     read_head,
 )
 from xain_messaging.messages import Message, SessionMessage
@@ -58,6 +63,9 @@ LONGEST_S = 3600.0
 FORGET_S = 3600.0
 # Between two looks for those whose time is over.
 FORGET_EVERY_S = 60.0
+# Between two attempts to connect to a peer; each time twice as long.
+RETRY_S = 0.1
+MAX_RETRY_S = 10.0
 # Events that are handled before those who wait are told.
 BATCH = 64
 # Names that are not in the group: of those who have left, and of those whom the discovery has not
@@ -65,6 +73,14 @@ BATCH = 64
 MAX_STRANGERS = 1024
 
 Handler = Callable[[Message, Delivery], None]
+
+
+@dataclass(slots=True)
+class _Retry:
+    """Of a connect() or send() that has failed. at: on time.monotonic()."""
+
+    at: float
+    wait_s: float
 
 
 class Endpoint:
@@ -87,17 +103,21 @@ class Endpoint:
         self.sessions = Sessions()
         self._on_collective: Handler | None = None
         self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
+        self.num_too_large = 0  # kept messages that were dropped, see _drop_too_large()
         self.lock = threading.Lock()
         self._driver = driver
         self._outbox = Outbox(bounds)
+        self._waiting = Untaken()
         self._changed = threading.Condition(self.lock)
         self._is_receiving = False
+        self._come: deque[DriverEvent] = deque()  # from the driver, and to be handled first
         self._num_waiting = 0  # threads, for the one that is receiving
         self._roster: Roster = MappingProxyType({})
         self._links: dict[str, Link] = {}
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
         self._away_since: dict[str, float] = {}  # strangers too
+        self._unreached: dict[str, _Retry] = {}  # members
         self._forget_at = 0.0
         self._has_refused = False  # what somebody sent for whom there was no link
         self._failure: MessagingError | None = None
@@ -141,6 +161,7 @@ class Endpoint:
             now = time.monotonic()
             for name in before.keys() - roster.keys() - {self.name}:
                 self._driver.disconnect(name)
+                self._unreached.pop(name, None)
                 self._link(name).gone()
                 self._away_since[name] = now
                 log.info("peer_away", peer=name, kept=self._link(name).num_kept)
@@ -155,20 +176,44 @@ class Endpoint:
         self._away_since.pop(member.name, None)
         is_new = member.name not in self._links
         link = self._link(member.name)
-        if is_new and self._has_refused:
-            link.missed(member.incarnation)  # it may be the one
+        # If something was refused, it may have been of this one.
+        link.listed(member.incarnation, has_missed=is_new and self._has_refused)
+        self._unreached.pop(member.name, None)
+        self._try_to_connect(member, link)
+
+    def _try_to_connect(self, member: Member, link: Link) -> None:
         try:
             self._driver.connect(member.name, member.address)
         except Exception as error:
-            # Whatever a driver says to an address that is none of its own: the others must not
-            # suffer from it.
-            link.gone()
-            log.warning(
-                "cannot_connect", peer=member.name, address=member.address, error=str(error)
-            )
+            # Whatever a driver says to an address that is none of its own, or the system to one
+            # that wants more than there is: the others must not suffer from it.
+            self._cannot_reach(link, error)
             return
         log.debug("peer_here", peer=member.name, address=member.address)
+        self._drop_too_large(link)
         self._send_kept(link)
+        if link.is_here:
+            self._unreached.pop(member.name, None)
+
+    def _cannot_reach(self, link: Link, error: Exception) -> None:
+        """For now: it is tried again."""
+        link.gone()
+        before = self._unreached.get(link.name)
+        wait_s = RETRY_S if before is None else min(2 * before.wait_s, MAX_RETRY_S)
+        self._unreached[link.name] = _Retry(time.monotonic() + wait_s, wait_s)
+        level = log.warning if before is None else log.debug
+        level("cannot_connect", peer=link.name, error=str(error))
+
+    def _send(self, link: Link, packet: Packet) -> None:
+        """If the system has no room for it, all that is kept goes out over the next connection."""
+        if not link.is_here:
+            return
+        try:
+            self._driver.send(link.name, packet)
+        except MessagingError:
+            raise
+        except Exception as error:  # as in _try_to_connect()
+            self._cannot_reach(link, error)
 
     def _on_lost(self, error: Exception) -> None:
         failure = error if isinstance(error, MessagingError) else MessagingError(str(error))
@@ -194,19 +239,35 @@ class Endpoint:
                     continue  # if it is back before that is taken, it sends it again
                 del self._away_since[name], self._links[name]
                 self._owed.pop(name, None)
+                self.sessions.forget(name)
 
     def _link(self, peer: str) -> Link:
         link = self._links.get(peer)
         if link is None:
             own = self._roster[self.name].incarnation
-            link = self._links[peer] = Link(self.name, own, peer, self._outbox)
+            link = self._links[peer] = Link(self.name, own, peer, self._outbox, self._waiting)
             if peer not in self._roster:
                 self._away_since[peer] = time.monotonic()
         return link
 
+    def _drop_too_large(self, link: Link) -> None:
+        """The peer may be another process now, which takes less at once than the one for which this
+        was kept: what follows must not wait for what never comes."""
+
+        def is_taken(frames: Frames) -> bool:
+            try:
+                self._driver.check(link.name, frames)
+            except BodyError as error:
+                self.num_too_large += 1
+                log.error("message_dropped", peer=link.name, error=str(error))
+                return False
+            return True
+
+        link.keep_only(is_taken)
+
     def _send_kept(self, link: Link) -> None:
         for packet in link.connected():
-            self._driver.send(link.name, packet)
+            self._send(link, packet)
 
     # --- out ---
 
@@ -219,7 +280,6 @@ class Endpoint:
         """
         peer = message.destination
         size = num_bytes(frames)
-        self._driver.check(frames)
         why_not: str | None = None
 
         def try_to_post() -> bool | None:
@@ -230,6 +290,7 @@ class Endpoint:
                     else f"nobody called {peer!r} has been in the group"
                 )
             link = self._links[peer]
+            self._driver.check(peer, frames)
             nonlocal why_not
             if why_not := link.why_no_room(size):
                 return None
@@ -237,7 +298,7 @@ class Endpoint:
                 self.sessions.send(message)  # before anything can answer it
             packet = link.send(kind, frames)
             if packet is not None:
-                self._driver.send(peer, packet)
+                self._send(link, packet)
             if not link.owes_ack:
                 self._owed.pop(peer, None)  # it went with it
             return True
@@ -257,10 +318,15 @@ class Endpoint:
             return  # its peer has been forgotten
         packet = link.take(delivery)
         if packet is not None:
-            self._driver.send(link.name, packet)
+            self._send(link, packet)
             self._owed.pop(link.name, None)
         else:
             self._owe(link)
+        if self._waiting.behind and not self._waiting.fills(0.5, self._outbox.bounds):
+            behind, self._waiting.behind = self._waiting.behind, {}
+            for link in behind.values():
+                if link.owes_ack:
+                    self._owe(link)
 
     # --- in ---
 
@@ -298,31 +364,46 @@ class Endpoint:
             finally:
                 self._num_waiting -= 1
             return
-        wait_s = min(timeout_s, ACK_DELAY_S) if self._owed else timeout_s
         try:
-            event = self._from_driver(wait_s)
-            if event is not None:
-                self._handle(event)
+            if not self._come:
+                self._from_driver(self._until_something_is_due(timeout_s))
+            if self._come:
                 self._handle_all()
             self._do_what_is_due()
+        except BaseException:  # an interrupt, say, wherever it came
+            self._may_have_lost_something()
+            raise
         finally:  # an interrupt too: another one is to receive now
             if self._num_waiting:
                 self._changed.notify_all()
 
     def _handle_all(self) -> None:
         """What has come already; or some of it, if there is no end."""
-        for _ in range(BATCH):
-            event = self._driver.receive(0.0)
-            if event is None:
-                break
-            self._handle(event)
+        try:
+            for _ in range(BATCH):
+                event = self._come.popleft() if self._come else self._driver.receive(0.0)
+                if event is None:
+                    break
+                self._handle(event)
+        except BaseException:  # an interrupt, say, wherever it came
+            self._may_have_lost_something()
+            raise
 
-    def _from_driver(self, timeout_s: float) -> DriverEvent | None:
-        """As receive() of the driver, without the lock."""
+    def _may_have_lost_something(self) -> None:
+        """That had come, and was not handled: who sent it sends it again."""
+        for link in self._links.values():
+            link.missed()
+            if link.owes_ack:
+                self._owe(link)
+
+    def _from_driver(self, timeout_s: float) -> None:
+        """As receive() of the driver, without the lock. What it gives has come."""
         self._is_receiving = True
         try:
             self.lock.release()
-            return self._driver.receive(min(timeout_s, LONGEST_S))
+            event = self._driver.receive(min(timeout_s, LONGEST_S))
+            if event is not None:
+                self._come.append(event)  # before we wait for the lock, which may be interrupted
         finally:
             try:
                 self.lock.acquire()
@@ -355,7 +436,7 @@ class Endpoint:
         link = self._link(head.name)
         delivery = link.received(head, event.frames[1:])
         for packet in link.again(head):
-            self._driver.send(link.name, packet)
+            self._send(link, packet)
         if delivery is None:
             if link.owes_ack:
                 self._owe(link)
@@ -397,19 +478,35 @@ class Endpoint:
                 self._driver.wake()  # that thread may not have been about to look so soon
         self._owed[link.name] = link
 
+    def _until_something_is_due(self, timeout_s: float) -> float:
+        """At most timeout_s."""
+        if self._owed:
+            timeout_s = min(timeout_s, ACK_DELAY_S)
+        if self._unreached:
+            next_at = min(retry.at for retry in self._unreached.values())
+            timeout_s = min(timeout_s, max(0.0, next_at - time.monotonic()))
+        return timeout_s
+
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
+        if self._unreached and self._failure is None:
+            self._reach_those_who_are_due(now)
         if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()
         if self._away_since and now >= self._forget_at:
             self._forget_those_long_gone(now)
+
+    def _reach_those_who_are_due(self, now: float) -> None:
+        for name, retry in list(self._unreached.items()):
+            if retry.at <= now:
+                self._try_to_connect(self._roster[name], self._links[name])
 
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}
         for link in owed.values():
             packet = link.ack()
             if packet is not None:
-                self._driver.send(link.name, packet)
+                self._send(link, packet)
 
     # --- the end ---
 

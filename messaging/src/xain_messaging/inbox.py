@@ -13,7 +13,8 @@ Entry: TypeAlias = tuple[Message, Delivery]
 
 @dataclass(slots=True)
 class Inbox:
-    """Its size is bounded by those who send: see links.py.
+    """Its size is bounded by the links: see links.py. They count what travels; here are bodies,
+    which take more if they are of many small things.
 
     newest: the number of the message that came last; they are counted from 1 on.
     """

@@ -11,7 +11,12 @@ back with the next message, or alone a moment later; if the peer dies before it 
 process gets the message again.
 
 That also bounds what is on its way: so many messages and bytes for each peer that it has not taken.
-The same holds for a peer that is away.
+The same holds for a peer that is away. And it bounds what has come and waits here, of each peer, of
+whichever of its processes it is, and of all together.
+
+Which process has a name, the roster decides. It may tell so later than that process itself sends;
+and anybody may write a number that is higher. So what comes of a process that is later than the
+roster's is not heard, and asked for when the roster says that this one is it.
 
 A packet is a list of frames: a head, which holds the first frame of a message, see codec.py, and
 the others; of an ack the head is all. The head is msgpack:
@@ -35,6 +40,7 @@ Pure: no I/O, no clock, no threads. What is to be sent is returned.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -63,6 +69,9 @@ Packet: TypeAlias = list[Frame]
 # that a line has broken goes out again, and acks count too where nobody has looked into the packets
 # yet. Who has sent so many times as much has to wait.
 TOLERANCE = 4
+
+# Processes of one name that are not heard, and have been told of.
+MAX_UNHEARD = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,27 @@ class Outbox:
     num_messages: int = 0
     num_bytes: int = 0
     last_number: int = 0
+
+
+@dataclass(slots=True)
+class Untaken:
+    """What has come of all peers together and is not taken.
+
+    behind: those who have been told nothing yet of what was not heard of them since too much waits,
+        by name. When fills(0.5) is over it is time to look at them; see Link.owes_ack.
+    """
+
+    num_messages: int = 0
+    num_bytes: int = 0
+    behind: "dict[str, Link]" = field(default_factory=dict)
+
+    def fills(self, part: float, bounds: Bounds) -> bool:
+        """At least this part of what may wait."""
+        most = part * TOLERANCE
+        return (
+            self.num_messages >= most * bounds.max_messages_in_all
+            or self.num_bytes >= most * bounds.max_bytes_in_all
+        )
 
 
 class Head(NamedTuple):
@@ -134,22 +164,29 @@ class Link:
     """The way to one peer and from it.
 
     is_here: it has a connection, as far as we know. Messages for one that is away are kept.
+    waiting: what has come on all links together.
     """
 
     own_name: str
     own_incarnation: int
     name: str  # of the peer
     outbox: Outbox = field(default_factory=Outbox)
+    waiting: Untaken = field(default_factory=Untaken)
     is_here: bool = False
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _last_sent: int = 0  # over this connection
-    # Of the peer: which process it is, the last number heard, those of it that are not taken yet,
-    # and how much that is taken it has not been told of.
+    # Of the peer: which process it is, the last one that may be heard, where 0 is any, and those
+    # after it who have tried.
     _peer_incarnation: int = 0
+    _newest: int = 0
+    _unheard: set[int] = field(default_factory=set)
+    # Of that process: the last number heard, those of it that are not taken yet, and how much that
+    # is taken it has not been told of. What is not taken of the processes before it waits as well.
     _heard: int = 0
     _untaken: OrderedDict[int, int] = field(default_factory=OrderedDict)  # number: bytes
-    _untaken_bytes: int = 0
+    _former: dict[tuple[int, int], int] = field(default_factory=dict)  # incarnation, number: bytes
+    _untaken_bytes: int = 0  # of both
     _num_untold: int = 0
     _untold_bytes: int = 0
     # What follows on the last number heard was not kept; and the peer has been asked for it.
@@ -164,12 +201,16 @@ class Link:
     @property
     def has_untaken(self) -> bool:
         """Some of what has come is not taken."""
-        return bool(self._untaken)
+        return self._num_untaken > 0
+
+    @property
+    def _num_untaken(self) -> int:
+        return len(self._untaken) + len(self._former)
 
     @property
     def is_settled(self) -> bool:
         """Nothing is on its way, in either direction."""
-        return not self._kept and not self._untaken and not self.owes_ack
+        return not self._kept and not self.has_untaken and not self.owes_ack
 
     def why_no_room(self, size_bytes: int) -> str | None:
         """Why one more message has to wait; None if it has not.
@@ -213,7 +254,7 @@ class Link:
         self.is_here = True
         self._last_sent = 0
         self._has_asked = False
-        if self._peer_incarnation:
+        if self._heard:
             self._num_untold = max(self._num_untold, 1)
         packets = [self._packet(number, kept) for number, kept in self._kept.items()]
         ack = self.ack()
@@ -222,6 +263,8 @@ class Link:
     def again(self, head: Head) -> list[Packet]:
         """What goes out once more, if that is what the peer asks for."""
         if head.kind != _AGAIN or head.to_incarnation != self.own_incarnation or not self.is_here:
+            return []
+        if head.incarnation < self._peer_incarnation or self._is_unlisted(head.incarnation):
             return []
         self._last_sent = head.heard
         kept = [(number, kept) for number, kept in self._kept.items() if number > head.heard]
@@ -234,38 +277,77 @@ class Link:
     def forget(self) -> None:
         """What is kept is lost: nobody comes for it."""
         self._drop(list(self._kept))
+        self.waiting.behind.pop(self.name, None)
+
+    def keep_only(self, is_taken: Callable[[Frames], bool]) -> None:
+        """Drop what is kept of other frames. Before connected(), so that nothing follows on it."""
+        self._drop([number for number, kept in self._kept.items() if not is_taken(kept.frames)])
 
     # --- in ---
+
+    def listed(self, incarnation: int, *, has_missed: bool = False) -> None:
+        """The roster says which process has the name. What it has sent that was not heard, or was
+        dropped before there was a link, as has_missed says, is to be asked for."""
+        self._newest = incarnation
+        if self._unheard or has_missed or incarnation < self._peer_incarnation:
+            self.missed()
+        self._unheard.clear()
+
+    def missed(self) -> None:
+        """Something that it has sent may have been lost here: it is to be asked for."""
+        if self._newest not in (0, self._peer_incarnation):
+            self._hear(self._newest)
+        if self._peer_incarnation:
+            self._is_behind, self._has_asked = True, False
+
+    def _is_unlisted(self, incarnation: int) -> bool:
+        """Of a process that is later than the one that the roster has told of, or, of a name that
+        it has never told of, than the first one that came."""
+        return 0 < self._newest < incarnation
+
+    def _hear(self, incarnation: int) -> None:
+        """Another process than before; or the first that we hear of."""
+        for number, size in self._untaken.items():
+            self._former[self._peer_incarnation, number] = size
+        self._untaken.clear()
+        self._peer_incarnation = incarnation
+        self._newest = self._newest or incarnation
+        self._heard = self._num_untold = self._untold_bytes = 0
+        self._is_behind = self._has_asked = False
 
     def received(self, head: Head, frames: Frames) -> Delivery | None:
         """What a packet of this peer brings, if it is new. frames: those after the head.
 
         More than a peer may send that is not taken is not heard, nor is what follows on it: it is
-        asked for when half of that is taken. Raises MalformedMessage when that begins.
+        asked for when half of that is taken. The same holds for all peers together, but for the
+        first message of each: somebody may await just that. Raises MalformedMessage when that
+        begins, and for the first of a process that the roster does not know.
         """
-        if head.incarnation < self._peer_incarnation:
-            return None  # of a process whose place another has taken
+        if head.incarnation != self._peer_incarnation:
+            if head.incarnation < self._peer_incarnation:
+                return None  # of a process whose place another has taken
+            if self._is_unlisted(head.incarnation):
+                self._refuse(head.incarnation)
+                return None
         if head.to_incarnation == self.own_incarnation:
             self._drop_taken(head.heard, head.untaken)
         if head.kind not in (MESSAGE, COLLECTIVE):
             return None
         if head.incarnation > self._peer_incarnation:
-            # Another process than before; or the first that we hear of.
-            self._peer_incarnation = head.incarnation
-            self._heard = 0
-            self._untaken.clear()
-            self._untaken_bytes = self._num_untold = self._untold_bytes = 0
-            self._is_behind = self._has_asked = False
+            self._hear(head.incarnation)
         if head.number <= self._heard:
             self._num_untold += 1  # the word that it is taken may have been lost
             return None
         is_full = self._has_waiting(1.0)
         if head.follows > self._heard or is_full:
             was_behind, self._is_behind = self._is_behind, True
+            if is_full:
+                self.waiting.behind[self.name] = self
             if is_full and not was_behind:
                 raise MalformedMessage(
-                    f"{self.name!r} has sent {len(self._untaken)} messages of "
-                    f"{self._untaken_bytes} bytes that are not taken, and goes on"
+                    f"{self.name!r} has sent {self._num_untaken} messages of "
+                    f"{self._untaken_bytes} bytes that are not taken, all peers together "
+                    f"{self.waiting.num_messages} of {self.waiting.num_bytes}, and goes on"
                 )
             return None
         self._is_behind = self._has_asked = False
@@ -274,29 +356,52 @@ class Link:
         self._heard = head.number
         self._untaken[head.number] = size
         self._untaken_bytes += size
+        self.waiting.num_messages += 1
+        self.waiting.num_bytes += size
         return Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
 
-    def missed(self, incarnation: int) -> None:
-        """Something that this process has sent was dropped before there was a link."""
-        assert not self._peer_incarnation
-        self._peer_incarnation = incarnation
-        self._is_behind = True
+    def _refuse(self, incarnation: int) -> None:
+        """Raises MalformedMessage for each such process once, as far as they are remembered."""
+        if incarnation in self._unheard:
+            return
+        if len(self._unheard) >= MAX_UNHEARD:
+            self._unheard.clear()
+        self._unheard.add(incarnation)
+        raise MalformedMessage(
+            f"{self.name!r} sends as the process {incarnation}, and {self._newest} is the last one "
+            "that is known; it is not heard before it is known to be in the group"
+        )
 
     def _has_waiting(self, part: float) -> bool:
-        """Not taken: at least this part of what a peer may send."""
+        """Not taken: at least this part of what a peer may send, or all together."""
+        number = self._num_untaken
+        if not number:
+            return False
         most, bounds = part * TOLERANCE, self.outbox.bounds
-        is_many = len(self._untaken) >= most * bounds.max_messages
-        return is_many or self._untaken_bytes >= most * bounds.max_bytes
+        return (
+            number >= most * bounds.max_messages
+            or self._untaken_bytes >= most * bounds.max_bytes
+            or self.waiting.fills(part, bounds)
+        )
 
     def take(self, delivery: Delivery) -> Packet | None:
         """The application has it. Returns an ack if it is time for one."""
         if delivery.incarnation != self._peer_incarnation:
-            return None  # nobody waits for it any more
-        self._untaken_bytes -= self._untaken.pop(delivery.number, 0)
+            # Its sender waits for it no more.
+            self._let_go(self._former.pop((delivery.incarnation, delivery.number), None))
+            return self.ack() if self._is_to_ask else None
+        self._let_go(self._untaken.pop(delivery.number, None))
         self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
         is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
         return self.ack() if is_due or self._is_to_ask else None
+
+    def _let_go(self, size_bytes: int | None) -> None:
+        """Of a message that is taken; None if it was before."""
+        if size_bytes is not None:
+            self._untaken_bytes -= size_bytes
+            self.waiting.num_messages -= 1
+            self.waiting.num_bytes -= size_bytes
 
     @property
     def _is_to_ask(self) -> bool:

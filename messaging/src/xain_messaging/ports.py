@@ -51,9 +51,10 @@ class Driver(Protocol):
         """Forget a peer, and what waits for it. Of an unknown one: nothing."""
         ...
 
-    def check(self, frames: Frames) -> None:
-        """Raises BodyError for a message that is larger than this driver carries. What links.py
-        adds to a message is carried in any case."""
+    def check(self, peer: str, frames: Frames) -> None:
+        """Raises BodyError for a message that is larger than this driver carries, or than that of
+        the peer takes, as far as its address has told. What links.py adds to a message is carried
+        in any case."""
         ...
 
     def send(self, peer: str, frames: Frames) -> None:
@@ -85,6 +86,7 @@ class Member:
     rank: among those of its role, from 0 on; its own for as long as it is there, and again when it
         comes back before somebody else has taken it.
     incarnation: of two processes with this name, the one that joined later has the higher number.
+        Peers hear no process whose number is higher than the one that they have been told.
     """
 
     name: str
@@ -109,13 +111,20 @@ class Membership(Protocol):
         """Wait until so many members of the group, this one among them, wait at the barrier of this
         name. It can be used again. Who has given up is not counted.
 
-        Raises TimedOut, ValueError for a name or number that no barrier has, and Closed if this is
-        no member any more.
+        Over a network that is settled up to a quarter of a second before the time is over, a tenth
+        of it at most. Whom the answer does not reach by then may have been counted, and hears
+        TimedOut all the same.
+
+        Raises TimedOut, ValueError for a name or number that no barrier has, Closed if this is no
+        member any more, MessagingError when a newer call of this member waits at the same barrier,
+        and DiscoveryUnavailable if it waits at too many: four at a time, where a service holds the
+        calls.
         """
         ...
 
     def leave(self) -> None:
-        """Tell the others at once, and end the thread. May be called again."""
+        """Tell the others at once, and end the thread. Takes a second at most: a service that does
+        not answer lets the entry expire. May be called again."""
         ...
 
 
@@ -137,7 +146,8 @@ class Discovery(Protocol):
         this waits for.
 
         on_change: called with all members, ourselves among them, once before this returns, and
-            whenever they are others or somewhere else; from a thread, one call at a time.
+            whenever they are others or somewhere else; from a thread, one call at a time. The
+            incarnation of a name is never lower than before.
         on_lost: called once if we are no member any more against our will, with MembershipLost.
         Raises NameTaken if the one who has the name is alive still when timeout_s is over, and
         DiscoveryUnavailable if nobody answers.

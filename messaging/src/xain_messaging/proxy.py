@@ -9,7 +9,8 @@ without one it is the proxy's own `timeout_s`, and `math.inf` waits without end.
 gives those that have come, and says who is missing. Nothing here ends the process.
 
 A proxy may be used from several threads. If several receive, each message goes to one of them; the
-answers that a thread awaits, in send() or receive_by_id(), go to no other.
+answers that a thread awaits, in send() or receive_by_id(), go to no other. What receive() and
+events() return is for one thread, and so is a group; close() gives Closed to all who wait.
 """
 
 import math
@@ -196,7 +197,12 @@ class Proxy:
 
     def barrier(self, name: str, num_members: int, timeout_s: float | None = None) -> None:
         """Wait until so many members of the group, this one among them, wait at the barrier of this
-        name. Raises TimedOut; who has given up is not counted."""
+        name. Who has given up is not counted. Two threads are one member: see ports.Membership for
+        what becomes of the first.
+
+        Raises TimedOut, ValueError for a name or number that no barrier has, and Closed if this is
+        no member any more, by close() or against its will.
+        """
         waited_s = self.timeout_s if timeout_s is None else timeout_s
         self.endpoint.membership.barrier(name, num_members, waited_s)
 
@@ -240,7 +246,7 @@ class Proxy:
 
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
-        timeout_s are over, by default never, or after stop()."""
+        timeout_s are over, by default never, or after stop(), which is for good."""
         for event in self.events(timeout_s):
             if isinstance(event, Message):
                 yield event
@@ -577,6 +583,7 @@ class Proxy:
 
     def stop(self) -> None:
         """Let receive() end, and receive_once() return None, when all that has come by now is
-        taken, though more comes. Safe in a signal handler."""
+        taken, though more comes. For good: nothing that comes later is received, by a later call
+        either. Answers can be awaited still, as in send(). Safe in a signal handler."""
         self._is_stopped = True
         self.endpoint.wake()

@@ -1,5 +1,6 @@
 """Lines that break, peers that cannot be reached, and memberships that are lost."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
@@ -143,10 +145,13 @@ def test_who_comes_back_after_it_was_forgotten_hears_what_is_new(join, monkeypat
         a.isend(Message(tag, "a", "b"))
     assert tags(b, 3) == ["1", "2", "3"]
     endpoint = a.endpoint
+    asked = SessionMessage("ask", "a", "b")
+    endpoint.sessions.send(asked)
     with_b = endpoint.roster
     monkeypatch.setattr(endpoint_module, "FORGET_S", -1.0)
     endpoint._on_change({name: member for name, member in with_b.items() if name != "b"})
     assert "b" not in endpoint._links
+    assert not endpoint.sessions.received(asked.reply())
     endpoint._on_change(with_b)
     for tag in "456":
         a.isend(Message(tag, "a", "b"))
@@ -196,6 +201,104 @@ def test_strangers_are_forgotten(join, monkeypatch) -> None:
     a.endpoint._forget_at = 0.0
     assert a.receive_once(0.0) is None
     assert (len(a.endpoint._links), outbox.num_messages, outbox.num_bytes) == (0, 0, 0)
+
+
+def test_who_uses_the_name_of_another_does_not_keep_it_away(join) -> None:
+    """With a number that no process will ever have; and while that has only just come back."""
+    (a, line), (b, _) = join("a"), join("b")
+    until(lambda: "peer" in a.peers, "b")
+    b.isend(Message("1", "b", "a"))
+    assert tags(a, 1) == ["1"]
+    driver = InProcessDriver(line._switchboard)
+    driver.connect("a", line.address)
+    for incarnation in (10**9, 10**18):
+        link = Link("b", incarnation, "a")
+        link.connected()
+        for tag in ("x", "y"):
+            packet = link.send(MESSAGE, encode(Message(tag, "b", "a")))
+            driver.send("a", packet or [])
+    with capture_logs() as logs:
+        assert a.receive_by_id("none", 0.02).missing
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [
+        "malformed_message"
+    ] * 2
+    b.isend(Message("2", "b", "a"))
+    assert tags(a, 1) == ["2"]
+    b.close()
+    back, _ = join("b")
+    back.isend(Message("3", "b", "a"))
+    assert tags(a, 1) == ["3"]
+
+
+def test_what_comes_before_the_word_of_its_process_is_not_lost(join) -> None:
+    """The discovery may tell late who has come back. All of it comes then, in order."""
+    (a, _), (b, _) = join("a"), join("b")
+    until(lambda: "peer" in a.peers, "b")
+    b.isend(Message("0", "b", "a"))
+    assert tags(a, 1) == ["0"]
+    on_change = a.endpoint._on_change
+    b.close()
+    discovery = a.endpoint.membership._discovery
+    discovery._told["g", "a"].on_change = lambda roster: None
+    back, _ = join("b")
+    with_b = back.endpoint.roster
+    for tag in "123":
+        back.isend(Message(tag, "b", "a"))
+    assert a.receive_once(0.05) is None
+    on_change(with_b)
+    found: list[str] = []
+
+    def all_has_come() -> bool:
+        found.extend(message.tag for message in a.receive(0.02))
+        back.receive_by_id("none", 0.02)
+        return len(found) >= 3
+
+    until(all_has_come, "all")
+    assert found == ["1", "2", "3"]
+
+
+def test_all_senders_together_are_held_back(join) -> None:
+    """What waits of all has a bound, and what is not heard comes when there is room, from all."""
+    bounds = Bounds(max_messages_in_all=2)
+    a, _ = join("a", bounds)
+    others = [join(f"b-{i}")[0] for i in range(10)]
+    for other in others:
+        for i in range(10):
+            other.isend(Message("t", other.name, "a", i))
+    assert a.receive_by_id("none", 0.05).missing
+    assert len(a.endpoint.inbox) == 8 + 9  # those of the first, and one of each other
+    found: dict[str, list[int]] = {other.name: [] for other in others}
+
+    def all_has_come() -> bool:
+        for message in a.receive(0.02):
+            found[message.source].append(message.body)
+            assert len(a.endpoint.inbox) <= 8 + len(others)
+        for other in others:
+            other.receive_by_id("none", 0.01)
+        return all(len(bodies) >= 10 for bodies in found.values())
+
+    until(all_has_come, "all")
+    assert all(bodies == list(range(10)) for bodies in found.values())
+    assert (a.endpoint._waiting.num_messages, a.endpoint._waiting.num_bytes) == (0, 0)
+
+
+def test_who_is_held_back_for_others_is_asked_when_they_are_taken(join) -> None:
+    """Though nobody takes what waits of itself."""
+    (a, _), (b, _), (c, _) = join("a", Bounds(max_messages_in_all=2)), join("b"), join("c")
+    for _ in range(8):
+        b.isend(Message("t", "b", "a", session_id="of b"))
+    for _ in range(2):
+        c.isend(Message("t", "c", "a"))
+    assert a.receive_by_id("none", 0.05).missing
+    assert len(a.endpoint.inbox) == 8 + 1
+    assert len(a.receive_by_id(["of b"] * 8)) == 8
+
+    def second_has_come() -> bool:
+        for proxy in (a, c):
+            proxy.receive_by_id("none", 0.02)
+        return len(a.endpoint.inbox) == 2
+
+    until(second_has_come, "the second of c")
 
 
 def test_what_comes_before_its_sender_is_known_is_not_lost(join, monkeypatch) -> None:
@@ -264,6 +367,63 @@ def test_an_interrupt_leaves_a_proxy_that_works(join) -> None:
     assert not b.endpoint._is_receiving
     a.isend(Message("1", "a", "b"))
     assert tags(b, 1) == ["1"]
+
+
+def test_an_interrupt_loses_nothing_that_has_come(join) -> None:
+    """It waits for the lock then, and nothing follows on it that would show the gap."""
+    (a, _), (b, line) = join("a"), join("b")
+    until(lambda: "peer" in a.peers, "b")
+    lock = Interrupted(b.endpoint)
+    b.endpoint.lock = lock
+    receive = line.receive
+
+    def arm(timeout_s: float | None) -> DriverEvent | None:
+        if timeout_s == 0:
+            return None
+        a.isend(Message("1", "a", "b"))
+        event = receive(timeout_s)
+        while event is None:  # it was woken
+            event = receive(timeout_s)
+        lock.is_armed = True
+        return event
+
+    line.receive = arm
+    with pytest.raises(KeyboardInterrupt):
+        b.receive_once(PATIENCE_S)
+    line.receive = receive
+    line.lost.add("a")  # so it cannot have asked for it
+    assert tags(b, 1) == ["1"]
+
+
+@pytest.mark.parametrize("has_come_before", [True, False])
+def test_what_an_interrupt_has_lost_is_asked_for(join, has_come_before: bool) -> None:
+    """It came within the driver, where nobody else has the message; also if it was the first of its
+    sender."""
+    (a, _), (b, line) = join("a"), join("b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    if has_come_before:
+        a.isend(Message("before", "a", "b"))
+        assert tags(b, 1) == ["before"]
+    receive = line.receive
+
+    def lose(timeout_s: float | None) -> DriverEvent | None:
+        a.isend(Message("lost", "a", "b"))
+        until(lambda: isinstance(receive(0.0), Arrived), "what is lost now")
+        raise KeyboardInterrupt
+
+    line.receive = lose
+    with pytest.raises(KeyboardInterrupt):
+        b.receive_once(PATIENCE_S)
+    line.receive = receive
+    found: list[str] = []
+
+    def has_come() -> bool:
+        found.extend(message.tag for message in b.receive(0.02))
+        a.receive_by_id("none", 0.02)
+        return bool(found)
+
+    until(has_come, "what was lost")
+    assert found == ["lost"]
 
 
 @dataclass
@@ -379,6 +539,78 @@ def test_who_cannot_be_reached_keeps_nobody_else_away() -> None:
     ):
         a.isend(Message("x", "a", "b"))
         assert tags(b, 1) == ["x"]
+
+
+class Full(LossyDriver):
+    """The system has no room for another connection or thread, for the next so many attempts."""
+
+    num_refused = 0
+    num_unsent = 0
+
+    def send(self, peer: str, frames: Frames) -> None:
+        if self.num_unsent:
+            self.num_unsent -= 1
+            raise RuntimeError("can't start new thread")
+        super().send(peer, frames)
+
+    def connect(self, peer: str, address: str) -> None:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        super().connect(peer, address)
+
+
+def test_who_could_not_be_connected_to_is_tried_again() -> None:
+    """By whoever waits, though nobody comes or goes; what was kept goes out then."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    line = Full(switchboard)
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    with Proxy("g", "peer", name="a", driver=line, **options) as a:
+        waits = threading.Thread(target=lambda: a.receive_once())
+        waits.start()
+        until(lambda: a.endpoint._is_receiving, "it to wait")
+        line.num_refused = 3
+        driver = InProcessDriver(switchboard)
+        with Proxy("g", "peer", name="b", driver=driver, **options) as b:
+            a.isend(Message("kept", "a", "b"))
+            assert tags(b, 1) == ["kept"]
+            assert line.num_refused == 0
+            assert not a.endpoint._unreached
+            b.isend(Message("end", "b", "a"))
+            waits.join(PATIENCE_S)
+            assert not waits.is_alive()
+            line.num_refused = 10**9
+            a.endpoint._connect(a.endpoint.roster["b"])
+            assert a.endpoint._unreached.keys() == {"b"}
+        until(lambda: "peer" not in a.peers, "b to be gone")
+        assert not a.endpoint._unreached
+
+
+def test_what_could_not_be_sent_goes_out_later() -> None:
+    """It is kept, so its sender need not know; and all that follows stays behind it."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    line = Full(switchboard)
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    with (
+        Proxy("g", "peer", name="a", driver=line, **options) as a,
+        Proxy("g", "peer", name="b", driver=InProcessDriver(switchboard), **options) as b,
+    ):
+        a.isend(Message("0", "a", "b"))
+        line.num_unsent = 3
+        for tag in "12":
+            a.isend(Message(tag, "a", "b"))
+        found: list[str] = []
+
+        def all_has_come() -> bool:
+            a.receive_by_id("none", 0.02)
+            found.extend(message.tag for message in b.receive(0.02))
+            return len(found) >= 3
+
+        until(all_has_come, "all")
+        assert found == ["0", "1", "2"]
+        assert line.num_unsent == 0
+        a.isend(Message("3", "a", "b"))
+        assert tags(b, 1) == ["3"]
 
 
 def test_a_lost_membership_is_told_to_whoever_waits(join) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from support.peers import (
     same,
 )
 from xain_messaging import collectives
+from xain_messaging.codec import snapshot
 from xain_messaging.collectives import Group
 from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
 from xain_messaging.links import Bounds
@@ -419,7 +421,7 @@ def test_what_the_dead_have_sent_is_not_kept(group: Proxies) -> None:
     ben.close()
     until(lambda: "worker" not in anna.peers, "ben to be gone")
     anna.group("alone", ["anna"])
-    assert num_parts() == 0
+    assert not anna._collectives._arrived
 
 
 WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
@@ -497,6 +499,148 @@ def test_groups_are_independent(workers: list[Proxy]) -> None:
         assert [future.result(PATIENCE_S) for future in of_some] == [3, 3]
         of_all.append(pool.submit(all_[3].all_reduce, np.array([1])))
         assert [future.result(PATIENCE_S)[0] for future in of_all] == [4] * 4
+
+
+def test_who_does_not_agree_on_the_members_is_told(workers: list[Proxy]) -> None:
+    """Long before the time is over, with the difference, and at all of both groups. When they agree
+    again, each has what it called."""
+    names = [proxy.name for proxy in workers]
+    groups = [proxy.group("worker", names if i else names[:3]) for i, proxy in enumerate(workers)]
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(g.all_reduce, np.ones(3), timeout_s=PATIENCE_S) for g in groups[:3]]
+        for failed in failures(calls):
+            assert isinstance(failed, CollectiveFailed)
+            assert f"only in that of '{names[1]}': '{names[3]}'" in str(failed)
+            assert failed.missing == ()
+
+        def add(proxy: Proxy) -> Any:
+            while True:  # what one has failed in alone fails at the others too
+                with suppress(CollectiveFailed):
+                    return proxy.group("worker", names[:3]).all_reduce(np.ones(3))
+
+        again = [pool.submit(add, proxy) for proxy in workers[:3]]
+        for future in again:
+            np.testing.assert_array_equal(future.result(PATIENCE_S), 3 * np.ones(3))
+
+
+def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
+    """By one who has made the next one already, and goes on in there; whoever asks first."""
+    workers = group.all(3)
+    groups = [proxy.group("worker") for proxy in workers]
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(groups[1].all_reduce, np.ones(3), timeout_s=PATIENCE_S)
+        until(lambda: groups[1].is_under_way, "it to begin")
+        workers[2].close(0.0)
+        until(lambda: all(len(p.peers["worker"]) == 1 for p in workers[:2]), "it to be gone")
+        new = workers[0].group("worker")
+        assert new.size == 2
+        early = pool.submit(new.all_reduce, np.ones(3), timeout_s=PATIENCE_S)
+        failed = late.exception(PATIENCE_S)
+        assert isinstance(failed, CollectiveFailed)
+        assert f"only in that of '{workers[1].name}': '{workers[2].name}'" in str(failed)
+        found = workers[1].group("worker").all_reduce(np.ones(3))
+        for result in (found, early.result(PATIENCE_S)):
+            np.testing.assert_array_equal(result, 2 * np.ones(3))
+
+
+def test_who_is_only_late_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked, and has given its part since; so it may go on in another group of that name."""
+    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    workers = group.all(3)
+    names = [proxy.name for proxy in workers]
+    pair = [proxy.group("some", names[:2]) for proxy in workers[:2]]
+    three = [proxy.group("some", names) for proxy in workers]
+
+    def was_asked() -> bool:
+        workers[1].receive_by_id("nothing", 0.01)  # to receive what comes
+        return bool(workers[1]._collectives._questions)
+
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(pair[0].all_reduce, np.array([1]))]
+        until(was_asked, "the question")
+        calls.append(pool.submit(pair[1].all_reduce, np.array([1])))
+        assert [call.result(PATIENCE_S)[0] for call in calls] == [2, 2]
+        assert [int(a[0]) for a in together(three, lambda g: g.all_reduce(np.array([1])))] == [
+            3
+        ] * 3
+
+
+def test_who_is_only_ahead_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has given its part to one that still waits for another's, and asks for the next one in
+    another group of that name."""
+    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    workers = group.all(3)
+    names = [proxy.name for proxy in workers]
+    three = [proxy.group("some", names) for proxy in workers]
+    pair = [proxy.group("some", names[:2]) for proxy in workers[:2]]
+    one = np.array([1])
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(three[1].reduce, one, root=1)
+        assert three[0].reduce(one, root=1) is None
+        second = pool.submit(pair[0].all_reduce, one)
+        until(lambda: names[0] in workers[1]._collectives._questions, "the question")
+        assert three[2].reduce(one, root=1) is None
+        assert first.result(PATIENCE_S)[0] == 3
+        assert pair[1].all_reduce(one)[0] == 2
+        assert second.result(PATIENCE_S)[0] == 2
+
+
+def test_a_part_that_waits_for_room_is_copied_once(
+    group: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often is looked for room."""
+    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    copied = []
+
+    def copy(frames: Any) -> Any:
+        copied.append(frames)
+        return snapshot(frames)
+
+    monkeypatch.setattr(collectives, "snapshot", copy)
+    workers = group.all(2, bounds=Bounds(max_messages=1))
+    one = workers[1].group("worker")
+    one.reduce(np.ones(3))
+    with pytest.raises(CollectiveFailed, match="has not taken"):
+        one.reduce(np.ones(3), timeout_s=0.3)
+    assert len(copied) == 2
+
+
+def test_what_others_say_is_not_kept_at_any_length(group: Proxies) -> None:
+    """Nor is what is of no group."""
+    workers = group.all(2)
+    here, there = [proxy.group("worker") for proxy in workers]
+    failure = {"failure": "x" * 100_000, "missing": ["y" * 100_000] * 1000}
+    question = {"asks": "z", "members": [["y" * 100_000, 1], 7], "numbers": [None]}
+    for place, body in [
+        (("g" * 100_000, 0), failure),
+        ((here.id, 0), question),
+        ((here.id, 0), failure),
+    ]:
+        there._try_to_post(0, place, body)
+    until(lambda: not there.is_under_way and has_failed(workers[0]), "the word")
+    ((place, (why, names)),) = workers[0]._collectives._failed.items()
+    assert place == (here.id, 0)
+    assert len(why) == collectives.MAX_WHY
+    assert len(names) == collectives.MAX_NAMES
+    assert len(names[0]) == collectives.MAX_WHY
+
+
+def has_failed(proxy: Proxy) -> bool:
+    proxy.receive_by_id("nothing", 0.01)  # to receive what comes
+    return bool(proxy._collectives._failed)
+
+
+def test_a_second_thread_is_refused_and_does_not_count(group: Proxies) -> None:
+    """Those that are at work do not hear of it."""
+    groups = [proxy.group("worker") for proxy in group.all(2)]
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(groups[0].barrier)
+        until(lambda: groups[0].is_under_way, "it to begin")
+        with pytest.raises(CollectiveFailed, match="does not count"):
+            groups[0].barrier()
+        groups[1].barrier()
+        call.result(PATIENCE_S)
+    assert [g.number for g in groups] == [1, 1]
 
 
 def test_a_group_is_of_those_who_are_here(workers: list[Proxy]) -> None:

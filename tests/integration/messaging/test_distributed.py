@@ -165,3 +165,27 @@ def test_wrong_expressions_and_full_tables_are_told(group: Group) -> None:
         worker.isend(Message("a", worker.name, "server", i))
     with pytest.raises(EventTableFull):
         sums.launch()
+
+
+def test_what_finds_a_full_table_is_kept(group: Group) -> None:
+    """And is there when there is room again, before what comes later; meanwhile others come in."""
+    server, worker = group("server", name="server"), group("worker", {"server": 1})
+    until(lambda: "worker" in server.peers, "the worker")
+    sums = dist(server, {("worker:a:2", "worker:b:1", "AND"): note}, max_held=2)(Sums)()
+
+    def send(tag: str, body: int) -> None:
+        worker.isend(Message(tag, worker.name, "server", body))
+
+    for i in range(3):
+        send("a", i)
+    with pytest.raises(EventTableFull):
+        sums.launch()
+    for tag, body in (("b", 10), ("a", 3), ("b", 11)):
+        send(tag, body)
+
+    def has_been_called_twice() -> bool:
+        sums.launch(timeout_s=0.05)
+        return len(sums.seen) == 2
+
+    until(has_been_called_twice, "both")
+    assert sums.seen == [[0, 1, 10], [2, 3, 11]]

@@ -2,25 +2,60 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
+from xain_messaging import endpoint as endpoint_module
+from xain_messaging import proxy as proxy_module
 from xain_messaging.errors import (
     BodyError,
     Closed,
     OutboxFull,
     PeersMissing,
     SessionError,
+    TimedOut,
     TooFewPeers,
     UnknownPeer,
 )
 from xain_messaging.links import Bounds
 from xain_messaging.messages import Message, SessionMessage, SessionType, TaskSessionStage
 from xain_messaging.proxy import Proxy
+
+
+class Clock:
+    """The time of all proxies here, which may run ahead."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def let_pass(self, seconds: float, proxy: Proxy) -> None:
+        """And let those look again who wait in this one."""
+        self._ahead_s += seconds
+        proxy.endpoint.wake()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """So that a time is over when all has happened that should happen within it."""
+    clock = Clock()
+    for module in (endpoint_module, proxy_module):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def awaited(proxy: Proxy) -> list[str]:
+    """Those of whom an answer is, once for each."""
+    with proxy.endpoint.lock:
+        return [name for asked in proxy._asked.values() for name in Counter(asked).elements()]
 
 
 def serve(proxy: Proxy, answer: Callable[[Message], None]) -> threading.Thread:
@@ -82,15 +117,18 @@ def test_broadcast_reaches_a_role_and_no_other(group: Group) -> None:
         master.broadcast("actor", "start", SessionType.TASK)
 
 
-def test_who_has_not_answered_in_time_is_named(group: Group) -> None:
+def test_who_has_not_answered_in_time_is_named(group: Group, clock: Clock) -> None:
     """The answers that have come are given; the time is for all together."""
     master = group("master")
     quick, slow = group("worker", name="quick"), group("worker", name="slow")
     until(lambda: len(master.peers.get("worker", [])) == 2, "the workers")
     thread = double(quick)
-    before = time.monotonic()
-    replies = master.scatter("x", SessionType.TASK, [("quick", 1), ("slow", 2)], timeout_s=0.5)
-    assert time.monotonic() - before >= 0.5
+    with ThreadPoolExecutor(1) as pool:
+        bodies = [("quick", 1), ("slow", 2)]
+        scatter = pool.submit(master.scatter, "x", SessionType.TASK, bodies, timeout_s=1000.0)
+        until(lambda: awaited(master) == ["slow"], "the answer of the quick one")
+        clock.let_pass(1000.0, master)
+        replies = scatter.result(PATIENCE_S)
     assert [reply.body for reply in replies] == [2]
     assert replies.missing == ("slow",)
     with pytest.raises(PeersMissing, match="slow"):
@@ -187,7 +225,7 @@ def test_a_peer_that_does_not_receive_holds_its_sender(group: Group) -> None:
     assert not thread.is_alive()
 
 
-def test_one_that_is_full_holds_up_no_other(group: Group) -> None:
+def test_one_that_is_full_holds_up_no_other(group: Group, clock: Clock) -> None:
     """Those of a scatter for whom there is room get theirs, and answer, and the others are missing.
     Where no answer is awaited, it is told who got something."""
     a = group("peer", name="a", bounds=Bounds(max_messages=1))
@@ -196,12 +234,16 @@ def test_one_that_is_full_holds_up_no_other(group: Group) -> None:
     a.isend(Message("t", "a", "b", 0))
     thread = double(c)
     bodies = [("b", 1), ("c", 2), ("b", 3)]
-    replies = a.scatter("double", SessionType.TASK, bodies, timeout_s=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        scatter = pool.submit(a.scatter, "double", SessionType.TASK, bodies, timeout_s=1000.0)
+        until(lambda: len(a.endpoint.inbox) == 1, "the answer of c")
+        clock.let_pass(1000.0, a)
+        replies = scatter.result(PATIENCE_S)
     assert [(reply.source, reply.body) for reply in replies] == [("c", 4)]
     assert replies.missing == ("b", "b")
     assert a.send(SessionMessage("double", "a", "b", 4), timeout_s=0.1).missing == ("b",)
     with pytest.raises(OutboxFull, match="'b' has not taken 1 messages") as caught:
-        a.iscatter("double", SessionType.TASK, bodies, timeout_s=1.0)
+        a.iscatter("double", SessionType.TASK, bodies, timeout_s=0.1)
     ((name, session),) = caught.value.sent
     assert name == "c"
     assert [reply.body for reply in a.receive_by_id(session)] == [4]
@@ -424,6 +466,42 @@ def test_who_is_missing_was_asked_and_has_not_answered(group: Group) -> None:
     b.reply(for_b)
     assert a.receive_once() is not None
     assert answered[0] not in a._asked
+
+
+def test_a_barrier_opens_when_so_many_wait(group: Group) -> None:
+    """Of the members of the group, whoever they are. It may be used again."""
+    peers = [group(role) for role in ("master", "worker", "worker")]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(2):
+            waits = [pool.submit(peer.barrier, "epoch", 3) for peer in peers[:2]]
+            with pytest.raises(TimedOut):
+                peers[2].barrier("other", 2, timeout_s=0.05)
+            assert not any(wait.done() for wait in waits)
+            peers[2].barrier("epoch", 3)
+            for wait in waits:
+                wait.result(PATIENCE_S)
+    for name, number in (("a/b", 2), ("epoch", 0)):
+        with pytest.raises(ValueError, match="barrier"):
+            peers[0].barrier(name, number)
+    peers[0].close()
+    with pytest.raises(Closed):
+        peers[0].barrier("epoch", 1)
+
+
+def test_after_stop_nothing_is_received_any_more(group: Group) -> None:
+    """For good: what comes later stays, for those who await answers too."""
+    a, b = group("peer", name="a"), group("peer", name="b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a.stop()
+    assert a.receive_once() is None
+    b.isend(Message("later", "b", "a"))
+    thread = double(b)
+    replies = a.send(SessionMessage("double", "a", "b", 3)).complete()
+    assert [reply.body for reply in replies] == [6]
+    assert len(a.endpoint.inbox) == 1
+    assert list(a.receive()) == []
+    group.close()
+    thread.join(PATIENCE_S)
 
 
 # --- coming back ----------------------------------------------------------------------------------

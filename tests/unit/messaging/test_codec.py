@@ -11,12 +11,20 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from xain_messaging import codec
-from xain_messaging.codec import SMALL_ARRAY_BYTES, Frame, decode, encode, num_bytes, snapshot
+from xain_messaging.codec import (
+    MAX_FRAMES,
+    SMALL_ARRAY_BYTES,
+    Frame,
+    decode,
+    encode,
+    num_bytes,
+    snapshot,
+)
 from xain_messaging.errors import BodyError, MalformedMessage
 from xain_messaging.messages import (
     Message,
@@ -69,6 +77,7 @@ def assert_same(found: Any, sent: Any) -> None:
 
 
 @given(bodies)
+@settings(deadline=None)
 def test_bodies_come_out_as_they_went_in(body: Any) -> None:
     """Whatever is in them, and however deep."""
     assert_same(travelled(Message("t", "a", "b", body)).body, body)
@@ -206,6 +215,30 @@ def test_what_cannot_be_sent_says_where_it_is(body: Any, place: str) -> None:
         encode(Message("t", "a", "b", body))
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (msgpack.ExtType(1, b""), "body cannot"),
+        ({"a": [0, msgpack.Timestamp(1)]}, r"body\['a'\]\[1\] cannot"),
+        ([{"a": 1}, {"b": OrderedDict(x=((1, msgpack.ExtType(5, b"")),))}], r"\['x'\]\[0\]\[1\]"),
+        ({"a": {msgpack.Timestamp(1): 0}}, r"body\['a'\].*key"),
+    ],
+)
+def test_the_types_of_msgpack_itself_are_refused(body: Any, place: str) -> None:
+    """The receiver would drop the message: it knows none of them."""
+    with pytest.raises(BodyError, match=place):
+        encode(Message("t", "a", "b", body))
+
+
+def test_so_many_arrays_travel_as_they_lie() -> None:
+    """As many as the drivers take; those beyond them are in the envelope, and come all the same."""
+    arrays = [np.full(SMALL_ARRAY_BYTES + 1, i % 256, np.uint8) for i in range(MAX_FRAMES + 1)]
+    frames = encode(Message("t", "a", "b", arrays))
+    assert len(frames) == MAX_FRAMES == 4096
+    found = decode(frames, "a", "b").body
+    assert [array[0] for array in found] == [i % 256 for i in range(MAX_FRAMES + 1)]
+
+
 def envelope(**changes: Any) -> bytes:
     fields = {
         "version": 1,
@@ -263,6 +296,7 @@ def test_what_is_no_message_is_malformed(frames: list[bytes]) -> None:
 
 
 @given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=3))
+@settings(deadline=None)
 def test_any_bytes_are_a_message_or_malformed(head: bytes, frames: list[bytes]) -> None:
     """Nothing else comes of them."""
     with suppress(MalformedMessage):
@@ -270,6 +304,7 @@ def test_any_bytes_are_a_message_or_malformed(head: bytes, frames: list[bytes]) 
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_a_message_with_other_bytes_is_a_message_or_malformed(data: st.DataObject) -> None:
     """One that was right before some of its bytes changed."""
     frames = encode(SessionMessage("t", "a", "b", {"x": [np.arange(9), np.arange(999.0), "y"]}))

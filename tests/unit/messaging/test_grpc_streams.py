@@ -4,13 +4,12 @@ import struct
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xain_messaging.codec import Frame
+from xain_messaging.codec import MAX_FRAMES, Frame
 from xain_messaging.drivers.grpc_streams import (
     CHUNK_BYTES,
-    MAX_FRAMES,
     Malformed,
     from_chunks,
     to_chunks,
@@ -29,6 +28,7 @@ def prelude(*sizes: int) -> bytes:
 
 
 @given(st.lists(st.lists(st.binary(max_size=50), max_size=5)))
+@settings(deadline=None)
 def test_packets_come_out_as_they_went_in(packets: list[list[Frame]]) -> None:
     """Empty ones and empty frames too."""
     chunks = [chunk for packet in packets for chunk in to_chunks(packet)]
@@ -70,6 +70,7 @@ def test_what_is_no_packet_is_malformed(chunks: list[bytes], why: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=40)))
+@settings(deadline=None)
 def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
     """Nothing else comes of them."""
     with suppress(Malformed):
@@ -77,6 +78,7 @@ def test_any_bytes_are_packets_or_malformed(chunks: list[bytes]) -> None:
 
 
 @given(st.data())
+@settings(deadline=None)
 def test_packets_with_other_bytes_are_packets_or_malformed(data: st.DataObject) -> None:
     """Those that were right before some of their bytes changed."""
     chunks = [*to_chunks([b"head", b"x" * 30, b""]), *to_chunks([b"next"])]

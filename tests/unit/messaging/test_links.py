@@ -21,6 +21,7 @@ from xain_messaging.links import (
     Link,
     Outbox,
     Packet,
+    Untaken,
     max_head_bytes,
     read_head,
 )
@@ -226,7 +227,7 @@ def test_what_a_stranger_sent_is_asked_for_when_it_is_none_any_more() -> None:
     a.connected()
     a.send(MESSAGE, [b"first"])
     b = Link("b", 20, "a")
-    b.missed(10)
+    b.listed(10, has_missed=True)
     (ask,) = b.connected()
     assert bodies([received(b, packet) for packet in told(a, ask)]) == [b"first"]
 
@@ -275,6 +276,148 @@ def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
     assert a.take(hello) is None
 
 
+def test_a_process_that_the_roster_does_not_know_is_not_heard() -> None:
+    """Whatever number it has made up: not its messages, its word of what is taken, nor what it asks
+    for. The program hears of each such process once, and the real one goes on."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    a.listed(20)
+    for link in (a, b):
+        link.connected()
+    kept = a.send(MESSAGE, [b"kept"]) or []
+    made_up = Link("b", 10**18, "a")
+    made_up.connected()
+    packet = made_up.send(MESSAGE, [b"x"]) or []
+    with pytest.raises(MalformedMessage, match=r"process 10{18}, and 20 is the last"):
+        received(a, packet)
+    made_up.take(received(made_up, kept) or pytest.fail("it has heard nothing"))
+    ack = made_up.ack() or []
+    for again in (packet, ack, made_up.send(MESSAGE, [b"y"]) or []):
+        assert received(a, again) is None
+    asker = Link("b", 10**18, "a")
+    asker.listed(10, has_missed=True)
+    (ask,) = asker.connected()
+    assert received(a, ask) is None
+    assert a.again(read_head(ask[0])) == []
+    assert a.num_kept == 1
+    assert bodies([received(a, b.send(MESSAGE, [b"real"]) or [])]) == [b"real"]
+
+
+def test_what_comes_before_the_roster_knows_of_its_process_is_asked_for() -> None:
+    """In order and once, though some of it follows later."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    a.listed(20)
+    for link in (a, b):
+        link.connected()
+    (old,) = deliver(b, a, 1)
+    new = Link("b", 21, "a")
+    new.connected()
+    with pytest.raises(MalformedMessage, match="21"):
+        received(a, new.send(MESSAGE, [b"1"]) or [])
+    assert received(a, new.send(MESSAGE, [b"2"]) or []) is None
+    a.listed(21)
+    (ask,) = a.connected()
+    assert received(a, new.send(MESSAGE, [b"3"]) or []) is None  # it follows on what is missing
+    again = told(new, ask)
+    assert bodies([received(a, packet) for packet in again]) == [b"1", b"2", b"3"]
+    a.take(old)  # which nobody waits for any more
+    assert not a.owes_ack
+
+
+def test_the_roster_is_right_about_a_name_that_was_not_in_it() -> None:
+    """Somebody had used it before, with a higher number."""
+    a, made_up, b = Link("a", 10, "b"), Link("b", 10**18, "a"), Link("b", 20, "a")
+    for link in (a, made_up, b):
+        link.connected()
+    deliver(made_up, a, 1)
+    assert received(a, b.send(MESSAGE, [b"1"]) or []) is None
+    a.listed(20)
+    (ask,) = a.connected()
+    assert bodies([received(a, packet) for packet in told(b, ask)]) == [b"1"]
+
+
+def test_what_was_on_its_way_when_another_process_came_is_heard() -> None:
+    """Until that one is heard itself: it may be a last word."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    b.connected()
+    a.listed(20)
+    last = b.send(MESSAGE, [b"last"]) or []
+    a.listed(21)
+    assert a.connected() == []
+    assert bodies([received(a, last)]) == [b"last"]
+
+
+def test_what_may_have_been_lost_here_is_asked_for() -> None:
+    """Also of one that has not been heard yet."""
+    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+    for link in (a, b):
+        link.connected()
+    a.missed()
+    assert a.ack() is None  # nobody is known who could be asked
+    a.listed(20)
+    b.send(MESSAGE, [b"lost"])
+    a.missed()
+    assert bodies([received(a, packet) for packet in told(b, a.ack())]) == [b"lost"]
+    a.missed()
+    assert told(b, a.ack()) == []
+
+
+def test_what_former_processes_sent_counts_until_it_is_taken() -> None:
+    """However often one comes back, no more waits than of one that stays; what is not heard of the
+    last one is asked for when there is room."""
+    a = Link("a", 10, "b", Outbox(Bounds(max_messages=1)))
+    a.connected()
+    found = []
+    for incarnation in range(1, 100):
+        b = Link("b", incarnation, "a")
+        b.connected()
+        a.listed(incarnation)
+        with suppress(MalformedMessage):
+            found.append(received(a, b.send(MESSAGE, [b"x"]) or []))
+    deliveries = [delivery for delivery in found if delivery is not None]
+    assert len(deliveries) == TOLERANCE
+    assert a.waiting.num_messages == TOLERANCE
+    acks = [a.take(delivery) for delivery in deliveries]
+    assert [ack is not None for ack in acks] == [False, False, True, False]
+    assert (a.waiting.num_messages, a.waiting.num_bytes, a.has_untaken) == (0, 0, False)
+    assert bodies([received(a, packet) for packet in told(b, acks[2])]) == [b"x"]
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_messages_in_all=2), Bounds(max_bytes_in_all=20)])
+def test_all_peers_together_are_not_heard_beyond_their_bounds(bounds: Bounds) -> None:
+    """But for one message of each, which somebody may await. When half of it is taken it is time to
+    ask for the rest, of all of them."""
+    outbox, waiting = Outbox(bounds), Untaken()
+    here = [Link("a", 10, f"b-{i}", outbox, waiting) for i in range(20)]
+    there = [Link(f"b-{i}", 20, "a") for i in range(20)]
+    for link in (*here, *there):
+        link.connected()
+    found = []
+    for _ in range(5):
+        for a, b in zip(here, there, strict=True):
+            with suppress(MalformedMessage):
+                found.append((a, received(a, b.send(MESSAGE, [bytes(10)]) or [])))
+    heard = [(a, delivery) for a, delivery in found if delivery is not None]
+    assert len(heard) == waiting.num_messages == 20  # of 8 that may wait, and one of each
+    assert waiting.num_bytes == 200
+    assert waiting.behind.keys() == {link.name for link in here}
+    asks: dict[str, Packet | None] = {}
+    while waiting.fills(0.5, bounds):
+        a, delivery = heard.pop()
+        asks[a.name] = a.take(delivery)  # nothing of it waits any more
+    assert len(asks) == 17
+    for a in here[:3]:
+        assert a.owes_ack
+        asks[a.name] = a.ack()
+    again = [
+        (a, packet) for a, b in zip(here, there, strict=True) for packet in told(b, asks[a.name])
+    ]
+    assert len(again) == 80
+    with suppress(MalformedMessage):
+        for a, packet in again:
+            assert received(a, packet) is not None
+    assert waiting.num_messages == 8
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -317,12 +460,18 @@ class Lines(RuleBasedStateMachine):
         # What each has got, by the process that got it, and what was taken by one.
         self.got: dict[str, list[int]] = {name: [] for name in self.names}
         self.taken_of_a: set[int] = set()
+        self.links["a"].listed(self.other)
 
     def new_link(self, name: str) -> Link:
         other = "b" if name == "a" else "a"
         link = Link(name, next(self.incarnations), other, Outbox(Bounds(max_messages=1)))
         link.connected()
         return link
+
+    @property
+    def other(self) -> int:
+        """The process that b is now."""
+        return self.links["b"].own_incarnation
 
     def put(self, name: str, packet: Packet | None) -> None:
         if packet is not None:
@@ -380,8 +529,32 @@ class Lines(RuleBasedStateMachine):
         self.num_sent["b"] = 0
         self.got["a"] = []
         self.lines["a"].clear()
+
+    @rule()
+    def tell(self) -> None:
+        """The roster, which process b is; a makes a new connection then."""
+        self.links["a"].listed(self.other)
+        self.lines["b"].clear()
         for packet in self.links["a"].connected():
             self.put("a", packet)
+
+    @rule()
+    def make_up(self) -> None:
+        """Somebody else uses the name of b."""
+        made_up = Link("b", 10**18, "a")
+        made_up.connected()
+        made_up.send(MESSAGE, [b"0"])
+        for packet in made_up.connected():
+            self.lines["a"].append(packet)
+
+    @invariant()
+    def what_waits_is_bounded(self) -> None:
+        """Of whichever process it is."""
+        assert all(len(inbox) <= TOLERANCE for inbox in self.inboxes.values())
+        for name in self.names:
+            waiting = self.links[name].waiting
+            assert waiting.num_messages == len(self.inboxes[name])
+            assert waiting.num_bytes == sum(one.num_bytes for one in self.inboxes[name])
 
     @invariant()
     def all_comes_once_and_in_order(self) -> None:
@@ -396,6 +569,7 @@ class Lines(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Though no line breaks any more, in the end all is there."""
+        self.tell()
         for _ in range(1000):
             if not any(self.lines.values()) and not any(self.inboxes.values()):
                 break

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from xain_messaging.discovery.registry import GRACE_S, Registry
+from xain_messaging.discovery.registry import GRACE_S, MAX_BARRIERS, Arrival, Registry
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.ports import Member
 
@@ -18,6 +18,7 @@ class World:
         self.incarnations = itertools.count(1)
         self.now = 0.0
         self.changes: list[str] = []
+        self.ended: list[str] = []  # names of those who wait no more
         self.registry = self.new_registry()
 
     def new_registry(self) -> Registry:
@@ -69,34 +70,43 @@ def test_the_end_of_a_line_frees_the_name() -> None:
     """A moment later, long before the lease is over; for nobody if it comes back in time."""
     world = World()
     anna = world.join("anna")
-    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now)
+    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
+    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
     world.pass_time(GRACE_S / 2)
     with pytest.raises(NameTaken, match=r"within 1\.0 s"):
         world.join("anna")
-    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now)
+    assert world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
     world.pass_time(GRACE_S)
     assert world.names == {"anna"}
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
+    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
     world.now += GRACE_S
     again = world.join("anna", address="there")
     assert world.registry.roster("g")["anna"] == again
     assert not world.registry.renew("g", "anna", anna.incarnation, world.now)
 
 
-def test_one_of_two_lines_is_enough() -> None:
-    """A new stream may stand before the end of the old one is noticed."""
+def test_the_newest_line_is_what_counts() -> None:
+    """It may stand before the end of the one before is noticed, which then is nothing; and a member
+    that was away is another one to the lines that it had."""
     world = World()
     anna = world.join("anna")
-    for _ in range(2):
-        world.registry.line_stands("g", "anna", anna.incarnation, world.now)
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
-    with pytest.raises(NameTaken):
-        world.join("anna")
+    who = ("g", "anna", anna.incarnation)
+    for line in ("older", "newer"):
+        assert world.registry.line_stands(*who, world.now, line)
+    world.registry.line_has_ended(*who, world.now, "older")
     world.pass_time(GRACE_S + 1)
     assert world.names == {"anna"}
+    world.pass_time(LEASE_S)
+    assert world.join("anna", former=anna) == anna
+    world.registry.line_has_ended(*who, world.now, "newer")
+    world.pass_time(GRACE_S + 1)
+    assert world.names == {"anna"}
+    assert world.registry.line_stands(*who, world.now, "newest")
+    world.registry.line_has_ended(*who, world.now, "newest")
+    world.pass_time(GRACE_S + 1)
+    assert world.names == set()
 
 
 def test_ranks() -> None:
@@ -157,6 +167,57 @@ def test_one_that_was_replaced_cannot_come_back() -> None:
         world.join("anna", former=first)
 
 
+@pytest.mark.parametrize("others", [[], ["ben"]])
+def test_one_whose_successor_has_left_cannot_come_back(others: list[str]) -> None:
+    """Peers that have heard of that one do not listen to this one any more; that the group was
+    empty meanwhile changes nothing. The last one may come back."""
+    world = World()
+    first = world.join("anna")
+    world.pass_time(LEASE_S)
+    for name in others:
+        world.join(name)
+    second = world.join("anna", role="another")
+    world.registry.leave("g", "anna", second.incarnation)
+    with pytest.raises(MembershipLost, match="taken for dead"):
+        world.join("anna", former=first)
+    assert world.names == set(others)
+    assert world.join("anna", role="another", former=second) == second
+
+
+def test_the_later_of_two_processes_stays() -> None:
+    """Where the earlier one has come back first to a registry that knows of neither."""
+    world = World()
+    first = world.join("anna")
+    world.pass_time(LEASE_S)
+    second = world.join("anna")
+    world.registry = world.new_registry()
+    world.join("anna", former=first)
+    arrival = arrive(world, "anna")
+    assert world.join("anna", former=second) == second
+    assert not arrival.is_waiting
+    assert not world.registry.renew("g", "anna", first.incarnation, world.now)
+    with pytest.raises(MembershipLost):
+        world.join("anna", former=first)
+
+
+def test_so_many_who_have_left_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are forgotten."""
+    monkeypatch.setattr("xain_messaging.discovery.registry.MAX_FORMER", 2)
+    world = World()
+    first = [world.join(f"w{i}") for i in range(3)]
+    for _ in range(2):
+        for name in sorted(world.names):
+            member = world.registry.roster("g")[name]
+            world.registry.leave("g", name, member.incarnation)
+        for i in range(3):
+            world.join(f"w{i}")
+    world.pass_time(LEASE_S)
+    assert world.join("w0", former=first[0]) == first[0]
+    for i in (1, 2):
+        with pytest.raises(MembershipLost):
+            world.join(f"w{i}", former=first[i])
+
+
 def test_to_join_again_is_a_heartbeat() -> None:
     """Nobody hears of it unless something is different."""
     world = World()
@@ -171,32 +232,70 @@ def test_to_join_again_is_a_heartbeat() -> None:
     assert world.changes == ["g"]
 
 
+def arrive(world: World, name: str, num_members: int = 2, barrier: str = "epoch") -> Arrival:
+    return world.registry.arrive("g", barrier, name, num_members, lambda: world.ended.append(name))
+
+
 def test_barriers_count_who_waits() -> None:
-    """Once each, not those who gave up or died; and can be used again."""
+    """Not those who gave up or died; and can be used again."""
     world = World()
     members = {name: world.join(name) for name in ("anna", "ben", "cleo")}
-    arrive = world.registry.arrive
-    first = arrive("g", "epoch", "anna", 2)
-    assert arrive("g", "epoch", "anna", 2) is first  # asked again
-    assert not first.is_open
-    world.registry.give_up("g", "epoch", "anna")
-    second = arrive("g", "epoch", "ben", 2)
+    first = arrive(world, "anna")
+    assert first.is_waiting
+    world.registry.give_up(first)
+    second = arrive(world, "ben")
     world.registry.leave("g", "ben", members["ben"].incarnation)
-    third = arrive("g", "epoch", "cleo", 2)
-    assert [one.is_open for one in (first, second, third)] == [False] * 3
-    assert arrive("g", "epoch", "anna", 2).is_open
+    third = arrive(world, "cleo")
+    assert world.ended == ["anna", "ben"]
+    assert third.is_waiting
+    assert arrive(world, "anna").is_open
     assert third.is_open
-    assert not arrive("g", "epoch", "anna", 2).is_open
+    assert world.ended == ["anna", "ben", "cleo", "anna"]
+    assert not first.is_open
+    assert not second.is_open
+    fourth = arrive(world, "anna")
+    assert fourth.is_waiting
+    assert not fourth.is_open
+
+
+def test_a_newer_call_at_a_barrier_takes_the_place_of_the_older() -> None:
+    """The line of the older may be dead, which is noticed later: then the newer waits on."""
+    world = World()
+    for name in ("anna", "ben"):
+        world.join(name)
+    older = arrive(world, "anna")
+    newer = arrive(world, "anna")
+    assert world.ended == ["anna"]
+    assert not older.is_waiting
+    assert not older.is_open
+    world.registry.give_up(older)
+    assert newer.is_waiting
+    assert arrive(world, "ben").is_open
+    assert newer.is_open
+
+
+def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:
+    """So that it cannot take the room of others; there is room again when one has opened."""
+    world = World()
+    for name in ("anna", "ben"):
+        world.join(name)
+    for i in range(MAX_BARRIERS):
+        arrive(world, "anna", barrier=f"b{i}")
+    with pytest.raises(DiscoveryUnavailable, match="waits at 4 barriers already"):
+        arrive(world, "anna", barrier="another")
+    arrive(world, "anna", barrier="b0")  # again
+    assert arrive(world, "ben", barrier="b0").is_open
+    assert arrive(world, "anna", barrier="another").is_waiting
 
 
 def test_a_line_stands_over_a_join_again() -> None:
     """Its end is still noticed."""
     world = World()
     anna = world.join("anna")
-    world.registry.line_stands("g", "anna", anna.incarnation, world.now)
+    world.registry.line_stands("g", "anna", anna.incarnation, world.now, "a line")
     world.join("anna", former=anna)
     with pytest.raises(NameTaken):
         world.join("anna")
-    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now)
+    world.registry.line_has_ended("g", "anna", anna.incarnation, world.now, "a line")
     world.pass_time(GRACE_S)
     assert world.names == set()

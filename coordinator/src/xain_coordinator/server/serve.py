@@ -15,7 +15,12 @@ from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Bucket, Uploads
-from xain_messaging.discovery.service import MAX_MEMBERS, RPCS_PER_MEMBER, MembershipService
+from xain_messaging.discovery.service import (
+    KEEPALIVE,
+    MAX_MEMBERS,
+    RPCS_PER_MEMBER,
+    MembershipService,
+)
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
 from xain_proto.messaging import membership_pb2, membership_pb2_grpc
 
@@ -78,13 +83,9 @@ class GrpcServer:
             "grpc.so_reuseport": 0,
             "grpc.max_receive_message_length": max_message_bytes,
             "grpc.max_send_message_length": max_message_bytes,
-            # Ours ping every five minutes, others may do so more often: without this gRPC would
-            # hang up on them.
-            "grpc.http2.min_ping_interval_without_data_ms": 10_000,
-            "grpc.keepalive_permit_without_calls": 1,
-            # Ours: a peer that vanished without a word is noticed although it streams nothing.
-            "grpc.keepalive_time_ms": 30_000,
-            "grpc.keepalive_timeout_ms": 20_000,
+            # Participants ping every five minutes, others more often, and are not hung up on; who
+            # has vanished without a word is noticed although it streams nothing.
+            **KEEPALIVE,
             # What a stream may send ahead of us, beside the message that is being read. By itself
             # gRPC lets it grow with the line's speed, to more than 8 MiB for each upload.
             "grpc.http2.bdp_probe": 0,

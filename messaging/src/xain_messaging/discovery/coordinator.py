@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import structlog
 
-from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
+from xain_messaging.discovery.registry import replaced
+from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
 from xain_messaging.discovery.service import from_message, to_message
 from xain_messaging.errors import (
     DiscoveryUnavailable,
@@ -60,6 +61,7 @@ class CoordinatorDiscovery:
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> "CoordinatorMembership":
+        deadline = time.monotonic() + timeout_s
         if self._credentials is None:
             channel = grpc.insecure_channel(self._target, _OPTIONS)
         else:
@@ -67,9 +69,9 @@ class CoordinatorDiscovery:
         request = pb.JoinRequest(group=group, role=role, name=name, address=address)
         membership = CoordinatorMembership(channel, self._target, request, on_change, on_lost)
         try:
-            membership.join(time.monotonic() + timeout_s)
+            membership.join(deadline)
         except BaseException:  # whatever it is, an interrupt too: no thread and channel stay behind
-            membership.leave()
+            membership.leave_by(deadline)
             raise
         return membership
 
@@ -92,6 +94,7 @@ class CoordinatorMembership(RemoteMembership):
         self._stub: Any = MembershipStub(channel)
         self._lease_s = CALL_TIMEOUT_S
         self._told = threading.Event()
+        self._refused_with: grpc.StatusCode | None = None
         self._stream: Any = None
 
     def _ask_to_join(self, timeout_s: float) -> Member:
@@ -99,6 +102,7 @@ class CoordinatorMembership(RemoteMembership):
         request.CopyFrom(self._request)
         if self._member is not None:
             request.former.CopyFrom(to_message(self._member))
+            request.heard = self._heard
         try:
             answer = self._stub.Join(request, timeout=min(timeout_s, CALL_TIMEOUT_S))
         except grpc.RpcError as error:
@@ -109,7 +113,7 @@ class CoordinatorMembership(RemoteMembership):
     def _begin(self, deadline: float) -> None:
         self._start(self._watch)
         self._start(self._renew)
-        if not self._told.wait(max(0.1, deadline - time.monotonic())):
+        if not self._told.wait(left_s(deadline)):
             raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
 
     def _as_ours(self, error: Any) -> MessagingError:
@@ -167,7 +171,7 @@ class CoordinatorMembership(RemoteMembership):
         if isinstance(error, ValueError):
             raise error
         if error.code() is not grpc.StatusCode.NOT_FOUND:
-            log.debug("discovery_away", target=self._target, error=error.details())
+            self._note_failure(error)
             return
         try:
             # The other thread may have come back already; then this changes nothing.
@@ -179,31 +183,45 @@ class CoordinatorMembership(RemoteMembership):
         except MessagingError as refusal:
             raise MembershipLost(str(refusal)) from None
 
+    def _note_failure(self, error: Any) -> None:
+        """It is tried again. That nobody is there passes; what else there is goes on until somebody
+        does something about it, and is said once."""
+        code, why = error.code(), error.details()
+        if code in _AWAY or code is self._refused_with:
+            log.debug("discovery_away", target=self._target, error=why)
+        else:
+            self._refused_with = code
+            log.warning("discovery_refuses", target=self._target, code=code.name, error=why)
+
     # --- for the member ---
 
-    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
         request = pb.BarrierRequest(**self._who(), barrier=barrier, num_members=num_members)
         while True:
-            left_s = max(0.0, deadline - time.monotonic())
+            timeout_s = max(0.0, deadline - time.monotonic())
             try:
-                self._stub.Barrier(request, timeout=left_s, wait_for_ready=True)
+                self._stub.Barrier(request, timeout=timeout_s, wait_for_ready=True)
                 return True
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
                 failed: Any = error
-            self._check_member()
+            self._check_waits(barrier, call)
             if isinstance(failed, ValueError):
                 raise failed
-            if time.monotonic() + RETRY_S > deadline:
+            if failed.code() is grpc.StatusCode.ABORTED:
+                raise replaced(barrier)
+            if (
+                time.monotonic() + RETRY_S > deadline
+            ):  # the service says so a moment before it is over
                 return False
             if failed.code() not in {*_AWAY, grpc.StatusCode.NOT_FOUND}:
                 raise self._as_ours(failed)
             self._has_ended.wait(RETRY_S)  # until the service, or we, are back
-            self._check_member()
+            self._check_waits(barrier, call)
 
-    def _end(self) -> None:
+    def _end(self, timeout_s: float) -> None:
         if self._member is not None:
             with suppress(grpc.RpcError):  # it expires by itself
-                self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=1.0)
+                self._stub.Leave(pb.LeaveRequest(**self._who()), timeout=timeout_s)
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()

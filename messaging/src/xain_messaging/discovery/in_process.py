@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xain_messaging.discovery.registry import Registry, check_barrier
+from xain_messaging.discovery.registry import Registry, check_barrier, replaced
 from xain_messaging.errors import Closed, MembershipLost, NameTaken, TimedOut
 from xain_messaging.ports import Member, Roster
 
@@ -85,12 +85,21 @@ class InProcessDiscovery:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._check_member(group, member)
-            waiting = self._registry.arrive(group, barrier, member.name, num_members)
-            while not waiting.is_open:
+            arrival = self._registry.arrive(
+                group, barrier, member.name, num_members, self._changed.notify_all
+            )
+            try:
+                while arrival.is_waiting:
+                    left_s = deadline - time.monotonic()
+                    if left_s > 0:
+                        self._changed.wait(left_s)
+                    else:
+                        raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
+            finally:
+                self._registry.give_up(arrival)
+            if not arrival.is_open:
                 self._check_member(group, member)
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    self._registry.give_up(group, barrier, member.name)
-                    raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
+                raise replaced(barrier)
 
     def _check_member(self, group: str, member: Member) -> None:
         if not self._registry.is_member(group, member.name, member.incarnation):

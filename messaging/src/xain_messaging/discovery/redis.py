@@ -6,7 +6,9 @@ Of a group, below "xain:{GROUP}:":
     member:NAME     JSON of the member, with a time to live, which its heartbeats renew
     incarnation     the last that was given
     ranks           a hash: what each name had last, by "ROLE/NAME"
-    barrier:NAME    how often it has opened;   waiting:NAME   a set: "NAME/INCARNATION" of who waits
+    incarnations    a hash: what each name had last
+    barrier:NAME    how often it has opened
+    waiting:NAME    a hash: until when (ms by the clock of the Redis) "NAME/INCARNATION" waits there
     changes         a channel: something is different now
 
 All that changes them is a script, and so one step. What nobody renews expires by itself.
@@ -18,29 +20,40 @@ name become free before.
 import json
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import redis
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S, MAX_FORMER, SETTLE_S
-from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership
+from xain_messaging.discovery.registry import LEASE_S, MAX_FORMER, SETTLE_S, WORD_S
+from xain_messaging.discovery.remote import (
+    CALL_TIMEOUT_S,
+    RETRY_S,
+    RemoteMembership,
+    left_s,
+)
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.ports import Member, Roster
 
 log = structlog.get_logger(__name__)
 
 FORGET_S: Final = 24 * 3600  # barriers, ranks and numbers of groups that nobody is in
+# Who is at a barrier is there for so much longer than it waits, where nobody hears that it gave up.
+LINGER_S: Final = 1.0
 GATHER_S: Final = 0.02  # when many come at once, each looks at many at once
 
 # The keys that a script touches all have the group in braces, so that a cluster has them together.
+# Incarnations are text: a number of Lua does not hold all that fit into 64 bits.
 _JOIN: Final = """
+local function is_below(one, other)
+  return #one < #other or #one == #other and one < other
+end
 local prefix, name, role, address = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local lease_ms, former = tonumber(ARGV[4]), ARGV[5]
 former = former ~= '' and cjson.decode(former) or nil
-local ranks = prefix .. 'ranks'
+local ranks, incarnations = prefix .. 'ranks', prefix .. 'incarnations'
 local taken, is_first = {}, true
 for _, other in ipairs(redis.call('SMEMBERS', prefix .. 'names')) do
   local text = redis.call('GET', prefix .. 'member:' .. other)
@@ -53,25 +66,34 @@ for _, other in ipairs(redis.call('SMEMBERS', prefix .. 'names')) do
   end
 end
 local found = redis.call('GET', prefix .. 'member:' .. name)
-if found then
+if found and not former then
   local member = cjson.decode(found)
-  if former and former.incarnation ~= member.incarnation then return {'lost'} end
-  if not former then
-    return {'taken', member.address, redis.call('PTTL', prefix .. 'member:' .. name)}
-  end
+  return {'taken', member.address, redis.call('PTTL', prefix .. 'member:' .. name)}
 end
 local incarnation
+local given = redis.call('GET', prefix .. 'incarnation') or '0'
 if former then
-  incarnation = former.incarnation  -- text: a number of Lua does not hold all that fit into 64 bits
+  -- Peers that have heard of a later process of this name do not listen to this one any more.
+  incarnation = former.incarnation
+  local last = found and cjson.decode(found).incarnation
+  last = last or redis.call('HGET', incarnations, name) or '0'
+  if is_below(incarnation, last) then return {'lost'} end
+  if is_below(given, former.heard) then given = former.heard end
+  if is_below(given, incarnation) then given = incarnation end
 else
-  -- The time of day, so that it goes on above what a Redis that has lost it all gave before.
+  -- The time of day, so that it goes on above what a Redis that has lost it all gave before; and
+  -- above what those who came back to it have told, for its clock may have been set back.
   local now = redis.call('TIME')
-  incarnation = tonumber(now[1]) * 1000000 + tonumber(now[2])
-  local last = tonumber(redis.call('GET', prefix .. 'incarnation') or '0')
-  if incarnation <= last then incarnation = last + 1 end
-  incarnation = string.format('%.0f', incarnation)
-  redis.call('SET', prefix .. 'incarnation', incarnation, 'EX', ARGV[6])
+  incarnation = string.format('%.0f', tonumber(now[1]) * 1000000 + tonumber(now[2]))
+  if not is_below(given, incarnation) then
+    incarnation = string.format('%.0f', tonumber(given) + 1)
+  end
+  given = incarnation
 end
+redis.call('SET', prefix .. 'incarnation', given, 'EX', ARGV[6])
+if redis.call('HLEN', incarnations) >= tonumber(ARGV[7]) then redis.call('DEL', incarnations) end
+redis.call('HSET', incarnations, name, incarnation)
+redis.call('EXPIRE', incarnations, ARGV[6])
 local field = role .. '/' .. name
 local rank = former and former.rank
 if not former then
@@ -121,21 +143,26 @@ return found
 """
 
 # Returns the number of the opening that is awaited, to be given the next time; 0 when it has been.
-# Only members count; so who is none, but on its way back, has to come again.
+# Only members count; so who is none, but on its way back, has to come again. Nor do those count
+# whose time is over: who gave up may not have been heard.
 _ARRIVE: Final = """
 local waiting, count = KEYS[1] .. 'waiting:' .. ARGV[1], KEYS[1] .. 'barrier:' .. ARGV[1]
 local opened = tonumber(redis.call('GET', count) or '0')
 if opened >= (tonumber(ARGV[5]) or opened + 1) then return 0 end
-redis.call('SADD', waiting, ARGV[2])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+redis.call('HSET', waiting, ARGV[2], string.format('%.0f', now + tonumber(ARGV[6])))
 redis.call('EXPIRE', waiting, ARGV[4])
-for _, who in ipairs(redis.call('SMEMBERS', waiting)) do
-  local name, incarnation = string.match(who, '^(.*)/(%d+)$')
+local all = redis.call('HGETALL', waiting)
+for i = 1, #all, 2 do
+  local name, incarnation = string.match(all[i], '^(.*)/(%d+)$')
   local text = redis.call('GET', KEYS[1] .. 'member:' .. name)
-  if not text or cjson.decode(text).incarnation ~= incarnation then
-    redis.call('SREM', waiting, who)  -- it has gone; who has its name has not come for it
+  local is_here = text and cjson.decode(text).incarnation == incarnation
+  if not is_here or tonumber(all[i + 1]) < now then
+    redis.call('HDEL', waiting, all[i])  -- if it has gone, who has its name has not come for it
   end
 end
-if redis.call('SCARD', waiting) < tonumber(ARGV[3]) then return opened + 1 end
+if redis.call('HLEN', waiting) < tonumber(ARGV[3]) then return opened + 1 end
 redis.call('SET', count, opened + 1, 'EX', ARGV[4])
 redis.call('DEL', waiting)
 redis.call('PUBLISH', KEYS[1] .. 'changes', '')
@@ -146,7 +173,7 @@ return 0
 _GIVE_UP: Final = """
 local opened = tonumber(redis.call('GET', KEYS[1] .. 'barrier:' .. ARGV[1]) or '0')
 if opened >= tonumber(ARGV[3]) then return 1 end
-redis.call('SREM', KEYS[1] .. 'waiting:' .. ARGV[1], ARGV[2])
+redis.call('HDEL', KEYS[1] .. 'waiting:' .. ARGV[1], ARGV[2])
 return 0
 """
 
@@ -176,14 +203,9 @@ class RedisDiscovery:
         on_change: Callable[[Roster], None],
         on_lost: Callable[[Exception], None],
     ) -> "RedisMembership":
-        client: redis.Redis = redis.Redis.from_url(
-            self._url,
-            decode_responses=True,
-            socket_timeout=CALL_TIMEOUT_S,
-            socket_connect_timeout=CALL_TIMEOUT_S,
-        )
+        deadline = time.monotonic() + timeout_s
         membership = RedisMembership(
-            client,
+            self._url,
             group,
             role,
             name,
@@ -194,9 +216,9 @@ class RedisDiscovery:
             on_lost,
         )
         try:
-            membership.join(time.monotonic() + timeout_s)
+            membership.join(deadline)
         except BaseException:  # whatever it is, an interrupt too: no thread stays behind
-            membership.leave()
+            membership.leave_by(deadline)
             raise
         return membership
 
@@ -206,7 +228,7 @@ class RedisMembership(RemoteMembership):
 
     def __init__(
         self,
-        client: redis.Redis,
+        url: str,
         group: str,
         role: str,
         name: str,
@@ -217,7 +239,8 @@ class RedisMembership(RemoteMembership):
         on_lost: Callable[[Exception], None],
     ) -> None:
         super().__init__(group, name, on_change, on_lost)
-        self._client = client
+        self._url = url
+        self._client = self._new_client(CALL_TIMEOUT_S)
         self._prefix = f"xain:{{{group}}}:"
         self._role = role
         self._address = address
@@ -226,38 +249,67 @@ class RedisMembership(RemoteMembership):
         self._settled_at = 0.0
         self._changed = threading.Condition()
         self._scripts = {
-            text: client.register_script(text)
+            text: self._client.register_script(text)
             for text in (_JOIN, _RENEW, _LEAVE, _ROSTER, _ARRIVE, _GIVE_UP)
         }
 
-    def _call(self, script: str, *arguments: Any) -> Any:
+    def _new_client(self, timeout_s: float) -> redis.Redis:
+        """timeout_s: of each of its calls."""
+        return redis.Redis.from_url(
+            self._url,
+            decode_responses=True,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+        )
+
+    @contextmanager
+    def _client_for(self, timeout_s: float) -> Iterator[redis.Redis]:
+        """The time belongs to a connection; so who has less of it has one of its own."""
+        if timeout_s >= CALL_TIMEOUT_S:
+            yield self._client
+        else:
+            with self._new_client(timeout_s) as client:
+                yield client
+
+    def _call(self, script: str, *arguments: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         try:
-            return self._scripts[script](keys=[self._prefix], args=list(arguments))
+            with self._client_for(timeout_s) as client:
+                return self._scripts[script]([self._prefix], arguments, client)
         except redis.RedisError as error:  # also one that may not write for now
             raise DiscoveryUnavailable(f"the Redis does not do it: {error}") from None
+        except Exception:  # whatever comes of a connection that leave() closes under a call
+            if not self._has_ended.is_set():
+                raise
+            raise DiscoveryUnavailable("the connection to the Redis has been closed") from None
 
     def _begin(self, deadline: float) -> None:
-        self._look()
+        self._look(left_s(deadline))
         self._start(self._keep)
 
     def _ask_to_join(self, timeout_s: float) -> Member:
+        deadline = time.monotonic() + timeout_s
         former = ""
         if self._member is None:
-            self._check_open()
+            self._check_open(timeout_s)
         else:
             former = json.dumps(
-                {"rank": self._member.rank, "incarnation": str(self._member.incarnation)}
+                {
+                    "rank": self._member.rank,
+                    "incarnation": str(self._member.incarnation),
+                    "heard": str(self._heard),
+                }
             )
+        who = (self._name, self._role, self._address)
         lease_ms = round(1000 * self._lease_s)
         answer = self._call(
-            _JOIN, self._name, self._role, self._address, lease_ms, former, FORGET_S, MAX_FORMER
+            _JOIN, *who, lease_ms, former, FORGET_S, MAX_FORMER, timeout_s=left_s(deadline)
         )
         match answer:
             case ["ok", text]:
                 return _member(text)
             case ["lost"]:
                 raise MembershipLost(
-                    f"{self._name!r} was taken for dead, and another process has its name"
+                    f"{self._name!r} was taken for dead, and another process has come for its name"
                 )
         _, address, left_ms = answer
         raise NameTaken(
@@ -265,9 +317,10 @@ class RedisMembership(RemoteMembership):
             f"{left_ms / 1000:.1f} s, or gone"
         )
 
-    def _check_open(self) -> None:
+    def _check_open(self, timeout_s: float) -> None:
         try:
-            up_s = int(self._client.info("server")["uptime_in_seconds"])
+            with self._client_for(timeout_s) as client:
+                up_s = int(client.info("server")["uptime_in_seconds"])
         except redis.ResponseError:
             return  # it tells not everybody; so nobody is held up
         except redis.RedisError as error:
@@ -324,8 +377,8 @@ class RedisMembership(RemoteMembership):
         self._settled_at = time.monotonic() + self._lease_s
         self._listed.clear()
 
-    def _look(self) -> None:
-        members = [_member(text) for text in self._call(_ROSTER)]
+    def _look(self, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        members = [_member(text) for text in self._call(_ROSTER, timeout_s=timeout_s)]
         roster = {member.name: member for member in members}
         if self._name not in roster:
             self._come_back()
@@ -334,34 +387,49 @@ class RedisMembership(RemoteMembership):
             self._changed.notify_all()
         self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
-    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
         who = f"{self._name}/{self.member.incarnation}"
+        # The rest of the time is for the word that we have given up.
+        give_up_at = deadline - min(WORD_S, 0.1 * (deadline - time.monotonic()))
         awaited: int | str = ""
         while True:
             with suppress(DiscoveryUnavailable):
-                awaited = self._call(_ARRIVE, barrier, who, num_members, FORGET_S, awaited)
+                awaited = self._call(
+                    _ARRIVE,
+                    barrier,
+                    who,
+                    num_members,
+                    FORGET_S,
+                    awaited,
+                    round(1000 * (left_s(deadline) + LINGER_S)),
+                    timeout_s=left_s(give_up_at),
+                )
                 if not awaited:
                     return True
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            self._check_waits(barrier, call)
+            wait_s = give_up_at - time.monotonic()
+            if wait_s <= 0:
                 if awaited:
                     with suppress(DiscoveryUnavailable):
-                        return bool(self._call(_GIVE_UP, barrier, who, awaited))
+                        return bool(
+                            self._call(_GIVE_UP, barrier, who, awaited, timeout_s=left_s(deadline))
+                        )
                 return False
             with self._changed:
-                self._changed.wait(min(left_s, RETRY_S))
-            self._check_member()
+                self._changed.wait(min(wait_s, RETRY_S))
+            self._check_waits(barrier, call)
 
-    def _end(self) -> None:
+    def _end(self, timeout_s: float) -> None:
         with self._changed:
             self._changed.notify_all()  # who waits at a barrier
         if self._member is not None:
             with suppress(DiscoveryUnavailable):  # it expires by itself
-                self._call(_LEAVE, self._name, str(self._member.incarnation))
+                self._call(_LEAVE, self._name, str(self._member.incarnation), timeout_s=timeout_s)
+        self._client.close()  # nobody waits any more for what does not answer
 
-    def leave(self) -> None:
-        super().leave()
-        self._client.close()  # when no thread uses it any more
+    def leave_by(self, deadline: float) -> None:
+        super().leave_by(deadline)
+        self._client.close()  # what a thread has opened meanwhile
 
 
 def _close(listener: Any) -> None:

@@ -6,6 +6,10 @@ process may have died: the lease is cut short then, but for what a living one ta
 
 A rank is the lowest that is free in its role, or the one that the name had last.
 
+Of two processes with one name the later one stays, which is the one of the higher incarnation. The
+other has lost its membership, also where it comes back when the later one has left: peers that have
+heard of that one do not listen to it any more.
+
 A registry keeps nothing for the next process. Its members come back to that one with what they were
 told here, and are who they were. So that nobody else has their names and ranks by then, newcomers
 are let in a moment later. Until `settled_at`, when all have had the time for it, who has never
@@ -17,11 +21,13 @@ Pure: times are seconds on any clock that does not go back.
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TypeVar
 
-from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
 from xain_messaging.names import why_not
 from xain_messaging.ports import Member, Roster
+
+Key = TypeVar("Key")
 
 LEASE_S = 10.0
 
@@ -33,30 +39,45 @@ GRACE_S = 2.0
 # look for it all the time, and are back within half of that.
 SETTLE_S = 2.0
 
-# Ranks of those who have left that are remembered, of a group.
+# Those who have left that are remembered: their ranks, of a group, and their incarnations, of all.
 MAX_FORMER = 4096
+
+# That a member waits at, at the same time. Each holds a call, and there is not room for any number.
+MAX_BARRIERS = 4
+
+# Over a network who waits at a barrier gives up so long before its time is over, a tenth of it at
+# most: so it hears in time whether it was counted.
+WORD_S = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A member at a barrier, until that is open or the member waits there no more.
+
+    on_end: called then.
+    """
+
+    group: str
+    barrier: str
+    name: str
+    on_end: Callable[[], None]
+    is_waiting: bool = True
+    is_open: bool = False
 
 
 @dataclass(slots=True)
 class _Entry:
     member: Member
     expires_at: float
-    num_lines: int = 0
+    line: object = None  # the newest
+    arrivals: dict[str, Arrival] = field(default_factory=dict)  # by barrier
 
 
 @dataclass(slots=True)
 class _Group:
     entries: dict[str, _Entry] = field(default_factory=dict)
-    former: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # ranks
-    barriers: "dict[str, Barrier]" = field(default_factory=dict)  # that wait to be opened
-
-
-@dataclass(slots=True, eq=False)
-class Barrier:
-    """One opening. waiting: names."""
-
-    is_open: bool = False
-    waiting: set[str] = field(default_factory=set)
+    ranks: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # of former ones
+    barriers: dict[str, dict[str, Arrival]] = field(default_factory=dict)  # by name of who waits
 
 
 class Registry:
@@ -81,6 +102,8 @@ class Registry:
         self._new_incarnation = new_incarnation
         self._on_change = on_change
         self._groups: dict[str, _Group] = {}
+        # The last of each name, by group, of those who have left; it outlives the group.
+        self._incarnations: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def roster(self, group: str) -> Roster:
         """All members, by name."""
@@ -104,8 +127,8 @@ class Registry:
         """A new member, or one that comes back with what it was told here or by the registry
         before, as `former`.
 
-        Raises NameTaken if another process has the name, MembershipLost if it has it instead of
-        this one, and DiscoveryUnavailable if it is too early for a newcomer.
+        Raises NameTaken if another process has the name, MembershipLost if one has it, or has had
+        it, instead of this one, and DiscoveryUnavailable if it is too early for a newcomer.
         """
         if former is None and now < self._open_at:
             raise DiscoveryUnavailable(
@@ -114,12 +137,11 @@ class Registry:
             )
         if former is None:
             self.expire(now)  # who comes for a name may be faster than the timer
+        self._make_way(group, name, now, former)
         found = self._groups.setdefault(group, _Group())
         entry = found.entries.get(name)
-        if entry is not None and (former is None or entry.member.incarnation != former.incarnation):
-            _refuse(group, entry, former, now)
         if former is None:
-            incarnation, wanted = self._new_incarnation(), found.former.get((role, name))
+            incarnation, wanted = self._new_incarnation(), found.ranks.get((role, name))
         else:
             incarnation, wanted = former.incarnation, former.rank
         taken = {
@@ -134,10 +156,31 @@ class Registry:
             found.entries[name] = _Entry(member, now + self.lease_s)
         else:
             entry.member, entry.expires_at = member, now + self.lease_s  # its lines stand
-        found.former.pop((role, name), None)
+        found.ranks.pop((role, name), None)
+        self._incarnations.pop((group, name), None)
         if is_new:
             self._on_change(group)
         return member
+
+    def _make_way(self, group: str, name: str, now: float, former: Member | None) -> None:
+        """Nobody else has the name afterwards; or raises why somebody has. See join()."""
+        last = self._incarnations.get((group, name), 0)
+        entry = self._groups[group].entries.get(name) if group in self._groups else None
+        if entry is not None:
+            last = entry.member.incarnation
+            if former is None:
+                left_s = max(0.0, entry.expires_at - now)
+                raise NameTaken(
+                    f"there is a {name!r} in the group {group!r} already, at "
+                    f"{entry.member.address}; it is heard of within {left_s:.1f} s, or gone"
+                )
+        if former is not None and former.incarnation < last:
+            raise MembershipLost(
+                f"{name!r} was taken for dead, and another process has come for its name in "
+                f"{group!r}"
+            )
+        if former is not None and entry is not None and former.incarnation > last:
+            self._remove(group, name)  # it had been replaced, and was back before the other
 
     def renew(self, group: str, name: str, incarnation: int, now: float) -> bool:
         """A heartbeat. Whether this process is a member."""
@@ -152,26 +195,24 @@ class Registry:
         if self._entry(group, name, incarnation) is not None:
             self._remove(group, name)
 
-    def num_lines(self, group: str, name: str, incarnation: int) -> int:
-        """That stand to this process."""
-        entry = self._entry(group, name, incarnation)
-        return 0 if entry is None else entry.num_lines
-
-    def line_stands(self, group: str, name: str, incarnation: int, now: float) -> bool:
-        """One more line to a member; a heartbeat too."""
+    def line_stands(
+        self, group: str, name: str, incarnation: int, now: float, line: object
+    ) -> bool:
+        """To a member, in the place of the one before; a heartbeat too."""
         entry = self._entry(group, name, incarnation)
         if entry is None:
             return False
-        entry.num_lines += 1
+        entry.line = line
         return self.renew(group, name, incarnation, now)
 
-    def line_has_ended(self, group: str, name: str, incarnation: int, now: float) -> None:
-        """One of them."""
+    def line_has_ended(
+        self, group: str, name: str, incarnation: int, now: float, line: object
+    ) -> None:
+        """If it is not the newest of a member: nothing."""
         entry = self._entry(group, name, incarnation)
-        if entry is not None:
-            entry.num_lines -= 1
-            if not entry.num_lines:
-                entry.expires_at = min(entry.expires_at, now + GRACE_S)
+        if entry is not None and entry.line is line:
+            entry.line = None
+            entry.expires_at = min(entry.expires_at, now + GRACE_S)
 
     def expire(self, now: float) -> float | None:
         """Remove those whose lease is over. Returns when the next one will be; None: there is
@@ -193,36 +234,56 @@ class Registry:
 
     def _remove(self, group: str, name: str) -> None:
         found = self._groups[group]
+        for arrival in list(found.entries[name].arrivals.values()):
+            self.give_up(arrival)
         member = found.entries.pop(name).member
-        found.former[member.role, name] = member.rank
-        if len(found.former) > MAX_FORMER:
-            found.former.popitem(last=False)
-        for barrier in list(found.barriers):
-            self.give_up(group, barrier, name)
+        _note(found.ranks, (member.role, name), member.rank)
+        _note(self._incarnations, (group, name), member.incarnation)
         if not found.entries:
             del self._groups[group]  # with its barriers and ranks: the next members begin anew
         self._on_change(group)
 
     # --- barriers ---
 
-    def arrive(self, group: str, barrier: str, name: str, num_members: int) -> Barrier:
-        """A member waits until the barrier that this returns is open."""
-        found = self._groups[group].barriers
-        waiting = found.setdefault(barrier, Barrier())
-        waiting.waiting.add(name)
-        if len(waiting.waiting) >= num_members:
-            waiting.is_open = True
-            del found[barrier]  # the next one of this name is another
-            self._on_change(group)
-        return waiting
+    def arrive(
+        self,
+        group: str,
+        barrier: str,
+        name: str,
+        num_members: int,
+        on_end: Callable[[], None],
+    ) -> Arrival:
+        """A member waits there from now on, until give_up(); one who does already waits anew, and
+        what it did before has ended.
 
-    def give_up(self, group: str, barrier: str, name: str) -> None:
-        """It waits no more."""
-        found = self._groups[group].barriers if group in self._groups else {}
-        if barrier in found:
-            found[barrier].waiting.discard(name)
-            if not found[barrier].waiting:
-                del found[barrier]
+        Raises DiscoveryUnavailable for one that waits at too many others.
+        """
+        found = self._groups[group]
+        arrivals = found.entries[name].arrivals
+        if barrier in arrivals:
+            self.give_up(arrivals[barrier])
+        if len(arrivals) >= MAX_BARRIERS:
+            raise DiscoveryUnavailable(f"{name!r} waits at {MAX_BARRIERS} barriers already")
+        arrival = Arrival(group, barrier, name, on_end)
+        waiting = found.barriers.setdefault(barrier, {})
+        waiting[name] = arrivals[barrier] = arrival
+        if len(waiting) >= num_members:
+            for one in list(waiting.values()):
+                one.is_open = True
+                self.give_up(one)  # the next barrier of this name is another
+        return arrival
+
+    def give_up(self, arrival: Arrival) -> None:
+        """It is over. If it has been before: nothing."""
+        if not arrival.is_waiting:
+            return
+        arrival.is_waiting = False
+        found = self._groups[arrival.group]
+        waiting = found.barriers[arrival.barrier]
+        del waiting[arrival.name], found.entries[arrival.name].arrivals[arrival.barrier]
+        if not waiting:
+            del found.barriers[arrival.barrier]
+        arrival.on_end()
 
 
 def check_barrier(name: str, num_members: int) -> None:
@@ -233,17 +294,17 @@ def check_barrier(name: str, num_members: int) -> None:
         raise ValueError(f"a barrier is for one member at least, not {num_members}")
 
 
-def _refuse(group: str, entry: _Entry, former: Member | None, now: float) -> NoReturn:
-    name = entry.member.name
-    if former is not None:
-        raise MembershipLost(
-            f"{name!r} was taken for dead, and another process has its name in {group!r}"
-        )
-    left_s = max(0.0, entry.expires_at - now)
-    raise NameTaken(
-        f"there is a {name!r} in the group {group!r} already, at {entry.member.address}; it is "
-        f"heard of within {left_s:.1f} s, or gone"
-    )
+def replaced(barrier: str) -> MessagingError:
+    """For a call at a barrier."""
+    return MessagingError(f"a newer call waits at the barrier {barrier!r} in the place of this one")
+
+
+def _note(numbers: OrderedDict[Key, int], key: Key, number: int) -> None:
+    """As the latest; the oldest go."""
+    numbers[key] = number
+    numbers.move_to_end(key)
+    if len(numbers) > MAX_FORMER:
+        numbers.popitem(last=False)
 
 
 def _lowest(taken: set[int]) -> int:

@@ -12,7 +12,7 @@ from random import Random
 
 import structlog
 
-from xain_messaging.discovery.registry import check_barrier
+from xain_messaging.discovery.registry import check_barrier, replaced
 from xain_messaging.errors import (
     Closed,
     DiscoveryUnavailable,
@@ -26,6 +26,10 @@ log = structlog.get_logger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.25
+# What a call has at least, also where no time is left for it.
+MIN_CALL_S = 0.1
+# For all that leave() has to do: who does not answer by then expires by itself.
+LEAVE_S = 1.0
 
 
 class RemoteMembership(ABC):
@@ -46,9 +50,12 @@ class RemoteMembership(ABC):
         self._member: Member | None = None
         self._roster: Roster = {}
         self._listed: set[str] = set()
+        self._heard = 0  # the highest incarnation; a service that has lost all asks for it
         self._has_ended = threading.Event()
         self._joining = threading.Lock()  # so that nobody comes back who has left
         self._threads: list[threading.Thread] = []
+        self._calling = threading.Lock()
+        self._calls: dict[str, object] = {}  # the newest at each barrier
 
     @property
     def member(self) -> Member:
@@ -72,11 +79,11 @@ class RemoteMembership(ABC):
         Raises DiscoveryUnavailable, but at the deadline only if anything has been started."""
 
     @abstractmethod
-    def _wait_at(self, barrier: str, num_members: int, deadline: float) -> bool:
-        """Whether it has opened by the deadline. Asks _check_member() after every wait."""
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
+        """Whether it has opened by the deadline. Asks _check_waits() after every wait."""
 
     @abstractmethod
-    def _end(self) -> None:
+    def _end(self, timeout_s: float) -> None:
         """We are none any more: tell the service if it hears, and end what goes on."""
 
     # --- to come, to come back, and to go ---
@@ -85,7 +92,7 @@ class RemoteMembership(ABC):
         """Again and again. Raises NameTaken and DiscoveryUnavailable at the deadline."""
         while True:
             try:
-                self._member = self._ask_to_join(max(0.1, deadline - time.monotonic()))
+                self._member = self._ask_to_join(left_s(deadline))
                 self._begin(deadline)
                 return
             except (NameTaken, DiscoveryUnavailable):
@@ -102,24 +109,41 @@ class RemoteMembership(ABC):
 
     def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
         check_barrier(name, num_members)
-        self._check_member()
-        if not self._wait_at(name, num_members, time.monotonic() + timeout_s):
-            raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
+        call = object()
+        with self._calling:
+            self._calls[name] = call
+        try:
+            self._check_waits(name, call)
+            if not self._wait_at(name, num_members, time.monotonic() + timeout_s, call):
+                raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
+        finally:
+            with self._calling:
+                if self._calls.get(name) is call:
+                    del self._calls[name]
 
-    def _check_member(self) -> None:
-        """Raises Closed."""
+    def _check_waits(self, barrier: str, call: object) -> None:
+        """Raises Closed, and what a call hears that a newer one has taken the place of."""
         if self._has_ended.is_set():
             raise Closed(f"{self._name!r} is no member of {self._group!r} any more")
+        if self._calls.get(barrier) is not call:
+            raise replaced(barrier)
 
     def leave(self) -> None:
+        self.leave_by(time.monotonic() + LEAVE_S)
+
+    def leave_by(self, deadline: float) -> None:
+        """leave(), but for MIN_CALL_S in this time."""
         if self._has_ended.is_set() and not self._threads:
             return
-        with self._joining:
-            self._has_ended.set()
-        self._end()
+        self._has_ended.set()
+        # A service that hangs while we come back to it is not waited for: then it is a lease later
+        # that we have gone.
+        if self._joining.acquire(timeout=left_s(deadline)):
+            self._joining.release()
+        self._end(left_s(deadline))
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(CALL_TIMEOUT_S)
+                thread.join(left_s(deadline))
         self._threads.clear()
 
     # --- in threads ---
@@ -135,6 +159,8 @@ class RemoteMembership(ABC):
         except MembershipLost as lost:
             self._lose(lost)
         except Exception as error:  # a defect, ours or of who is told: nobody may go on unnoticed
+            if self._has_ended.is_set():
+                return  # what it was using has been closed
             log.exception("membership_failed", group=self._group, peer=self._name)
             self._lose(MembershipLost(f"the thread that keeps it has failed: {error!r}"))
 
@@ -154,6 +180,7 @@ class RemoteMembership(ABC):
             when it may be another one than before.
         """
         self._listed |= listed.keys()
+        self._heard = max([self._heard, *(member.incarnation for member in listed.values())])
         others: Roster = {}
         if is_settling:
             others = {n: m for n, m in self._roster.items() if n not in self._listed}
@@ -161,3 +188,8 @@ class RemoteMembership(ABC):
         if roster != self._roster:
             self._roster = roster
             self._on_change(roster)
+
+
+def left_s(deadline: float) -> float:
+    """For a call."""
+    return max(MIN_CALL_S, deadline - time.monotonic())

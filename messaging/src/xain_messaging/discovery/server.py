@@ -8,7 +8,7 @@ from typing import Self
 import grpc
 
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
-from xain_messaging.discovery.service import MembershipService
+from xain_messaging.discovery.service import KEEPALIVE, MembershipService
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 
 START_S = 30.0
@@ -20,6 +20,7 @@ class MembershipServer:
     listen: "HOST:PORT", port 0 for one that is free; see target.
     lease_s, settle_s: see MembershipService. Where nobody can have been before, newcomers need not
         wait: 0.
+    credentials: of the port; without them it goes in the clear.
     Raises OSError from start() if nobody can listen there.
     """
 
@@ -28,11 +29,13 @@ class MembershipServer:
         listen: str = "127.0.0.1:0",
         lease_s: float = LEASE_S,
         settle_s: float = SETTLE_S,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._host, _, port = listen.rpartition(":")
         self._port = int(port)
         self._lease_s = lease_s
         self.settle_s = settle_s
+        self._credentials = credentials
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: grpc.aio.Server | None = None
@@ -68,10 +71,13 @@ class MembershipServer:
             raise OSError(f"cannot listen on {self.target}: {error}") from None
 
     async def _serve(self) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
         service = MembershipService(self._lease_s, self.settle_s)
         add_MembershipServicer_to_server(service, self._server)
-        self._port = self._server.add_insecure_port(self.target)
+        if self._credentials is None:
+            self._port = self._server.add_insecure_port(self.target)
+        else:
+            self._port = self._server.add_secure_port(self.target, self._credentials)
         await self._server.start()
 
     def stop(self) -> None:

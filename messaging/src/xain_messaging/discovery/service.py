@@ -3,12 +3,22 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, Final, NoReturn
 
 import grpc
 import structlog
 
-from xain_messaging.discovery.registry import LEASE_S, SETTLE_S, Registry, check_barrier
+from xain_messaging.discovery.registry import (
+    LEASE_S,
+    MAX_BARRIERS,
+    SETTLE_S,
+    WORD_S,
+    Arrival,
+    Registry,
+    check_barrier,
+    replaced,
+)
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.names import why_not
 from xain_messaging.ports import Member
@@ -19,14 +29,46 @@ log = structlog.get_logger(__name__)
 
 MAX_MEMBERS = 1_000  # of all groups
 MAX_ADDRESS_BYTES = 256
-MAX_LINES = 4  # streams of one member: one stands, and others may not have been noticed to be gone
-RPCS_PER_MEMBER = MAX_LINES + 2  # a heartbeat and a barrier at the same time
+# Calls of one member at the same time that last: a stream and barriers. And those that end at once:
+# a heartbeat, and one whose place a newer one has just taken.
+RPCS_PER_MEMBER = 1 + MAX_BARRIERS + 2
 # What a member says of itself when it comes back, it may say wrongly, or by another clock.
 MAX_AHEAD_NS = 24 * 3600 * 10**9
 
 GATHER_S = 0.02
 
+# Of the server that has the service. Streams stand for as long as their members are there: one
+# whose line has ended without a word is noticed, and members, who do the same, are not hung up on.
+KEEPALIVE: Final = {
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+}
+
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _Line:
+    """A Watch stream of a member. It is made in the task of the call.
+
+    changed: set when there is something to tell. is_writing: since the last was told.
+    """
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self.changed = asyncio.Event()
+        self.is_writing = False
+        self.has_ended = False
+
+    def end(self) -> None:
+        """Its member has gone, or watches on another one. What is being told may wait for ever for
+        somebody to read it."""
+        self.has_ended = True
+        self.changed.set()
+        if self.is_writing:
+            assert self._task is not None
+            self._task.cancel()
 
 
 class MembershipService(MembershipServicer):
@@ -38,7 +80,8 @@ class MembershipService(MembershipServicer):
 
     def __init__(self, lease_s: float = LEASE_S, settle_s: float = SETTLE_S) -> None:
         self._last_incarnation = 0
-        self._changes: dict[str, asyncio.Event] = {}
+        self._lines: dict[tuple[str, str, int], _Line] = {}  # the newest of each member
+        self._arrivals: set[Arrival] = set()
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._registry = Registry(
@@ -52,18 +95,13 @@ class MembershipService(MembershipServicer):
         return self._last_incarnation
 
     def _has_changed(self, group: str) -> None:
-        changed = self._changes.pop(group, None)
-        if changed is not None:
-            changed.set()
-
-    async def _change(self, group: str, timeout_s: float | None) -> None:
-        """Until the group is another than now."""
-        changed = self._changes.setdefault(group, asyncio.Event())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await changed.wait()
-        except TimeoutError:
-            pass
+        for member, line in list(self._lines.items()):
+            if member[0] != group:
+                continue
+            if self._registry.is_member(*member):
+                line.changed.set()
+            else:
+                line.end()
 
     def _expire(self) -> None:
         """Whose lease is over has gone; comes again when the next one will be."""
@@ -80,8 +118,10 @@ class MembershipService(MembershipServicer):
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
-        for group in list(self._changes):
-            self._has_changed(group)
+        for line in self._lines.values():
+            line.changed.set()
+        for arrival in list(self._arrivals):
+            self._registry.give_up(arrival)
 
     # --- the calls ---
 
@@ -105,17 +145,19 @@ class MembershipService(MembershipServicer):
             )
         former = from_message(request.former) if request.HasField("former") else None
         if former is not None:
+            heard = max(former.incarnation, request.heard)
             if not (
                 0 <= former.rank < MAX_MEMBERS
-                and 0 < former.incarnation <= time.time_ns() + MAX_AHEAD_NS
+                and former.incarnation > 0
+                and heard <= time.time_ns() + MAX_AHEAD_NS
             ):
                 await _refuse(
                     context,
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"nobody was told to be of rank {former.rank} and incarnation "
-                    f"{former.incarnation}",
+                    f"{former.incarnation}, or of incarnation {request.heard}",
                 )
-            self._last_incarnation = max(self._last_incarnation, former.incarnation)
+            self._last_incarnation = max(self._last_incarnation, heard)
         try:
             member = self._registry.join(
                 request.group,
@@ -149,17 +191,16 @@ class MembershipService(MembershipServicer):
     ) -> AsyncIterator[pb.WatchResponse]:
         registry = self._registry
         member = (request.group, request.name, request.incarnation)
-        if registry.num_lines(*member) >= MAX_LINES:
-            await _refuse(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{request.name!r} watches {MAX_LINES} times already",
-            )
-        if not registry.line_stands(*member, time.monotonic()):
+        older, line = self._lines.get(member), _Line()
+        if not registry.line_stands(*member, time.monotonic(), line):
             await _refuse_stranger(context, request.group, request.name)
+        self._lines[member] = line
+        if older is not None:
+            older.end()
         last: pb.WatchResponse | None = None
         try:
-            while registry.is_member(*member) and not self._has_ended:
+            while not line.has_ended and not self._has_ended:
+                line.changed.clear()
                 left_s = registry.settled_at - time.monotonic()
                 roster = registry.roster(request.group)
                 told = pb.WatchResponse(
@@ -168,14 +209,23 @@ class MembershipService(MembershipServicer):
                 )
                 if told != last:
                     last = told
+                    line.is_writing = True
                     yield told
+                    line.is_writing = False
                     continue  # it may have changed while that went out
-                await self._change(request.group, left_s if left_s > 0 else None)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s if left_s > 0 else None):
+                        await line.changed.wait()
                 await asyncio.sleep(GATHER_S)  # when many come at once, each hears of many at once
         finally:
-            registry.line_has_ended(*member, time.monotonic())
+            if self._lines.get(member) is line:
+                del self._lines[member]
+            registry.line_has_ended(*member, time.monotonic(), line)
             self._expire()
-        await self._refuse_waiting(context, request.group, request.name)
+        await self._refuse_on(context, *member)
+        await _refuse(
+            context, grpc.StatusCode.ABORTED, f"{request.name!r} watches on a newer stream"
+        )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         self._registry.leave(request.group, request.name, request.incarnation)
@@ -190,22 +240,36 @@ class MembershipService(MembershipServicer):
             check_barrier(request.barrier, request.num_members)
         except ValueError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        place = (request.group, request.barrier)
-        waiting = registry.arrive(*place, request.name, request.num_members)
+        ended = asyncio.Event()
+        where = (request.group, request.barrier, request.name, request.num_members)
         try:
-            while not waiting.is_open:
-                if self._has_ended or not registry.is_member(*member):
-                    await self._refuse_waiting(context, request.group, request.name)
-                await self._change(request.group, None)
-        except asyncio.CancelledError:
-            registry.give_up(*place, request.name)
-            raise
+            arrival = registry.arrive(*where, ended.set)
+        except DiscoveryUnavailable as error:
+            await _refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        self._arrivals.add(arrival)
+        left_s = context.time_remaining()
+        try:
+            async with asyncio.timeout(left_s and left_s - min(WORD_S, left_s / 10)) as time_limit:
+                await ended.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._arrivals.discard(arrival)
+            registry.give_up(arrival)
+        if not arrival.is_open:
+            await self._refuse_on(context, *member)
+            if time_limit.expired():
+                why_not = f"{request.barrier!r} has not opened"
+                await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, why_not)
+            await _refuse(context, grpc.StatusCode.ABORTED, str(replaced(request.barrier)))
         return pb.BarrierResponse()
 
-    async def _refuse_waiting(self, context: Context, group: str, name: str) -> NoReturn:
+    async def _refuse_on(self, context: Context, group: str, name: str, incarnation: int) -> None:
+        """A call that cannot go on, for the service is being stopped or this is no member."""
         if self._has_ended:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the service is being stopped")
-        await _refuse_stranger(context, group, name)
+        if not self._registry.is_member(group, name, incarnation):
+            await _refuse_stranger(context, group, name)
 
 
 def to_message(member: Member) -> pb.Member:

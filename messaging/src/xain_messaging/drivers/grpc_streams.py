@@ -1,5 +1,8 @@
 """Frames over gRPC: to each peer a stream, on which nothing comes back.
 
+It is opened when there is something to send, and ends when there has been nothing for IDLE_S; so a
+peer has as many streams at a time as others talk to it, however many there are.
+
 Everybody serves `/xain_messaging.Exchange/Deliver`, a client stream of bytes. A packet is a prelude
 and its frames, one after another, in messages of at most CHUNK_BYTES:
 
@@ -29,7 +32,8 @@ from typing import Any, Final, NamedTuple
 import grpc
 import structlog
 
-from xain_messaging.codec import MAX_MESSAGE_BYTES, Frame, Frames, num_bytes
+from xain_messaging.codec import MAX_FRAMES, MAX_MESSAGE_BYTES, Frame, Frames, num_bytes
+from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
@@ -41,18 +45,21 @@ log = structlog.get_logger(__name__)
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
 # Each costs some hand-overs between threads at both ends, whatever its size.
 CHUNK_BYTES: Final = 2 << 20
-# More than a message has; see codec.py.
-MAX_FRAMES: Final = 4096
-
 # What Python and numpy take for each frame that waits, beside its bytes.
 FRAME_BYTES: Final = 512
 
 # A thread waits on each stream that comes.
 MAX_PEERS: Final = 256
 
+# A stream on which nothing goes for so long ends, and makes room for another peer's.
+IDLE_S: Final = 10.0
+
 # Between two attempts to reach a peer.
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 2.0
+
+# Between two lines in the log that say the same of one peer.
+WARN_EVERY_S: Final = 60.0
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", CHUNK_BYTES + 8 * MAX_FRAMES + 64),
@@ -124,12 +131,14 @@ class GrpcDriver:
     """See ports.Driver. It listens on its host at a port that is free, unless one is given.
 
     listen: "HOST:PORT", port 0 for any.
-    advertise: the host that others are told, if it is not that of `listen`.
+    advertise: the host that others are told, if it is not that of `listen`. A host that stands for
+        all interfaces, such as "0.0.0.0", needs that.
     tls: without it everything goes in the clear, and anybody may connect. With it only those whose
         certificates `ca` has signed; which of them a peer is, it says itself.
-    max_peers: whose streams are taken at a time; those beyond it try again until there is room.
-    max_message_bytes: a message that is larger is refused where it is sent; so it has to be the
-        same at all peers. A stream that brings one is ended.
+    max_peers: whose streams are taken at a time. Those beyond it say so in their logs, and try
+        again until one of the others has sent nothing for IDLE_S.
+    max_message_bytes: a message that is larger is refused where it is sent, here and at the others:
+        the address tells them. A stream that brings one is ended.
     bounds: those of the peers that send to it. Of what they send four times as much may wait here,
         each frame with 512 bytes beside its own.
     num_refused: streams that were ended because they were none of ours.
@@ -145,6 +154,7 @@ class GrpcDriver:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
+        host = told_host(listen.rpartition(":")[0], advertise)  # before anything is open
         self.num_refused = 0
         self._tls = tls
         self._bounds = bounds
@@ -171,7 +181,8 @@ class GrpcDriver:
                 [(tls.key, tls.certificate)], tls.ca, require_client_auth=True
             )
             port = self._server.add_secure_port(listen, credentials)
-        self._address = f"{advertise or listen.rpartition(':')[0]}:{port}"
+        limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
+        self._address = with_limit(f"{host}:{port}", limit)
         self._server.start()
 
     @property
@@ -192,11 +203,14 @@ class GrpcDriver:
         if line is not None:
             line.close()
 
-    def check(self, frames: Frames) -> None:
-        if (size := num_bytes(frames)) > self._max_message_bytes:
+    def check(self, peer: str, frames: Frames) -> None:
+        size, line = num_bytes(frames), self._lines.get(peer)
+        if size > self._max_message_bytes:
             raise BodyError(
                 f"a message of {size} bytes; this driver carries {self._max_message_bytes}"
             )
+        if line is not None and line.max_bytes is not None and size > line.max_bytes:
+            raise BodyError(f"a message of {size} bytes; {peer!r} takes {line.max_bytes} at once")
 
     def send(self, peer: str, frames: Frames) -> None:
         with self._lock:
@@ -294,7 +308,11 @@ class GrpcDriver:
 
 
 class _Line:
-    """To one peer: a stream, and another one whenever it has broken."""
+    """To one peer: a stream, and another one when it has broken or was idle, as soon as there is
+    something to send.
+
+    max_bytes: of a message that the peer takes; None for no limit.
+    """
 
     def __init__(
         self,
@@ -303,70 +321,126 @@ class _Line:
         tls: TlsFiles | None,
         events: "EventQueue[Lost | _Packet]",
     ) -> None:
+        plain, self.max_bytes = split_limit(address)
         self._peer = peer
         self._events = events
         self._lock = threading.RLock()
         self._is_closed = False
+        self._is_finishing = False
+        self._has_finished = threading.Event()
         self._begun_at = 0.0
         self._retry_s = RETRY_S
         self._timer: threading.Timer | None = None
         self._waiting: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
         self._stream: Any = None
+        self._is_ending = False  # the stream: what waits goes over the next one
+        self._warned: tuple[object, float] = (None, 0.0)  # of which status, and when
         if tls is None:
-            self._channel = grpc.insecure_channel(address, _OPTIONS)
+            self._channel = grpc.insecure_channel(plain, _OPTIONS)
         else:
             credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
+            self._channel = grpc.secure_channel(plain, credentials, _OPTIONS)
         self._method: Any = self._channel.stream_unary(METHOD)
-        self._begin()
 
     def send(self, frames: Frames) -> None:
-        self._waiting.put(frames)
+        with self._lock:
+            self._waiting.put(frames)
+            if self._stream is None and self._timer is None:
+                self._begin()
 
     def _begin(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._begun_at = time.monotonic()
-            self._timer = None
-            # It waits for as long as nobody is there; the channel tries to reach it.
-            self._stream = self._method.future(_chunks(self._waiting), wait_for_ready=True)
-            self._stream.add_done_callback(self._ended)
+        self._begun_at = time.monotonic()
+        # It waits for as long as nobody is there; the channel tries to reach it.
+        self._stream = self._method.future(self._chunks(self._waiting), wait_for_ready=True)
+        self._stream.add_done_callback(self._ended)
+
+    def _chunks(self, waiting: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
+        while (frames := self._next(waiting)) is not None:
+            yield from to_chunks(frames)
+            del frames  # the next may be long in coming
+
+    def _next(self, waiting: "queue.SimpleQueue[Frames | None]") -> Frames | None:
+        """None when the stream is to end."""
+        while True:
+            with suppress(queue.Empty):
+                if (frames := waiting.get(timeout=IDLE_S)) is not None:
+                    return frames
+            with self._lock:
+                if waiting is not self._waiting:
+                    return None  # it has ended
+                if waiting.empty():
+                    self._is_ending = True
+                    self._waiting = queue.SimpleQueue()
+                    return None
 
     def _ended(self, stream: Any) -> None:
         with self._lock:
             if self._is_closed or stream is not self._stream:
                 return
-            self._waiting.put(None)  # lets gRPC's thread go that waits for more
-            # A line that breaks is nothing special; one that the other end does not want is.
+            self._stream = None
+            was_ending, self._is_ending = self._is_ending, False
             code = None if stream.cancelled() else stream.code()
-            level = log.debug if code is grpc.StatusCode.UNAVAILABLE else log.warning
-            level("stream_ended", peer=self._peer, code=str(code), details=stream.details())
+            if was_ending and code is grpc.StatusCode.OK:
+                # The peer has all of it. Not before that is known does the next one begin: what
+                # goes over it must not overtake this.
+                if not self._waiting.empty():
+                    self._begin()
+                elif self._is_finishing:
+                    self._has_finished.set()
+                return
+            self._tell(code, stream.details())
+            self._waiting.put(None)  # lets gRPC's thread go that waits for more
             # First a new queue, then the word: what goes into the old one after it would be lost.
             self._waiting = queue.SimpleQueue()
             self._events.put(Lost(self._peer))
+            self._has_finished.set()  # if it was to: there is no second attempt
             lived_s = time.monotonic() - self._begun_at
             self._retry_s = RETRY_S if lived_s > 1 else min(2 * self._retry_s, MAX_RETRY_S)
             self._timer = threading.Timer(self._retry_s, self._try_again)
             self._timer.daemon = True
             self._timer.start()
 
+    def _tell(self, code: Any, details: object) -> None:
+        """A line that breaks is nothing special; one that the other end does not want is."""
+        status, told_at = self._warned
+        now = time.monotonic()
+        level = log.warning
+        if code is grpc.StatusCode.UNAVAILABLE or (code is status and now - told_at < WARN_EVERY_S):
+            level = log.debug
+        else:
+            self._warned = (code, now)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            level(
+                "peer_has_no_room",
+                peer=self._peer,
+                why="it has as many streams as it takes at a time; nothing goes to it before one "
+                "of them is idle. Raise max_peers of its GrpcDriver",
+            )
+        else:
+            level("stream_ended", peer=self._peer, code=str(code), details=details)
+
     def _try_again(self) -> None:
         with self._lock:
-            if self._timer is not None:  # else somebody was faster
-                self._timer.cancel()
+            self._timer = None
+            if not self._is_closed and self._stream is None and not self._waiting.empty():
                 self._begin()
 
     def finish(self) -> None:
         """No more will come. See join()."""
-        self._waiting.put(None)
-        self._try_again()  # rather now than too late
+        with self._lock:
+            self._is_finishing = True
+            self._has_finished.clear()
+            if not self._waiting.empty() or (self._stream is not None and not self._is_ending):
+                self._waiting.put(None)
+            elif self._stream is None:
+                self._has_finished.set()
+                return
+            if self._stream is None:
+                self._begin()  # rather now than too late
 
     def join(self, timeout_s: float) -> None:
         """Until the peer has all, or as long as that."""
-        with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-            if self._stream is not None:
-                self._stream.result(timeout_s)
+        self._has_finished.wait(timeout_s)
 
     def close(self) -> None:
         with self._lock:
@@ -395,12 +469,6 @@ class _Threads(Executor):
 
 
 # --- packets in a stream --------------------------------------------------------------------------
-
-
-def _chunks(waiting: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
-    while (frames := waiting.get()) is not None:
-        yield from to_chunks(frames)
-        del frames  # the next may be long in coming
 
 
 def to_chunks(frames: Frames) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from typing import Final
 import zmq
 
 from xain_messaging.codec import Frame, Frames, num_bytes
+from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
@@ -60,6 +61,7 @@ class _Line:
     at retry_at."""
 
     address: str
+    max_frame_bytes: int | None  # that the peer takes
     sockets: _Sockets | None
     retry_s: float = RETRY_S
     retry_at: float = 0.0
@@ -70,10 +72,10 @@ class ZmqDriver:
     """See ports.Driver. It listens on its host at a port that is free.
 
     host: the interface to listen on, and the address that others are told, unless `advertise` is
-        another.
-    max_frame_bytes: a message with a larger frame, see codec.py, is refused where it is sent; so it
-        has to be the same at all peers. Who sends one all the same is hung up on. The default takes
-        all.
+        another. One that stands for all interfaces, such as "*", needs that.
+    max_frame_bytes: a message with a larger frame, see codec.py, is refused where it is sent, here
+        and at the others: the address tells them. Who sends one all the same is hung up on. The
+        default takes all.
     bounds: those of the peers that send to it. Who has sent more messages than they allow waits,
         until some have been received; of bytes ZeroMQ has no count.
     """
@@ -86,6 +88,7 @@ class ZmqDriver:
         max_frame_bytes: int = -1,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
+        host_told = told_host(host, advertise)  # before anything is open
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._lock = threading.RLock()
@@ -102,13 +105,15 @@ class ZmqDriver:
         # Both ends of it are sockets of the system, so that a signal handler may wake.
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
+        self._woken_fd = self._woken.fileno()
         self._waker.setblocking(False)
         self._pull = self._context.socket(zmq.PULL)
         max_waiting = TOLERANCE * bounds.max_messages
         most = -1 if max_frame_bytes < 0 else max_frame_bytes + max_head_bytes(bounds)
         self._set(self._pull, {zmq.RCVHWM: max_waiting, zmq.MAXMSGSIZE: most})
         port = self._pull.bind_to_random_port(f"tcp://{host}")
-        self._address = f"tcp://{advertise or host}:{port}"
+        limit = None if max_frame_bytes < 0 else max_frame_bytes
+        self._address = with_limit(f"tcp://{host_told}:{port}", limit)
 
     @staticmethod
     def _set(zmq_socket: "zmq.Socket[bytes]", options: dict[zmq.SocketOption, int]) -> None:
@@ -130,7 +135,8 @@ class ZmqDriver:
         with self._lock:
             self._check_open()
             self.disconnect(peer)
-            self._lines[peer] = _Line(address, self._open(address))
+            plain, limit = split_limit(address)
+            self._lines[peer] = _Line(plain, limit, self._open(plain))
 
     def _open(self, address: str) -> _Sockets:
         push = self._context.socket(zmq.PUSH)
@@ -198,10 +204,16 @@ class ZmqDriver:
         while self._ended:
             self._ended.pop().close(linger=0)
 
-    def check(self, frames: Frames) -> None:
-        most = self._max_frame_bytes
-        if 0 <= most < (size := max(num_bytes([frame]) for frame in frames)):
-            raise BodyError(f"a frame of {size} bytes; this driver carries {most} in one")
+    def check(self, peer: str, frames: Frames) -> None:
+        own, line = self._max_frame_bytes, self._lines.get(peer)
+        theirs = None if line is None else line.max_frame_bytes
+        if own < 0 and theirs is None:
+            return
+        size = max(num_bytes([frame]) for frame in frames)
+        if 0 <= own < size:
+            raise BodyError(f"a frame of {size} bytes; this driver carries {own} in one")
+        if theirs is not None and size > theirs:
+            raise BodyError(f"a frame of {size} bytes; {peer!r} takes {theirs} in one")
 
     def send(self, peer: str, frames: Frames) -> None:
         with self._lock:
@@ -249,7 +261,8 @@ class ZmqDriver:
         with self._lock:
             if self._is_closed or not ready:
                 return None  # or it is time for another attempt, which the next call makes
-            self._drain_woken()
+            if any(what == self._woken_fd for what, _ in ready):
+                self._drain_woken()
             return self._next(time.monotonic()) or self._next_loss()
 
     def _make_poller(self) -> zmq.Poller:

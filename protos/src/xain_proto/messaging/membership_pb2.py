@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%xain_proto/messaging/membership.proto\x12\x14xain_proto.messaging\"X\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"w\n\x0bJoinRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12,\n\x06\x66ormer\x18\x05 \x01(\x0b\x32\x1c.xain_proto.messaging.Member\"N\n\x0cJoinResponse\x12,\n\x06member\x18\x01 \x01(\x0b\x32\x1c.xain_proto.messaging.Member\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"@\n\x0cRenewRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x0f\n\rRenewResponse\"@\n\x0cWatchRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"P\n\rWatchResponse\x12-\n\x07members\x18\x01 \x03(\x0b\x32\x1c.xain_proto.messaging.Member\x12\x10\n\x08settling\x18\x02 \x01(\x08\"@\n\x0cLeaveRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x0f\n\rLeaveResponse\"h\n\x0e\x42\x61rrierRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07\x62\x61rrier\x18\x04 \x01(\t\x12\x13\n\x0bnum_members\x18\x05 \x01(\x05\"\x11\n\x0f\x42\x61rrierResponse2\xb5\x03\n\nMembership\x12O\n\x04Join\x12!.xain_proto.messaging.JoinRequest\x1a\".xain_proto.messaging.JoinResponse\"\x00\x12R\n\x05Renew\x12\".xain_proto.messaging.RenewRequest\x1a#.xain_proto.messaging.RenewResponse\"\x00\x12T\n\x05Watch\x12\".xain_proto.messaging.WatchRequest\x1a#.xain_proto.messaging.WatchResponse\"\x00\x30\x01\x12R\n\x05Leave\x12\".xain_proto.messaging.LeaveRequest\x1a#.xain_proto.messaging.LeaveResponse\"\x00\x12X\n\x07\x42\x61rrier\x12$.xain_proto.messaging.BarrierRequest\x1a%.xain_proto.messaging.BarrierResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%xain_proto/messaging/membership.proto\x12\x14xain_proto.messaging\"X\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"\x86\x01\n\x0bJoinRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12,\n\x06\x66ormer\x18\x05 \x01(\x0b\x32\x1c.xain_proto.messaging.Member\x12\r\n\x05heard\x18\x06 \x01(\x04\"N\n\x0cJoinResponse\x12,\n\x06member\x18\x01 \x01(\x0b\x32\x1c.xain_proto.messaging.Member\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"@\n\x0cRenewRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x0f\n\rRenewResponse\"@\n\x0cWatchRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"P\n\rWatchResponse\x12-\n\x07members\x18\x01 \x03(\x0b\x32\x1c.xain_proto.messaging.Member\x12\x10\n\x08settling\x18\x02 \x01(\x08\"@\n\x0cLeaveRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\x0f\n\rLeaveResponse\"h\n\x0e\x42\x61rrierRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07\x62\x61rrier\x18\x04 \x01(\t\x12\x13\n\x0bnum_members\x18\x05 \x01(\x05\"\x11\n\x0f\x42\x61rrierResponse2\xb5\x03\n\nMembership\x12O\n\x04Join\x12!.xain_proto.messaging.JoinRequest\x1a\".xain_proto.messaging.JoinResponse\"\x00\x12R\n\x05Renew\x12\".xain_proto.messaging.RenewRequest\x1a#.xain_proto.messaging.RenewResponse\"\x00\x12T\n\x05Watch\x12\".xain_proto.messaging.WatchRequest\x1a#.xain_proto.messaging.WatchResponse\"\x00\x30\x01\x12R\n\x05Leave\x12\".xain_proto.messaging.LeaveRequest\x1a#.xain_proto.messaging.LeaveResponse\"\x00\x12X\n\x07\x42\x61rrier\x12$.xain_proto.messaging.BarrierRequest\x1a%.xain_proto.messaging.BarrierResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MEMBER']._serialized_start=63
   _globals['_MEMBER']._serialized_end=151
-  _globals['_JOINREQUEST']._serialized_start=153
-  _globals['_JOINREQUEST']._serialized_end=272
-  _globals['_JOINRESPONSE']._serialized_start=274
-  _globals['_JOINRESPONSE']._serialized_end=352
-  _globals['_RENEWREQUEST']._serialized_start=354
-  _globals['_RENEWREQUEST']._serialized_end=418
-  _globals['_RENEWRESPONSE']._serialized_start=420
-  _globals['_RENEWRESPONSE']._serialized_end=435
-  _globals['_WATCHREQUEST']._serialized_start=437
-  _globals['_WATCHREQUEST']._serialized_end=501
-  _globals['_WATCHRESPONSE']._serialized_start=503
-  _globals['_WATCHRESPONSE']._serialized_end=583
-  _globals['_LEAVEREQUEST']._serialized_start=585
-  _globals['_LEAVEREQUEST']._serialized_end=649
-  _globals['_LEAVERESPONSE']._serialized_start=651
-  _globals['_LEAVERESPONSE']._serialized_end=666
-  _globals['_BARRIERREQUEST']._serialized_start=668
-  _globals['_BARRIERREQUEST']._serialized_end=772
-  _globals['_BARRIERRESPONSE']._serialized_start=774
-  _globals['_BARRIERRESPONSE']._serialized_end=791
-  _globals['_MEMBERSHIP']._serialized_start=794
-  _globals['_MEMBERSHIP']._serialized_end=1231
+  _globals['_JOINREQUEST']._serialized_start=154
+  _globals['_JOINREQUEST']._serialized_end=288
+  _globals['_JOINRESPONSE']._serialized_start=290
+  _globals['_JOINRESPONSE']._serialized_end=368
+  _globals['_RENEWREQUEST']._serialized_start=370
+  _globals['_RENEWREQUEST']._serialized_end=434
+  _globals['_RENEWRESPONSE']._serialized_start=436
+  _globals['_RENEWRESPONSE']._serialized_end=451
+  _globals['_WATCHREQUEST']._serialized_start=453
+  _globals['_WATCHREQUEST']._serialized_end=517
+  _globals['_WATCHRESPONSE']._serialized_start=519
+  _globals['_WATCHRESPONSE']._serialized_end=599
+  _globals['_LEAVEREQUEST']._serialized_start=601
+  _globals['_LEAVEREQUEST']._serialized_end=665
+  _globals['_LEAVERESPONSE']._serialized_start=667
+  _globals['_LEAVERESPONSE']._serialized_end=682
+  _globals['_BARRIERREQUEST']._serialized_start=684
+  _globals['_BARRIERREQUEST']._serialized_end=788
+  _globals['_BARRIERRESPONSE']._serialized_start=790
+  _globals['_BARRIERRESPONSE']._serialized_end=807
+  _globals['_MEMBERSHIP']._serialized_start=810
+  _globals['_MEMBERSHIP']._serialized_end=1247
 # @@protoc_insertion_point(module_scope)

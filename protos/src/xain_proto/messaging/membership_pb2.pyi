@@ -63,10 +63,13 @@ class JoinRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     role: _builtins.str
     name: _builtins.str
     address: _builtins.str
+    heard: _builtins.int
+    """the highest incarnation that it has heard of; newcomers get higher ones"""
     @_builtins.property
     def former(self) -> Global___Member:
         """what it was told before, by this service or the process before it"""
@@ -79,10 +82,11 @@ class JoinRequest(_message.Message):
         name: _builtins.str = ...,
         address: _builtins.str = ...,
         former: Global___Member | None = ...,
+        heard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["former", b"former"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "former", b"former", "group", b"group", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "former", b"former", "group", b"group", "heard", b"heard", "name", b"name", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,8 @@ class MembershipServicer:
 
     def Watch(self, request, context):
         """The members now, and again whenever they are others or somewhere else. While the stream stands
-        the member is alive, and when it ends it may be dead. NOT_FOUND: as above.
+        the member is alive, and when it ends it may be dead. NOT_FOUND: as above. ABORTED: it has a
+        newer one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,7 +97,9 @@ class MembershipServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Barrier(self, request, context):
-        """Answered when as many members wait. Who cancels waits no more. NOT_FOUND: as above.
+        """Answered when as many members wait. Who cancels waits no more; a moment before the deadline of
+        the call that is certain, with DEADLINE_EXCEEDED. NOT_FOUND: as above. ABORTED: a newer call of
+        this member waits there. RESOURCE_EXHAUSTED: it waits at too many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,12 +42,16 @@ class MembershipStub:
     """Within every lease. NOT_FOUND: no member, so join again as who you were."""
     Watch: _grpc.UnaryStreamMultiCallable[_membership_pb2.WatchRequest, _membership_pb2.WatchResponse]
     """The members now, and again whenever they are others or somewhere else. While the stream stands
-    the member is alive, and when it ends it may be dead. NOT_FOUND: as above.
+    the member is alive, and when it ends it may be dead. NOT_FOUND: as above. ABORTED: it has a
+    newer one.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_membership_pb2.LeaveRequest, _membership_pb2.LeaveResponse]
     """Gone at once. Of one that is no member it does nothing."""
     Barrier: _grpc.UnaryUnaryMultiCallable[_membership_pb2.BarrierRequest, _membership_pb2.BarrierResponse]
-    """Answered when as many members wait. Who cancels waits no more. NOT_FOUND: as above."""
+    """Answered when as many members wait. Who cancels waits no more; a moment before the deadline of
+    the call that is certain, with DEADLINE_EXCEEDED. NOT_FOUND: as above. ABORTED: a newer call of
+    this member waits there. RESOURCE_EXHAUSTED: it waits at too many.
+    """
 
 @_typing.type_check_only
 class MembershipAsyncStub(MembershipStub):
@@ -61,12 +65,16 @@ class MembershipAsyncStub(MembershipStub):
     """Within every lease. NOT_FOUND: no member, so join again as who you were."""
     Watch: _aio.UnaryStreamMultiCallable[_membership_pb2.WatchRequest, _membership_pb2.WatchResponse]  # type: ignore[assignment]
     """The members now, and again whenever they are others or somewhere else. While the stream stands
-    the member is alive, and when it ends it may be dead. NOT_FOUND: as above.
+    the member is alive, and when it ends it may be dead. NOT_FOUND: as above. ABORTED: it has a
+    newer one.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_membership_pb2.LeaveRequest, _membership_pb2.LeaveResponse]  # type: ignore[assignment]
     """Gone at once. Of one that is no member it does nothing."""
     Barrier: _aio.UnaryUnaryMultiCallable[_membership_pb2.BarrierRequest, _membership_pb2.BarrierResponse]  # type: ignore[assignment]
-    """Answered when as many members wait. Who cancels waits no more. NOT_FOUND: as above."""
+    """Answered when as many members wait. Who cancels waits no more; a moment before the deadline of
+    the call that is certain, with DEADLINE_EXCEEDED. NOT_FOUND: as above. ABORTED: a newer call of
+    this member waits there. RESOURCE_EXHAUSTED: it waits at too many.
+    """
 
 class MembershipServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -95,7 +103,8 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_membership_pb2.WatchResponse], _abc.AsyncIterator[_membership_pb2.WatchResponse]]:
         """The members now, and again whenever they are others or somewhere else. While the stream stands
-        the member is alive, and when it ends it may be dead. NOT_FOUND: as above.
+        the member is alive, and when it ends it may be dead. NOT_FOUND: as above. ABORTED: it has a
+        newer one.
         """
 
     @_abc_1.abstractmethod
@@ -112,6 +121,9 @@ class MembershipServicer(metaclass=_abc_1.ABCMeta):
         request: _membership_pb2.BarrierRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_membership_pb2.BarrierResponse, _abc.Awaitable[_membership_pb2.BarrierResponse]]:
-        """Answered when as many members wait. Who cancels waits no more. NOT_FOUND: as above."""
+        """Answered when as many members wait. Who cancels waits no more; a moment before the deadline of
+        the call that is certain, with DEADLINE_EXCEEDED. NOT_FOUND: as above. ABORTED: a newer call of
+        this member waits there. RESOURCE_EXHAUSTED: it waits at too many.
+        """
 
 def add_MembershipServicer_to_server(servicer: MembershipServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
