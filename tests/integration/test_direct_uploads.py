@@ -2,21 +2,25 @@
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy, reason
 from xain_coordinator import app
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.ports import StoreUnavailable, WrongSize
+from xain_coordinator.server import readings
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.stores.memory import MemoryStore
 from xain_proto.fl import coordinator_pb2 as pb
 
 SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
+PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # not all members send any
 
 
 class Reachable(MemoryStore):
@@ -280,6 +284,79 @@ async def test_work_goes_on_when_its_caller_has_lost_patience(store, start, join
     await member.end(ref, round_=1)
     await member.until(pb.FINISHED, 1)
     assert len(copies) == 1
+
+
+@pytest.mark.parametrize("is_late_at", ["its turn", "its end"])
+async def test_what_is_late_is_not_copied_or_does_not_stay(
+    store, start, join, monkeypatch, is_late_at
+):
+    """Its round closes without it, and nobody comes back for it."""
+    quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
+    coordinator = await start(rounds={"rounds": 2, **quorum}, server=PATIENT)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(np.zeros(SIZE, np.float32))
+    await b.until(pb.ROUND, 1)
+    ref = await put(store, await b.start(), npy(np.ones(SIZE, np.float32)))
+    copy, copies, go_on = store.copy, [], threading.Event()
+
+    def slow(source: str, target: str, size_bytes: int) -> None:
+        copies.append(target)
+        copy(source, target, size_bytes)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(store, "copy", slow)
+    adoptions = coordinator._server.uploads._adoptions
+    async with AsyncExitStack() as turns:
+        if is_late_at == "its turn":
+            for _ in range(readings.NUM_READINGS):
+                await turns.enter_async_context(adoptions._readings.turn())
+        given_up = asyncio.ensure_future(b.end(ref, round_=1))
+        async with asyncio.timeout(60):
+            while not (copies if is_late_at == "its end" else adoptions._adoptions):
+                await a.heartbeat()
+        (task,) = [adoption.task for adoption in adoptions._adoptions.values()]
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        await a.hand_in(np.zeros(SIZE, np.float32), round_=1)
+        await a.until(pb.FINISHED, 1)
+    go_on.set()
+    assert await task is None
+    assert len(copies) == (is_late_at == "its end")
+    await until(lambda: not set(copies) & set(store.keys()))
+
+
+async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join, monkeypatch):
+    """It waits for the one that is being made, and begins no other one."""
+    monkeypatch.setattr(readings, "NUM_READINGS", 1)
+    coordinator, a, b = await first_round(start, join, "a", "b", server=PATIENT)
+    data = npy(np.ones(SIZE, np.float32))
+    refs = {member: await put(store, await member.start(), data) for member in (a, b)}
+    before = set(store.keys())
+    copies, go_on = [], threading.Event()
+
+    def slow(target: str) -> None:
+        copies.append(target)
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(store, "begin_copy", slow)
+    handing_in = [asyncio.ensure_future(member.end(refs[member], round_=1)) for member in (a, b)]
+    uploads = coordinator._server.uploads
+    async with asyncio.timeout(60):
+        while not copies or len(uploads._locks) < 2:
+            await a.heartbeat()
+    stopping = asyncio.ensure_future(uploads.close())
+    for _ in range(5):
+        await a.heartbeat()
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert len(copies) == 1
+    answers = await asyncio.gather(*handing_in, return_exceptions=True)
+    refused = [isinstance(answer, grpc.aio.AioRpcError) for answer in answers]
+    assert sorted(refused) == [False, True]
+    assert len(set(store.keys()) - before) == 1
 
 
 async def test_a_request_that_was_given_up_meets_nothing_that_counts(

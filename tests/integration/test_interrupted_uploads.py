@@ -30,7 +30,7 @@ from support.transfers import (
 from support.wire import Member, digest, npy
 from xain_coordinator.core.values import Phase, StoredWeights
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import streams, uploads
+from xain_coordinator.server import streams, unfinished, uploads
 from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.stores.files import FileUnfinished
 from xain_participant import upload as outgoing
@@ -112,7 +112,7 @@ async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
 
 async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
     """And of no more participants than stated: the disk is not everybody's."""
-    monkeypatch.setattr(uploads, "MAX_BROKEN", 1)
+    monkeypatch.setattr(unfinished, "MAX_BROKEN", 1)
     coordinator = await start(rounds={"min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await asyncio.gather(a.rendezvous(), b.rendezvous())
@@ -321,10 +321,10 @@ async def test_a_commit_leaves_a_newer_upload_alone(start, join, tmp_path, monke
     first = await put(a)
     await gate.entered()
     newer = Announced(0, len(DATA), "ab" * 16)
-    uploads = coordinator._server.uploads
-    reception = uploads._new_reception("a", "0/a", newer)
+    unfinished = coordinator._server.uploads._unfinished
+    reception = unfinished.begin("a", "0/a", newer)
     reception.flush([DATA[:MIB]])
-    await uploads._keep_broken("a", reception)
+    await unfinished.keep("a", reception)
     gate.open()
     await first
     assert await found(a, digest=bytes.fromhex(newer.digest)) == MIB

@@ -101,31 +101,35 @@ async def test_a_download_begins_in_small_chunks(start, join, monkeypatch, vecto
 
 
 @pytest.fixture
-def slow_down(monkeypatch) -> Callable[[], Awaitable[None]]:
-    """Makes the line of the transfer under way a slow one, where there is no place for those. One
-    chunk of 64 KiB shows that a line is fast."""
+def slow_down(monkeypatch) -> Callable[..., Awaitable[None]]:
+    """Makes the lines of so many transfers under way slow ones, one after the other, where there is
+    no place for those. One chunk of 64 KiB shows that a line is fast."""
     monkeypatch.setattr(places, "SLOW_S", NEVER_S)
     monkeypatch.setattr(places, "CHUNK_BYTES", 64 << 10)
     monkeypatch.setattr(downloads, "NUM_SLOW_CHUNKS", 0)
     monkeypatch.setattr(uploads, "NUM_SLOW_BATCHES", 0)
-    seen: list[tuple[places.Line, places.Place]] = []
+    # That of the latest chunk that has one, by line, the latest at the end.
+    seen: dict[places.Line, places.Place] = {}
     look_later = places.Line._look_later
 
     def noted(self: places.Line, place: places.Place | None) -> None:
         if place is not None:
-            seen.append((self, place))
+            seen.pop(self, None)
+            seen[self] = place
         look_later(self, place)
 
     monkeypatch.setattr(places.Line, "_look_later", noted)
 
-    async def slow_down() -> None:
-        # While a chunk passes that has a place.
-        await until(lambda: seen and seen[-1][0]._timer is not None)
-        line, place = seen[-1]
-        assert line._timer is not None
-        line._timer.cancel()
+    async def slow_down(number: int = 1) -> None:
+        def passing() -> list[places.Line]:
+            return [line for line in list(seen)[-number:] if line._timer is not None]
+
+        await until(lambda: len(passing()) == number)
         monkeypatch.setattr(places, "SLOW_S", 0.0)
-        line._look(place)
+        for line in passing():
+            assert line._timer is not None
+            line._timer.cancel()
+            line._look(seen[line])
         monkeypatch.setattr(places, "SLOW_S", NEVER_S)
 
     return slow_down
@@ -167,26 +171,49 @@ async def test_a_participant_goes_on_in_small_messages(start, proxy, monkeypatch
     assert set(sizes[:-1]) == {message_sizes.SMALL_BYTES}
 
 
-async def test_participants_with_slow_lines_do_not_wait_for_each_other(start, proxy, monkeypatch):
+async def test_participants_with_slow_lines_do_not_wait_for_each_other(
+    start, monkeypatch, slow_down
+):
     """Those for which no slow place is left go on in small messages."""
     monkeypatch.setattr(uploads, "NUM_SLOW_BATCHES", 1)
     names = [f"site-{number}" for number in range(4)]
-    coordinator = await start(rounds={"min_participants": len(names)})
-    proxy.upstream = coordinator.port
-    clients = [CoordinatorClient(f"127.0.0.1:{proxy.port}", name) for name in names]
+    coordinator = await start(
+        rounds={"min_participants": len(names)},
+        server={"heartbeat_timeout_s": 2 * PATIENCE_S},  # they send none
+    )
+    clients = [CoordinatorClient(f"127.0.0.1:{coordinator.port}", name) for name in names]
     threads = ThreadPoolExecutor(len(clients))  # the loop's are few
     loop = asyncio.get_running_loop()
+    chunks = outgoing.Upload.chunks
+    num_held = threading.Semaphore(0)
+    may_go_on = threading.Event()
+
+    def held(self: outgoing.Upload, offset: int, size: int) -> Iterator[bytes]:
+        for number, chunk in enumerate(chunks(self, offset, size)):
+            if number == 3 and size > message_sizes.SMALL_BYTES:
+                num_held.release()
+                assert may_go_on.wait(PATIENCE_S)
+            yield chunk
+
+    monkeypatch.setattr(outgoing.Upload, "chunks", held)
     try:
         for client in clients:
             await loop.run_in_executor(threads, client.rendezvous)
         await until(lambda: coordinator.driver.session.phase is Phase.COLLECTING)
-        proxy.throttle(2e6)  # half a second for a large message
-        refs = await asyncio.gather(
-            *(loop.run_in_executor(threads, client.put_weights, 0, VECTOR) for client in clients)
-        )
+        putting = {
+            loop.run_in_executor(threads, client.put_weights, 0, VECTOR) for client in clients
+        }
+        for _ in clients:
+            assert await asyncio.to_thread(num_held.acquire, timeout=PATIENCE_S)
+        await slow_down(len(clients))
+        # The one that has the slow place does not move, and the others are through.
+        await until(lambda: sum(put.done() for put in putting) == len(clients) - 1)
+        assert coordinator.counters["LINE_SLOW"] == len(clients) - 1
+        may_go_on.set()
+        refs = await asyncio.gather(*putting)
         assert [ref.digest for ref in refs] == [digest(DATA)] * len(clients)
-        assert 1 <= coordinator.counters["LINE_SLOW"] < len(clients)
     finally:
+        may_go_on.set()
         for client in clients:
             await loop.run_in_executor(threads, client.close)
         threads.shutdown()

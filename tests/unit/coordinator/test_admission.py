@@ -2,6 +2,7 @@
 
 import io
 import struct
+import tracemalloc
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
@@ -15,10 +16,10 @@ from hypothesis.extra.numpy import arrays
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from xain_coordinator.admission import READ_BYTES, Inspector, measure
+from xain_coordinator.admission import CHUNK_BYTES, READ_BYTES, Inspector, measure
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.values import StoredWeights, WeightsRef
-from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.memory import MemoryReader, MemoryStore
 
 KEY = "3/a"
 
@@ -89,6 +90,39 @@ def test_the_index_of_a_nan_counts_over_chunks() -> None:
     upload.write(npy(vector))
     upload.commit(overwrite=False)
     assert measure(store, KEY).first_bad == READ_BYTES // 4 + 7
+
+
+@pytest.mark.parametrize(("num_parallel", "read_bytes"), [(1, CHUNK_BYTES), (8, READ_BYTES)])
+def test_a_store_on_this_machine_is_read_in_small_pieces(
+    num_parallel: int, read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be many updates that are read; only a store far away is faster with large ones."""
+    store = MemoryStore()
+    store.put({KEY: npy(np.zeros(READ_BYTES // 2, np.float32))})
+    monkeypatch.setattr(store, "num_parallel", num_parallel, raising=False)
+    read_into = MemoryReader.read_into
+    sizes: set[int] = set()
+
+    def noted(self: MemoryReader, offset: int, buffer: memoryview) -> int:
+        sizes.add(len(buffer))
+        return read_into(self, offset, buffer)
+
+    monkeypatch.setattr(MemoryReader, "read_into", noted)
+    measure(store, KEY)
+    assert sizes == {read_bytes}
+
+
+def test_the_first_piece_is_not_copied() -> None:
+    """Only as much of it as a header may have."""
+    data = npy(np.zeros(READ_BYTES, np.uint8).view(np.float32))
+    inspector = Inspector()
+    tracemalloc.start()
+    try:
+        inspector.feed(memoryview(data))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data) / 2  # which elements are finite takes a quarter
 
 
 def test_a_nan_whose_bytes_lie_in_two_pieces() -> None:

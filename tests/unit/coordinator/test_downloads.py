@@ -13,7 +13,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server import downloads, places
 from xain_coordinator.server.downloads import BLOCK_BYTES, MAX_BLOCKS, NUM_CHUNKS, Downloads
-from xain_coordinator.server.places import CHUNK_BYTES
+from xain_coordinator.server.places import CHUNK_BYTES, SMALL_BYTES
 from xain_coordinator.stores.files import FileStore
 
 KEY = "1/global"
@@ -201,3 +201,91 @@ async def test_a_download_that_goes_on_reads_no_more_than_it_sends(
     with pytest.raises(Enough):
         await sender.send(KEY, 3 * BLOCK_BYTES, write, at_once)
     assert store.num_bytes == sent
+
+
+# --- strangers ---
+
+
+def stranger() -> bool:
+    return True
+
+
+async def test_strangers_take_one_small_chunk_at_a_time(sender: Downloads) -> None:
+    """However many there are, nothing is read or kept for them that members use."""
+    num_passing = most = 0
+    sizes: set[int] = set()
+
+    async def write(_: WeightsRef, chunk: bytes) -> None:
+        nonlocal num_passing, most
+        num_passing += 1
+        most = max(most, num_passing)
+        sizes.add(len(chunk))
+        assert_all_free(sender)
+        await asyncio.sleep(0)  # one turn of the event loop
+        num_passing -= 1
+
+    start = 6 * BLOCK_BYTES
+    calls = (sender.send(KEY, start, write, at_once, stranger) for _ in range(5))
+    await asyncio.gather(*calls)
+    assert most == 1
+    assert sizes == {SMALL_BYTES}
+    assert sender._blocks == {}
+
+
+async def test_a_small_model_that_a_stranger_asks_for_is_not_kept(
+    sender: Downloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one of them, and it is the one that everybody asks for."""
+    model = GlobalModel(1, WeightsRef(KEY, CHUNK_BYTES, ""), "float32", (CHUNK_BYTES // 4,))
+    monkeypatch.setitem(sender.driver.history.models, KEY, model)
+    received = bytearray()
+
+    async def write(_: WeightsRef, chunk: bytes) -> None:
+        received.extend(chunk)
+
+    await sender.send(KEY, 0, write, at_once, stranger)
+    assert received == DATA[:CHUNK_BYTES]
+    assert sender._small_model is None
+
+
+async def test_strangers_that_take_nothing_hold_up_no_member(sender: Downloads) -> None:
+    """Nor is there an end to them: those who are too many are told so at once."""
+    passing = asyncio.Event()
+
+    async def dead(_: WeightsRef, chunk: bytes) -> None:
+        passing.set()
+        await asyncio.Event().wait()
+
+    strangers = [
+        asyncio.ensure_future(sender.send(KEY, 0, dead, at_once, stranger))
+        for _ in range(downloads.MAX_STRANGERS)
+    ]
+    await passing.wait()
+    with pytest.raises(Unavailable, match="no members"):
+        await sender.send(KEY, 0, discard, at_once, stranger)
+    await sender.send(KEY, 0, discard, at_once)
+    for one in strangers:
+        one.cancel()
+    await asyncio.wait(strangers)
+    await sender.send(KEY, 0, discard, at_once, stranger)
+
+
+async def test_whoever_loses_its_lease_goes_on_among_strangers(sender: Downloads) -> None:
+    """And is a member again as soon as it is back."""
+    received = bytearray()
+    sizes: list[tuple[bool, int]] = []
+
+    def has_no_lease() -> bool:
+        return 3 * BLOCK_BYTES <= len(received) < 4 * BLOCK_BYTES
+
+    async def write(_: WeightsRef, chunk: bytes) -> None:
+        if has_no_lease():
+            assert_all_free(sender)
+        sizes.append((has_no_lease(), len(chunk)))
+        received.extend(chunk)
+
+    await sender.send(KEY, 0, write, at_once, has_no_lease)
+    assert received == DATA
+    assert {size for is_stranger, size in sizes if is_stranger} == {SMALL_BYTES}
+    assert sizes[-1] == (False, CHUNK_BYTES)
+    assert_all_free(sender)

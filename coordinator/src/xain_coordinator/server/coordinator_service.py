@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -267,10 +268,21 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             is_first = False
             await context.write(pb.GetWeightsResponse(data=data, ref=message))
 
-        await self._downloads.send(request.key, request.offset, write, self._chunk_turn)
+        await self._downloads.send(
+            request.key,
+            request.offset,
+            write,
+            self._chunk_turn,
+            partial(self._is_stranger, participant_of(context)),
+        )
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
         for none in nothing:  # what makes this a generator, which gRPC wants of a stream
             yield none
+
+    def _is_stranger(self, participant_id: str) -> bool:
+        """After the end nobody is, for nobody is held up any more."""
+        session = self._driver.session
+        return session.phase is not Phase.FINISHED and participant_id not in session.members
 
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context

@@ -1,13 +1,18 @@
-"""Global models on their way to participants: inside an answer, in a stream, or past us."""
+"""Global models on their way to participants: inside an answer, in a stream, or past us.
+
+Whoever is no member may have them, too, as operators' tools do that watch a session. But of what
+members share it takes nothing: all strangers together have one small chunk at a time.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import structlog
 
 from xain_coordinator.admission import CHUNK_BYTES
-from xain_coordinator.core.errors import UnknownModel
+from xain_coordinator.core.errors import Unavailable, UnknownModel
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.driver import Driver
@@ -30,11 +35,15 @@ MAX_BLOCKS = 8
 NUM_CHUNKS = 4  # being sent at a time; gRPC holds three copies of each until the line has taken it
 NUM_SLOW_CHUNKS = 8  # beside them, over lines that have become slow meanwhile
 SLOW_CHUNK_BYTES = SMALL_BYTES  # in a message over a line that is slow, or not known yet
+# Downloads of those who are no members. They wait for each other, and each is a call that is open.
+MAX_STRANGERS = 32
 # Up to here a model travels inside the answer to StartTrainingRound: the bytes cost less than the
 # stream that would carry them.
 INLINE_BYTES = 64 << 10
 
 Write = Callable[[WeightsRef, bytes], Awaitable[None]]
+
+_GO_ON = "go on with the next offset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,23 @@ class Downloads:
     # who have been told of a round at the same time read its model at about the same pace.
     _blocks: dict[tuple[str, int], asyncio.Future[list[bytes]]] = field(default_factory=dict)
     _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS, NUM_SLOW_CHUNKS))
+    _strangers: Places = field(default_factory=lambda: Places(1, 0))
+    _num_strangers: int = 0
 
-    async def send(self, key: str, offset: int, write: Write, turn: Turn) -> None:
+    async def send(
+        self,
+        key: str,
+        offset: int,
+        write: Write,
+        turn: Turn,
+        is_stranger: Callable[[], bool] = lambda: False,
+    ) -> None:
         """A global model from an offset, in chunks.
 
         write: given each chunk, and the reference of the whole; returns when the line has taken it.
         turn: to be waited for before each chunk.
+        is_stranger: whether it has no part in what members share. Asked before each chunk: a lease
+        may run out meanwhile, and whoever has lost it may come back.
         Raises UnknownModel, and Unavailable if the line is stalled, or has become slow while many
         others are, or if there are too many transfers: the rest is to be had from its offset on.
         """
@@ -72,20 +92,25 @@ class Downloads:
         if model is None:
             raise UnknownModel(f"there is no global model under {key!r}")
         ref = model.ref
-        small = await self._small(ref) if ref.size_bytes <= SMALL_MODEL_BYTES else b""
+        is_small = ref.size_bytes <= SMALL_MODEL_BYTES
+        # Only one of them is kept, which a stranger could choose.
+        small = await self._small(ref) if is_small and not is_stranger() else b""
         # In small chunks until it has shown that it is fast: there may be many that are not.
-        line = Line(self._places, "go on with the next offset", is_slow=True)
+        line = Line(self._places, _GO_ON, is_slow=True)
         goes_on = offset > 0
 
-        async def send_chunk(place: Place | None) -> int:
-            """Returns how much it was. Nothing of it is held when this has returned."""
+        async def send_chunk(place: Place | None, *, is_alone: bool = False) -> int:
+            """Returns how much it was. Nothing of it is held when this has returned.
+
+            is_alone: nothing of it is read for others, too.
+            """
             length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
             if small:
                 chunk = small[offset : offset + length]
             else:
                 # A line that is slow keeps to itself, and so does one that goes on somewhere: it
                 # would push blocks out that others are about to read.
-                is_alone = line.is_slow and (line.is_known or goes_on)
+                is_alone = is_alone or (line.is_slow and (line.is_known or goes_on))
                 chunk = await self._chunk(ref, offset, length, is_alone=is_alone)
             await turn(len(chunk))
             with line.passing(place):
@@ -96,6 +121,13 @@ class Downloads:
         place: Place | None = None  # a small chunk need not wait for one
         try:
             while offset < ref.size_bytes:
+                if is_stranger():
+                    if place is not None:
+                        place.give_back()
+                        place = None
+                    async with self._turn_of_a_stranger():
+                        offset += await send_chunk(None, is_alone=True)
+                    continue
                 if place is None and not line.is_slow:
                     place = await line.take()
                 offset += await send_chunk(place)
@@ -106,6 +138,24 @@ class Downloads:
         finally:
             if place is not None:
                 place.give_back()
+
+    @asynccontextmanager
+    async def _turn_of_a_stranger(self) -> AsyncIterator[None]:
+        """For one chunk. They come in the order in which they asked. Raises Unavailable."""
+        if self._num_strangers >= MAX_STRANGERS:
+            raise Unavailable(
+                f"{MAX_STRANGERS} others who are no members download at the moment; come again "
+                "later, or rendezvous first"
+            )
+        self._num_strangers += 1
+        try:
+            place = await Line(self._strangers, _GO_ON).take()
+            try:
+                yield
+            finally:
+                place.give_back()
+        finally:
+            self._num_strangers -= 1
 
     async def _chunk(self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool) -> bytes:
         """Up to `length` bytes from an offset, to the next border of chunks at most.

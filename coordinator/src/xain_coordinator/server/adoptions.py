@@ -1,0 +1,109 @@
+"""Updates that participants have put into the store themselves, brought to their place.
+
+What counts is a copy: a participant can write to its own key until its URL expires.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+from xain_coordinator.admission import measure
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.keys import round_of
+from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore, WrongSize
+from xain_coordinator.server.background import in_background
+from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
+from xain_coordinator.server.readings import Readings
+from xain_coordinator.threads import run_to_end
+
+
+@dataclass(slots=True)
+class _Adoption:
+    """A copy that is being made and measured, or is there.
+
+    It belongs to nobody's call: a caller that loses its patience finds it done, or joins it, when
+    it comes again.
+    """
+
+    digest: str
+    task: asyncio.Task[StoredWeights | None]
+
+
+class Adoptions:
+    """Of one session. Used from one event loop."""
+
+    def __init__(
+        self, access: DirectAccess, store: WeightsStore, rounds: OpenRounds, readings: Readings
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._rounds = rounds
+        self._readings = readings
+        self._adoptions: dict[str, _Adoption] = {}  # by place
+
+    async def adopt(
+        self, source: str, place: str, size_bytes: int, digest: str
+    ) -> StoredWeights | None:
+        """The copy of what lies under `source`, which must have this size and digest; None if
+        nothing is there, or its round is over by then. One call at a time of each place.
+
+        Raises InvalidUpdate, Unavailable, and the store's errors.
+        """
+        adoption = self._adoptions.get(place)
+        if adoption is not None and adoption.digest != digest:
+            await asyncio.wait([adoption.task])  # it is of another update; one at a time
+            self._forget(place)
+            adoption = None
+        if adoption is None:
+            wanted = self._rounds.wanted(self._adoptions)
+            for other, old in list(self._adoptions.items()):
+                if other not in wanted and old.task.done():
+                    self._forget(other)
+            work = self._adopt(source, place, size_bytes, digest)
+            adoption = _Adoption(digest, asyncio.ensure_future(work))
+            self._adoptions[place] = adoption
+        await asyncio.wait([adoption.task])
+        del self._adoptions[place]
+        return adoption.task.result()
+
+    async def _adopt(
+        self, source: str, place: str, size_bytes: int, digest: str
+    ) -> StoredWeights | None:
+        key = new_attempt_at(place)
+        async with self._readings.turn():
+            if not self._rounds.is_wanted(place):
+                return None
+            try:
+                await run_to_end(self._access.copy, source, key, size_bytes)
+            except KeyNotFound:
+                return None
+            except WrongSize as error:
+                in_background(self._store.delete, source)
+                raise InvalidUpdate(
+                    f"the upload has {error.size} bytes, {size_bytes} were announced"
+                ) from None
+            try:
+                distance = self._rounds.distance(round_of(place))
+                measured = await run_to_end(measure, self._store, key, distance, size_bytes, digest)
+            except InvalidUpdate:
+                in_background(self._store.delete, key)
+                raise
+        if not self._rounds.is_wanted(place):
+            # Nobody need come back for it, and what its round has left may have gone already.
+            in_background(self._store.delete, key)
+            return None
+        return measured
+
+    def _forget(self, place: str) -> None:
+        """One that has ended and that nobody came back for."""
+        task = self._adoptions.pop(place).task
+        if not task.cancelled() and task.exception() is None:
+            measured = task.result()
+            if measured is not None:
+                in_background(self._store.delete, measured.ref.key)
+
+    async def close(self) -> None:
+        """Wait for those that have begun. What nobody came back for goes with its round: the next
+        process makes a copy of its own."""
+        under_way = [adoption.task for adoption in self._adoptions.values()]
+        await asyncio.gather(*under_way, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""The rounds that updates are wanted of, and what these are held against."""
+
+import uuid
+from collections.abc import Iterable
+
+from xain_coordinator.admission import BaseModel, Distance, Inspector
+from xain_coordinator.core.keys import attempt_key, round_of
+from xain_coordinator.core.values import GlobalModel, Phase
+from xain_coordinator.driver import Driver
+from xain_coordinator.ports import WeightsStore
+
+
+class OpenRounds:
+    """Of one session, as it is at the moment.
+
+    max_update_norm: L2 norm that an update's difference to its model may have; None: any.
+    """
+
+    def __init__(self, driver: Driver, store: WeightsStore, max_update_norm: float | None) -> None:
+        self._driver = driver
+        self._store = store
+        self._max_update_norm = max_update_norm
+
+    def wanted(self, places: Iterable[str]) -> set[str]:
+        """Those of rounds that somebody may still hand in for."""
+        session = self._driver.session
+        if session.phase is Phase.FINISHED:
+            return set()
+        newest, earlier = session.round, session.earlier_rounds
+        return {p for p in places if round_of(p) >= newest or round_of(p) in earlier}
+
+    def is_wanted(self, place: str) -> bool:
+        return place in self.wanted([place])
+
+    def model_of(self, round_: int) -> GlobalModel | None:
+        """What the updates of a round are trained from; None if there is no model yet."""
+        session = self._driver.session
+        base = session.bases.get(round_)
+        model = session.model if base is None else base.model
+        return None if model is None or model.is_empty or model.round != round_ else model
+
+    def distance(self, round_: int) -> Distance | None:
+        """How far an update of this round may be from its model; None if anywhere."""
+        model = self.model_of(round_)
+        if self._max_update_norm is None or model is None:
+            return None
+        return Distance(BaseModel(self._store, model), self._max_update_norm)
+
+    def inspector(self, round_: int) -> Inspector:
+        return Inspector(self.distance(round_))
+
+
+def new_attempt_at(place: str) -> str:
+    """A key that nobody else writes, for an update that is to lie there."""
+    return attempt_key(place, uuid.uuid4().hex)

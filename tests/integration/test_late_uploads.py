@@ -1,0 +1,56 @@
+"""Uploads that are durable only when nobody wants them any more."""
+
+import asyncio
+import threading
+
+import grpc
+import pytest
+
+from support.transfers import PATIENCE_S, VECTOR, put, refused, until
+from xain_coordinator.core.values import StoredWeights
+from xain_coordinator.server.reception import Reception
+from xain_proto.fl import coordinator_pb2 as pb
+
+
+def of_round_0(coordinator) -> set[str]:
+    return set(coordinator.store.keys("0/")) - {"0/global"}
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2])
+async def test_what_comes_after_its_round_was_looked_through_does_not_stay(
+    start, join, tmp_path, monkeypatch, num_rounds
+):
+    """A disk may take seconds for it, and the round close without it, and the session end."""
+    quorum = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
+    coordinator = await start(
+        rounds={"rounds": num_rounds, **quorum},
+        server={"heartbeat_timeout_s": 2 * PATIENCE_S},  # they send none
+        storage={"path": str(tmp_path / "weights"), "keep_updates": 0},
+    )
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    complete = Reception.complete
+    is_begun, may_end = threading.Event(), threading.Event()
+    completed: list[str] = []
+
+    def slow(self: Reception) -> StoredWeights:
+        if "/b." in self.key:
+            is_begun.set()
+            assert may_end.wait(PATIENCE_S)
+        measured = complete(self)
+        completed.append(measured.ref.key)
+        return measured
+
+    monkeypatch.setattr(Reception, "complete", slow)
+    sending = await put(b)
+    assert await asyncio.to_thread(is_begun.wait, PATIENCE_S)
+    await a.hand_in(VECTOR)
+    await a.until(*((pb.FINISHED, 0) if num_rounds == 1 else (pb.ROUND, 1)))
+    await until(lambda: not of_round_0(coordinator))
+    may_end.set()
+    code, why, _ = await refused(sending)
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert why == ("ROUND_CLOSED" if num_rounds == 1 else "STALE_ROUND")
+    assert len(completed) == 2
+    await until(lambda: not of_round_0(coordinator))

@@ -1,0 +1,237 @@
+"""What lies in the store is read back a few at a time, whoever asks for it."""
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from support.transfers import (
+    DATA,
+    MIB,
+    PATIENCE_S,
+    VECTOR,
+    found,
+    parts,
+    put,
+    refused,
+    until,
+    written,
+)
+from xain_coordinator.app import Coordinator
+from xain_coordinator.core.values import Phase
+from xain_coordinator.server import readings, uploads
+from xain_coordinator.server.readings import NUM_READINGS
+from xain_coordinator.server.reception import Reception
+from xain_coordinator.stores.files import FileReader
+from xain_proto.fl import coordinator_pb2 as pb
+
+PATIENT = {"heartbeat_timeout_s": 2 * PATIENCE_S}  # members send none here
+
+
+class Held:
+    """Work that waits in its thread until it is let go.
+
+    num: at the moment. most: at a time. num_begun: so far.
+    """
+
+    def __init__(self) -> None:
+        self.num = self.most = self.num_begun = 0
+        self._lock = threading.Lock()
+        self._is_open = threading.Event()
+
+    def holding(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same work, held."""
+
+        def held(*arguments: Any) -> Any:
+            with self._lock:
+                self.num += 1
+                self.num_begun += 1
+                self.most = max(self.most, self.num)
+            try:
+                assert self._is_open.wait(PATIENCE_S)
+                return work(*arguments)
+            finally:
+                with self._lock:
+                    self.num -= 1
+
+        return held
+
+    def let_go(self) -> None:
+        self._is_open.set()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Whatever reads back what lies in the store."""
+    held = Held()
+    monkeypatch.setattr(uploads, "measure", held.holding(uploads.measure))
+    monkeypatch.setattr(Reception, "pick_up", held.holding(Reception.pick_up))
+    return held
+
+
+async def test_few_are_read_back_at_a_time(start, join, tmp_path, held):
+    """Updates that are only named, those of a predecessor, and what it has received of others. So
+    there are threads left, and who sends an update needs to wait for none of them."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_READINGS + 2))
+    named, uploaded, broken = ([f"{kind}-{n}" for n in range(3)] for kind in "nub")
+    names = [*named, *uploaded, *broken, "other"]
+    settings: dict[str, dict[str, Any]] = {
+        "rounds": {"rounds": 1, "min_participants": len(names)},
+        "server": PATIENT,
+    }
+    coordinator = await start(**settings)
+    members = {name: join(coordinator, name) for name in names}
+    await asyncio.gather(*(member.rendezvous() for member in members.values()))
+    await members["other"].until(pb.ROUND, 0)
+    refs = {name: await members[name].upload(VECTOR) for name in uploaded}
+    sending = [await put(members[name], 0, 3 * MIB) for name in broken]
+    await until(lambda: sum(part.stat().st_size == 3 * MIB for part in parts(tmp_path)) == 3)
+    for call in sending:
+        call.cancel()
+    await coordinator.stop()
+
+    coordinator = await start(**settings)
+    members = {name: join(coordinator, name) for name in names}
+    coordinator.store.put({f"0/{name}": DATA for name in named})
+    calls: list[Awaitable[Any]] = [members[name].end(name=name, round_=None) for name in named]
+    calls += [members[name].end(refs[name]) for name in uploaded]
+    calls += [found(members[name]) for name in broken]
+    asked = [asyncio.ensure_future(call) for call in calls]
+    await until(lambda: held.num == NUM_READINGS)
+    other = members["other"]
+    await other.end(await other.upload(VECTOR))
+    assert held.num == NUM_READINGS
+    held.let_go()
+    answers = await asyncio.gather(*asked)
+    assert held.most == NUM_READINGS
+    assert all(2 * MIB < offset < 3 * MIB for offset in answers[-len(broken) :])
+    for name in broken:
+        await members[name].end((await (await put(members[name]))).ref)
+    await until(lambda: coordinator.driver.session.phase is Phase.FINISHED)
+
+
+# Half of the updates close a round.
+QUORUM = {"quorum": "participant:update:50%", "start_participants": 2, "max_participants": 2}
+
+
+@asynccontextmanager
+async def nobodys_turn(coordinator: Coordinator) -> AsyncIterator[None]:
+    async with AsyncExitStack() as turns:
+        for _ in range(NUM_READINGS):
+            await turns.enter_async_context(coordinator._server.uploads._readings.turn())
+        yield
+
+
+async def test_what_is_not_wanted_any_more_is_not_read(start, join, held):
+    """When its turn comes, its round is over."""
+    coordinator = await start(rounds={"rounds": 2, **QUORUM}, server=PATIENT)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    coordinator.store.put({"0/b": DATA})
+    async with nobodys_turn(coordinator):
+        handing_in = asyncio.ensure_future(b.end(name="b", round_=None))
+        await until(lambda: "b" in coordinator._server.uploads._locks)
+        await a.hand_in(VECTOR)
+        await a.until(pb.ROUND, 1)
+    held.let_go()
+    code, why, _ = await refused(handing_in)
+    assert (code, why) == (grpc.StatusCode.FAILED_PRECONDITION, "STALE_ROUND")
+    assert held.num_begun == 0
+
+
+async def test_nor_is_a_part_that_nobody_goes_on_with(start, join, tmp_path, held):
+    """Of a round that is over when its turn comes."""
+    settings: dict[str, dict[str, Any]] = {"rounds": {"rounds": 2, **QUORUM}, "server": PATIENT}
+    coordinator = await start(**settings)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    sending = await put(b, 0, 3 * MIB)
+    await written(tmp_path, 3 * MIB)
+    sending.cancel()
+    await coordinator.stop()
+
+    coordinator = await start(**settings)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    async with nobodys_turn(coordinator):
+        asked = asyncio.ensure_future(found(b))
+        await until(lambda: "b" in coordinator._server.uploads._unfinished._picking_up)
+        await a.hand_in(VECTOR)
+        await a.until(pb.ROUND, 1)
+    held.let_go()
+    assert await asked == 0
+    assert held.num_begun == 0
+
+
+async def test_a_coordinator_that_stops_begins_no_other_reading(
+    start, join, tmp_path, monkeypatch, held
+):
+    """It may be gigabytes. The next one goes on with what was read, and with what was not."""
+    monkeypatch.setattr(readings, "NUM_READINGS", 1)
+    settings: dict[str, dict[str, Any]] = {
+        "rounds": {"rounds": 1, "min_participants": 2},
+        "server": PATIENT,
+    }
+    coordinator = await start(**settings)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    sending = [await put(member, 0, 3 * MIB) for member in (a, b)]
+    await until(lambda: sum(part.stat().st_size == 3 * MIB for part in parts(tmp_path)) == 2)
+    for call in sending:
+        call.cancel()
+    await coordinator.stop()
+
+    coordinator = await start(**settings)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    asked = [asyncio.ensure_future(found(member)) for member in (a, b)]
+    uploads = coordinator._server.uploads
+    await until(lambda: held.num == 1 and len(uploads._unfinished._picking_up) == 2)
+    stopping = asyncio.ensure_future(uploads.close())
+    await a.heartbeat()
+    held.let_go()
+    await stopping
+    assert held.num_begun == 1
+    await asyncio.wait(asked)
+    await coordinator.stop()
+
+    coordinator = await start(**settings)
+    for name in "ab":
+        assert await found(join(coordinator, name)) > 2 * MIB
+
+
+async def test_more_of_them_take_no_more_memory(start, join, monkeypatch):
+    """However many are handed in at the same time, and however large they are."""
+    num_members = 4 * NUM_READINGS
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * num_members))
+    coordinator = await start(
+        rounds={"rounds": 1, "min_participants": num_members + 1},  # one more: nothing is made
+        server=PATIENT,
+    )
+    members = [join(coordinator, f"p{i}") for i in range(num_members + 1)]
+    await asyncio.gather(*(member.rendezvous() for member in members))
+    other = members.pop()
+    await other.until(pb.ROUND, 0)
+    coordinator.store.put({f"0/{member.participant_id}": DATA for member in members})
+    held = Held()
+    monkeypatch.setattr(FileReader, "read_into", held.holding(FileReader.read_into))
+    tracemalloc.start()
+    try:
+        asked = [asyncio.ensure_future(member.end(round_=None)) for member in members]
+        await until(lambda: held.num >= NUM_READINGS)
+        for _ in range(5):
+            await other.heartbeat()
+        held.let_go()
+        await asyncio.gather(*asked)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A buffer, and which of its elements are finite; and some for the calls.
+    assert peak < 1.5 * NUM_READINGS * MIB + 2 * MIB
