@@ -33,6 +33,7 @@ from xain_participant.client import (
     CHANNEL_OPTIONS,
     HAND_IN_TIMEOUT_S,
     IDENTITY_KEY,
+    TIMEOUT_KEY,
     told_with,
 )
 from xain_proto.fl import coordinator_pb2 as pb
@@ -85,6 +86,8 @@ class LightAgent:
         self._crowd = crowd
         self._name = name
         self._metadata = ((IDENTITY_KEY, name),)
+        timeout = (TIMEOUT_KEY, str(round(1000 * CALL_TIMEOUT_S)))
+        self._metadata_of_heartbeats = (*self._metadata, timeout)
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub: Any = CoordinatorStub(self._channel)  # its types are those of blocking calls
         self._chance = Random(name)
@@ -172,7 +175,7 @@ class LightAgent:
         sent_at = time.monotonic()
         try:
             response = await self._stub.Heartbeat(
-                request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
+                request, metadata=self._metadata_of_heartbeats, timeout=CALL_TIMEOUT_S
             )
         finally:  # one that was not answered took as long as its sender waited
             self._crowd.heartbeats.append((sent_at, time.monotonic() - sent_at))

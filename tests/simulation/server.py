@@ -206,6 +206,10 @@ class ServerCall:
         self._answer(self._serialize(message))
         await asyncio.sleep(0.0001)  # in virtual time: others have their turn
 
+    def time_remaining(self) -> float | None:
+        """Calls are taken up as they arrive: none waits for that."""
+        return None
+
     def invocation_metadata(self) -> Metadata:
         return self._call.metadata
 

@@ -67,10 +67,14 @@ class Process:
             self._process.kill()
         await self._process.wait()
 
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; returns the exit status."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self.send(number)
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
     async def end(self) -> None:

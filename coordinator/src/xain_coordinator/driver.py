@@ -47,6 +47,7 @@ from xain_coordinator.core.selection import Controller, ControllerFailed, builti
 from xain_coordinator.core.session import Session, begin, evolve, open_session
 from xain_coordinator.core.values import Option, Phase, Rules
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
+from xain_coordinator.lateness import Lateness
 from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
 from xain_coordinator.wave import Wave
 
@@ -59,6 +60,9 @@ SNAPSHOT_RECORDS = 10_000
 
 # And at any time when so many have come: participants may come and go for days without a round.
 MAX_UNSAVED_RECORDS = 30_000
+
+# How soon leases are looked at again whose time may be up for what we are late with ourselves.
+LOOK_AGAIN_S = 0.5
 
 # Late updates that are remembered, so that one which is sent again is not counted again.
 MAX_LATE = 10_000
@@ -123,6 +127,9 @@ class Driver:
         self._changes = Wave()
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: float | None = None  # no lease ends before it; None: not known
+        self._due = 0.0  # what the timer waits for
+        self._active_at = 0.0
+        self.lateness = Lateness(session.rules.lease_s)
         self._closing = False
         self._watchable = True
         self.num_late = 0
@@ -196,7 +203,7 @@ class Driver:
         """
         if self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
-        now = self.clock.now()
+        now = self._active_at = self.clock.now()
         records: list[Record] = []
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
@@ -362,18 +369,22 @@ class Driver:
             self._timer = None
         if self._expiry is None:
             self._expiry = next_expiry(self._decided)
+        now = self.clock.now()
         due = [at for at in (self._expiry, next_wait(self._decided)) if at is not None]
+        if self.lateness.at(now):
+            due = [max(at, now + LOOK_AGAIN_S) if at == self._expiry else at for at in due]
         if due and not self._closing:
-            delay = max(0.0, min(due) - self.clock.now())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+            self._due = max(now, min(due))
+            self._timer = asyncio.get_running_loop().call_later(self._due - now, self._on_timer)
 
     def _on_timer(self) -> None:
+        self.lateness.woke(self.clock.now(), self._due, self._active_at)
         self._spawn(self._tick())
 
     async def _tick(self) -> None:
         self._expiry = None  # to be found anew, after those who have gone
         try:
-            await self.submit(Tick())
+            await self.submit(Tick(self.lateness.at(self.clock.now())))
         except Unavailable:
             return
         except Exception as error:

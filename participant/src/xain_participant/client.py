@@ -35,6 +35,7 @@ INLINE_BYTES = 64 << 10
 IDENTITY_KEY = "xain-participant-id"
 # Before an upload, whether its messages are the small ones of xain_participant.message_sizes.
 SMALL_MESSAGES_KEY = "xain-small-messages"
+TIMEOUT_KEY = "xain-timeout-ms"
 ERROR_DOMAIN = "xain.coordinator"
 
 CALL_TIMEOUT_S = 5.0
@@ -416,7 +417,9 @@ class CoordinatorClient:
         """A call that may be carried out twice."""
 
         def ask(stub: CoordinatorStub, seconds: float) -> Question[_Answer]:
-            return method(stub).future(request, metadata=self._metadata, timeout=seconds)
+            # It shows the coordinator how long the call has waited there, which is not our fault.
+            metadata = (*self._metadata, (TIMEOUT_KEY, str(round(1000 * seconds))))
+            return method(stub).future(request, metadata=metadata, timeout=seconds)
 
         timeout = timeout_s if timeout_s is not None else self._call_timeout_s
         with _guarded(self._connections):

@@ -42,8 +42,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _end_training_round(session, command)
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
-        case c.Tick():
-            expired = tuple(_expired(session, now))
+        case c.Tick(late_s):
+            expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
             return (*_noted(session, now), *expired), r.Done(), points
         case c.InitialisationDone(model):

@@ -81,7 +81,12 @@ class NoteRefusedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; see next_deadline."""
+    """Time has passed; see next_deadline.
+
+    late_s: signs of life that came within these last seconds may not have been taken up yet.
+    """
+
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

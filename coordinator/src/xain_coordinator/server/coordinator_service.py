@@ -24,7 +24,7 @@ from xain_coordinator.core.values import (
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.identity import participant_of, waited_s
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
 from xain_coordinator.server.uploads import Uploads
@@ -107,6 +107,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         if participant_id in self._driver.session.members:  # strangers hold up nobody
             self._chunks.make_way()
+            self._driver.lateness.waited(self._driver.clock.now(), waited_s(context))
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         reply = await self._driver.submit(c.Heartbeat(participant_id, state, request.round))
         assert isinstance(reply, r.Advertisement)

@@ -1,0 +1,82 @@
+"""What the coordinator itself is late for costs no participant its place."""
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+
+from support.process import CoordinatorProcess
+from support.wire import Member
+from xain_proto.fl import coordinator_pb2 as pb
+
+LEASE = {"server.heartbeat_time_s": 2.0, "server.heartbeat_timeout_s": 2.0}
+LEASE_S = 4.0
+PATIENCE_S = 60.0
+
+
+@pytest.mark.e2e
+async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None:
+    """As a machine that was suspended: what was sent meanwhile waits in it, and the leases ran
+    out. Who then still says nothing goes."""
+    process = CoordinatorProcess(tmp_path, {"rounds.start_participants": 9, **LEASE})
+    await process.start()
+    members = [Member(process.port, f"p{number}") for number in range(8)]
+    silent = Member(process.port, "silent")
+    try:
+        for member in (*members, silent):
+            assert (await member.rendezvous()).reply == pb.ACCEPT
+        process.send(signal.SIGSTOP)
+        try:
+            beats = [asyncio.ensure_future(member.heartbeat()) for member in members]
+            await asyncio.sleep(2 * LEASE_S)  # what is tested: they run out
+        finally:
+            process.send(signal.SIGCONT)
+        await asyncio.gather(*beats)
+
+        async def live(member: Member) -> None:
+            while True:
+                await member.heartbeat()
+                await asyncio.sleep(LEASE_S / 8)  # between two signs of life
+
+        living = [asyncio.ensure_future(live(member)) for member in members]
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while '"participant_left"' not in process.log():  # noqa: ASYNC110  # a log
+                    await asyncio.sleep(0.05)
+        finally:
+            for task in living:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*living)
+        (told,) = [line for line in process.log().splitlines() if '"participant_left"' in line]
+        assert '"silent"' in told
+    finally:
+        await process.end()
+
+
+async def test_a_call_says_how_long_it_has_waited(start, join) -> None:
+    """By what is left of its time limit; strangers, and who does not say, tell nothing."""
+    coordinator = await start(rounds={"start_participants": 9})
+    member, stranger = join(coordinator, "a"), join(coordinator, "b")
+    lateness, clock = coordinator.driver.lateness, coordinator.driver.clock
+
+    async def beat(who: Member, timeout_s: float, *told: tuple[str, str]) -> float:
+        await who.stub.Heartbeat(
+            pb.HeartbeatRequest(), metadata=(*who.metadata, *told), timeout=timeout_s
+        )
+        return lateness.at(clock.now())
+
+    await member.rendezvous()
+    lease_s = coordinator.driver.session.rules.lease_s
+    told = ("xain-timeout-ms", str(round(1000 * (PATIENCE_S + lease_s / 2))))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await beat(stranger, PATIENCE_S, told)
+    assert lateness.at(clock.now()) == 0.0
+    assert await beat(member, PATIENCE_S) == 0.0
+    # The first one said nothing; the median is that of both.
+    late_s = await beat(member, PATIENCE_S, told)
+    # gRPC rounds what it says of the time that is left.
+    assert lease_s / 8 <= late_s <= lease_s
