@@ -273,28 +273,27 @@ async def inside(member: Member, round_: int) -> None:
     await member.end(ref, round_=round_)
 
 
+async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
+    await in_round(a)
+    await broken_off(a, folder, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await inside(a, 0)
+    await a.until(pb.ROUND, 1)
+    assert len(parts(folder)) == 1
+
+
 async def test_what_is_kept_goes_with_its_round(start, join, tmp_path):
     """Whatever is uploaded next, and at the end of the process."""
     coordinator = await start(rounds={"rounds": 3})
     a = join(coordinator, "a")
-    await in_round(a)
-    await broken_off(a, tmp_path, 3 * MIB)
-    assert await found(a) == 3 * MIB
-    await inside(a, 0)
-    await a.until(pb.ROUND, 1)
-    assert len(parts(tmp_path)) == 1
+    await kept_of_a_round_that_is_over(a, tmp_path)
     await inside(a, 1)
     await until(lambda: parts(tmp_path) == [])
 
 
 async def test_what_is_kept_of_a_round_that_is_over_ends_with_the_process(start, join, tmp_path):
     coordinator = await start(rounds={"rounds": 3})
-    a = join(coordinator, "a")
-    await in_round(a)
-    await broken_off(a, tmp_path, 3 * MIB)
-    assert await found(a) == 3 * MIB
-    await inside(a, 0)
-    await a.until(pb.ROUND, 1)
+    await kept_of_a_round_that_is_over(join(coordinator, "a"), tmp_path)
     await coordinator.stop()
     assert parts(tmp_path) == []
 

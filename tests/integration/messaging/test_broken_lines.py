@@ -347,12 +347,18 @@ class Interrupted:
         self._lock.release()
 
 
+def interrupted(b: Proxy) -> Interrupted:
+    """The lock of this one, in which an interrupt comes once it is armed."""
+    lock = Interrupted(b.endpoint)
+    b.endpoint.lock = lock
+    return lock
+
+
 def test_an_interrupt_leaves_a_proxy_that_works(join) -> None:
     """Wherever it comes: here while a thread that has received waits for the lock."""
     (a, _), (b, line) = join("a"), join("b")
     until(lambda: "peer" in a.peers, "b")
-    lock = Interrupted(b.endpoint)
-    b.endpoint.lock = lock
+    lock = interrupted(b)
     receive = line.receive
 
     def arm(timeout_s: float | None) -> DriverEvent | None:
@@ -373,8 +379,7 @@ def test_an_interrupt_loses_nothing_that_has_come(join) -> None:
     """It waits for the lock then, and nothing follows on it that would show the gap."""
     (a, _), (b, line) = join("a"), join("b")
     until(lambda: "peer" in a.peers, "b")
-    lock = Interrupted(b.endpoint)
-    b.endpoint.lock = lock
+    lock = interrupted(b)
     receive = line.receive
 
     def arm(timeout_s: float | None) -> DriverEvent | None:
