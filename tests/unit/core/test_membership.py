@@ -238,6 +238,16 @@ def test_after_a_restart_everybody_has_a_full_lease() -> None:
     assert bench.connected == ()
 
 
+def test_what_the_coordinator_is_late_for_ends_no_lease() -> None:
+    """Deadlines are another matter: they are times of the coordinator's own."""
+    bench = waiting("a", "b")
+    bench.heartbeat("b", at=2.0)
+    bench.send(c.Tick(late_s=5.0), at=LEASE_S + 4.999)
+    assert bench.connected == ("a", "b")
+    bench.send(c.Tick(late_s=5.0), at=LEASE_S + 5.0)
+    assert bench.connected == ("b",)
+
+
 # --- what participants are told ---
 
 
