@@ -9,8 +9,13 @@ from unittest import mock
 
 import pytest
 from botocore.loaders import create_loader
+from hypothesis import settings
 
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
+
+# No example fails for the time that it takes, which is the machine's matter.
+settings.register_profile("unhurried", settings(), deadline=None)
+settings.load_profile("unhurried")
 
 
 def running(kind: type[S3Server]) -> Iterator[S3Server]:

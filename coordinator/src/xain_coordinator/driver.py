@@ -129,7 +129,7 @@ class Driver:
         self._expiry: float | None = None  # no lease ends before it; None: not known
         self._due = 0.0  # what the timer waits for
         self._active_at = 0.0
-        self.lateness = Lateness(session.rules.lease_s)
+        self.lateness = Lateness(session.rules.lease_s, session.rules.heartbeat_time_s)
         self._closing = False
         self._watchable = True
         self.num_late = 0
@@ -192,6 +192,7 @@ class Driver:
             self._opening = None
         for effect in resume(self.session):
             worker.perform(effect)
+        self._active_at = self.clock.now()
         self._arm()
         self._save_if_due(SNAPSHOT_RECORDS)  # not even the next start is to read so much again
 

@@ -5,38 +5,44 @@ meanwhile only when their senders' leases have run out. To let those participant
 and to take them in again costs more than the signs of life did, so that it would not end.
 """
 
-from collections import deque
 from statistics import median
 
-# Of so many calls the median counts, so that no single sender can say how late we are.
-NUM_WAITS = 31
+# Of so many senders the median counts, each by its latest call: so no single one says how late we
+# are, however often it calls.
+NUM_SENDERS = 31
 # Less is what any event loop is late.
 MIN_LATE_S = 0.1
 
 
 class Lateness:
     """In seconds of session time. lease_s: what was noted counts for so long, and what senders
-    have said counts for no more than that."""
+    have said counts for no more than that. interval_s: between two signs of life of a sender."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, interval_s: float) -> None:
         self._lease_s = lease_s
-        self._waits: deque[tuple[float, float]] = deque(maxlen=NUM_WAITS)
+        self._interval_s = interval_s
+        self._waits: dict[str, tuple[float, float]] = {}  # the latest sender at the end
         self._stalled = (0.0, 0.0)
 
-    def waited(self, now: float, seconds: float) -> None:
-        """A call of a participant has waited here for so long until it was taken up."""
-        self._waits.append((now, seconds))
+    def waited(self, participant_id: str, now: float, seconds: float) -> None:
+        """A call of this participant has waited here for so long until it was taken up."""
+        self._waits.pop(participant_id, None)
+        self._waits[participant_id] = (now, seconds)
+        if len(self._waits) > NUM_SENDERS:
+            del self._waits[next(iter(self._waits))]
 
     def woke(self, now: float, due: float, active_at: float) -> None:
         """We were to do something when it was due. active_at: when we last did anything; that we
-        stood still may have begun right after it."""
-        late = now - min(due, active_at)
-        if now - due >= MIN_LATE_S and late >= self.at(now):
-            self._stalled = (now, late)
+        stood still may have begun right after it, and whoever has a lease that ended when this was
+        due has said something since, if it lives."""
+        missed = now - due
+        late = min(now - active_at, missed + self._interval_s)
+        if missed >= MIN_LATE_S and late >= self.at(now):
+            self._stalled = (now, max(late, missed))
 
     def at(self, now: float) -> float:
         """Of what came after `now` minus this, some may not have been taken up."""
-        recent = [waited for noted, waited in self._waits if noted + self._lease_s > now]
+        recent = [waited for noted, waited in self._waits.values() if noted + self._lease_s > now]
         said = min(median(recent), self._lease_s) if recent else 0.0
         noted, stalled = self._stalled
         late = max(said, stalled if noted + self._lease_s > now else 0.0)

@@ -90,19 +90,26 @@ class Retention:
             self._drop_before(needed.states_from - self._keep, OPTIMIZER)
 
     def _drop_before(self, end: int, folder: str) -> None:
-        keys: list[str] = []
-        if not self._stop.is_set():
-            keys = [key for key in self._keys(folder, end) if not _is_model(key)]
-        for start in range(0, len(keys), GROUP_SIZE):
+        group: list[str] = []
+        for key in self._keys(folder, end):
             if self._stop.is_set():
-                break
-            self._store.delete(*keys[start : start + GROUP_SIZE])
-        if not self._stop.is_set():
-            self._next[folder] = max(end, self._next.get(folder, 0))
+                return
+            if not _is_model(key):
+                group.append(key)
+            if len(group) == GROUP_SIZE:
+                self._store.delete(*group)
+                group.clear()
+        if self._stop.is_set():
+            return
+        if group:
+            self._store.delete(*group)
+        self._next[folder] = max(end, self._next.get(folder, 0))
 
     def _keys(self, folder: str, end: int) -> Iterator[str]:
         """Of rounds before `end`. What processes before us have left, under other settings too, is
         found by the first look, which is at all there is."""
+        if self._stop.is_set():
+            return
         if folder in self._next:
             for round_ in range(self._next[folder], end):
                 yield from self._store.keys(f"{folder}{round_}/")

@@ -107,7 +107,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         if participant_id in self._driver.session.members:  # strangers hold up nobody
             self._chunks.make_way()
-            self._driver.lateness.waited(self._driver.clock.now(), waited_s(context))
+            if (waited := waited_s(context)) is not None:
+                self._driver.lateness.waited(participant_id, self._driver.clock.now(), waited)
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
         reply = await self._driver.submit(c.Heartbeat(participant_id, state, request.round))
         assert isinstance(reply, r.Advertisement)

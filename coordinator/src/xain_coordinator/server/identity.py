@@ -16,13 +16,13 @@ def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     return context.peer()
 
 
-def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
-    """How long the call has waited here until it was taken up. Seconds; 0 if its sender does not
-    say, in metadata, how long it waits for the answer."""
+def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """How long the call has waited until it was taken up, for its connection too. Seconds; None if
+    its sender does not say, in metadata, how long it waits for the answer."""
     left_s = context.time_remaining()
     if left_s is None:
-        return 0.0
+        return None
     for key, value in context.invocation_metadata() or ():
         if key == TIMEOUT_KEY and isinstance(value, str) and value.isascii() and value.isdigit():
             return max(0.0, int(value[:9]) / 1000 - left_s)
-    return 0.0
+    return None

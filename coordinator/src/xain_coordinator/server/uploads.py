@@ -27,6 +27,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
 from xain_coordinator.server.background import in_background
+from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.server.flushes import Flushes
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
 from xain_coordinator.server.places import Places
@@ -38,6 +39,10 @@ from xain_coordinator.threads import run_to_end, wait_to_end
 from xain_coordinator.turns import Turn
 from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
 from xain_proto.np import ENCODING_BITS
+from xain_proto.np.codec import MAX_HEADER_BYTES
+
+# Of an update that comes inside its call: that of our participants, and its header.
+MAX_INLINE_BYTES = INLINE_BYTES + MAX_HEADER_BYTES
 
 
 class Bucket(Protocol):
@@ -276,6 +281,11 @@ class Uploads:
 
         Raises as `receive` does.
         """
+        if len(data) > MAX_INLINE_BYTES:
+            raise TooLarge(
+                f"an update of {len(data)} bytes inside its call; at most {MAX_INLINE_BYTES} are "
+                "taken so, larger ones by PutWeights"
+            )
         place = await self._begin(participant_id, Announced(round_, len(data), digest))
         if isinstance(place, WeightsRef) or self._holds(place, digest):
             return
@@ -285,6 +295,10 @@ class Uploads:
             measured = measure_bytes(data, place, None, digest)
         else:
             measured = await run_to_end(measure_bytes, data, place, distance, digest)
+        # To its end: what nobody knows of would stay until its round is over.
+        await wait_to_end(asyncio.ensure_future(self._put(place, data, measured)))
+
+    async def _put(self, place: str, data: bytes, measured: StoredWeights) -> None:
         key = await self._bundles.put(place, data)
         self._keep(place, replace(measured, ref=replace(measured.ref, key=key)))
 
@@ -367,10 +381,10 @@ class Uploads:
     async def _fetched(self, bucket: Bucket, round_: int, name: str) -> StoredWeights:
         """A copy of what lies in the bucket. In a turn of reading."""
         key = new_attempt_at(update_key(round_, name))
-        await run_to_end(bucket.fetch, round_, name, key)
         try:
+            await run_to_end(bucket.fetch, round_, name, key)
             return await run_to_end(measure, self.store, key, self._rounds.distance(round_))
-        except InvalidUpdate:
+        except BaseException:  # whatever it is: nobody else knows of the copy
             in_background(self.store.delete, key)
             raise
 

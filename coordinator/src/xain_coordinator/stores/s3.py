@@ -55,6 +55,8 @@ COPY_PART_BYTES = 128 * _MIB
 # Readers at a time that a caller had better use. Amazon's S3 takes 20 to 100 ms for a request.
 NUM_PARALLEL = 16
 
+NUM_DELETIONS = 4  # at a time
+
 _TRIAL = ".trial"
 
 
@@ -145,9 +147,12 @@ class S3Store:
                 yield key
 
     def delete(self, *keys: str) -> None:
-        # Several requests, not one for many: that one not every server has.
-        names = {key: self._name(key) for key in keys}
-        results([self._requests.submit(self._bucket.delete, *each) for each in names.items()])
+        # Not one request for many, which not every server has; and few at a time, since what an
+        # aggregation reads waits behind them, and for these nobody waits.
+        names = [(key, self._name(key)) for key in keys]
+        for start in range(0, len(names), NUM_DELETIONS):
+            few = names[start : start + NUM_DELETIONS]
+            results([self._requests.submit(self._bucket.delete, *each) for each in few])
 
     # --- DirectAccess ---
 
