@@ -255,10 +255,67 @@ async def test_what_is_too_large_is_not_copied(store, start, join):
         await member.end(ref, round_=1)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert f"{10 * len(good)} bytes" in caught.value.details()
-    assert await asyncio.to_thread(store.removed.wait, 60)
     session = coordinator.driver.session.session_id
     assert before - set(store.keys()) == {f"{session}/{incoming_key(1, 'a')}"}
     await member.end(await put(store, work, good), round_=1)
+    await member.until(pb.FINISHED, 1)
+
+
+async def test_it_is_gone_before_its_sender_hears_of_it(store, start, join, monkeypatch):
+    """Who hears of it puts the right one there, under the same URL."""
+    _, member = await first_round(start, join)
+    work = await member.start()
+    good = npy(np.ones(SIZE, np.float32))
+    ref = await put(store, work, good)
+    await put(store, work, good + b"and more")
+    delete, is_deleting, go_on = store.delete, threading.Event(), threading.Event()
+
+    def slow(*keys: str) -> None:
+        is_deleting.set()
+        assert go_on.wait(PATIENCE_S)
+        delete(*keys)
+
+    monkeypatch.setattr(store, "delete", slow)
+    handing_in = asyncio.ensure_future(member.end(ref, round_=1))
+    assert await asyncio.to_thread(is_deleting.wait, PATIENCE_S)
+    for _ in range(5):
+        await member.heartbeat()
+    assert not handing_in.done()
+    go_on.set()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await handing_in
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await member.end(await put(store, work, good), round_=1)
+    await member.until(pb.FINISHED, 1)
+
+
+@pytest.mark.parametrize("lost", ["its answer", "its reading"])
+async def test_a_copy_that_nobody_hears_of_does_not_stay(store, start, join, monkeypatch, lost):
+    """Whoever comes again has one of its own."""
+    _, member = await first_round(start, join)
+    ref = await put(store, await member.start(), npy(np.ones(SIZE, np.float32)))
+    copy, open_, copies = store.copy, store.open, []
+
+    def copied(source: str, target: str, size_bytes: int) -> None:
+        copy(source, target, size_bytes)
+        copies.append(target)
+        if lost == "its answer":
+            raise StoreUnavailable("no answer")
+
+    def opened(key: str, *arguments: Any, **keywords: Any) -> Any:
+        if key in copies:
+            raise StoreUnavailable("no answer")
+        return open_(key, *arguments, **keywords)
+
+    monkeypatch.setattr(store, "copy", copied)
+    monkeypatch.setattr(store, "open", opened)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(ref, round_=1)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(copies) == 1
+    await until(lambda: not set(copies) & set(store.keys()))
+    monkeypatch.undo()
+    await member.end(ref, round_=1)
     await member.until(pb.FINISHED, 1)
 
 

@@ -222,6 +222,22 @@ async def test_what_cannot_be_gone_on_with_is_not_left_open(start, join, tmp_pat
     assert await found(a) == 0
 
 
+async def test_what_others_let_go_of_is_aborted_once(start, join, tmp_path, monkeypatch):
+    """What was just read again may have to go while it is kept. Two threads must not meet there."""
+    _, a = await begun_again(start, join, tmp_path)
+    abort, aborted = Reception.abort, []
+
+    def noted(self: Reception) -> None:
+        aborted.append(self)
+        abort(self)
+
+    monkeypatch.setattr(Reception, "abort", noted)
+    monkeypatch.setattr(unfinished, "MAX_BROKEN", 0)
+    assert await found(a) == 0
+    assert len(aborted) == 1
+    assert parts(tmp_path) == []
+
+
 async def test_a_commit_outlives_its_line(start, join, monkeypatch):
     """What was whole when the line broke is not sent again."""
     coordinator = await start()

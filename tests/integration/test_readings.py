@@ -168,6 +168,51 @@ async def test_nor_is_a_part_that_nobody_goes_on_with(start, join, tmp_path, hel
     held.let_go()
     assert await asked == 0
     assert held.num_begun == 0
+    assert parts(tmp_path) == []
+
+
+async def test_whoever_has_nothing_to_be_read_waits_for_no_turn(start, join):
+    """Its upload goes at once, however much others have to be read."""
+    coordinator = await start(server=PATIENT)
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    async with nobodys_turn(coordinator), asyncio.timeout(PATIENCE_S):
+        assert await found(a) == 0
+
+
+async def test_what_waits_for_its_turn_in_vain_is_left_as_it_was(
+    start, join, tmp_path, monkeypatch
+):
+    """Whoever asks next finds it."""
+    coordinator = await start(server=PATIENT)
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    sending = await put(a, 0, 3 * MIB)
+    await written(tmp_path, 3 * MIB)
+    sending.cancel()
+    await coordinator.stop()
+
+    look, looked = Reception.look, threading.Event()
+
+    def noted(self: Reception) -> bool:
+        is_there = look(self)
+        looked.set()
+        return is_there
+
+    monkeypatch.setattr(Reception, "look", noted)
+    coordinator = await start(server=PATIENT)
+    a = join(coordinator, "a")
+    picking_up = coordinator._server.uploads._unfinished._picking_up
+    async with nobodys_turn(coordinator):
+        asked = asyncio.ensure_future(found(a))
+        assert await asyncio.to_thread(looked.wait, PATIENCE_S)
+        task = picking_up["a"]
+        for one in (task, asked):
+            one.cancel()
+        await asyncio.wait([task, asked])
+    assert await found(a) > 2 * MIB
 
 
 async def test_a_coordinator_that_stops_begins_no_other_reading(

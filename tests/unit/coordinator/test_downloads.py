@@ -232,6 +232,25 @@ async def test_strangers_take_one_small_chunk_at_a_time(sender: Downloads) -> No
     assert sender._blocks == {}
 
 
+async def test_no_block_stays_longer_because_of_a_stranger(sender: Downloads, store: Store) -> None:
+    """It has what is there, and those that members use go in the order in which they used them."""
+    await sender.send(KEY, 0, discard, at_once)
+    blocks, num_bytes = list(sender._blocks), store.num_bytes
+    received = bytearray()
+
+    async def write(_: WeightsRef, chunk: bytes) -> None:
+        received.extend(chunk)
+        if len(received) >= CHUNK_BYTES:
+            raise Enough
+
+    _, start = blocks[0]
+    with pytest.raises(Enough):
+        await sender.send(KEY, start, write, at_once, stranger)
+    assert received == DATA[start : start + CHUNK_BYTES]
+    assert store.num_bytes == num_bytes
+    assert list(sender._blocks) == blocks
+
+
 async def test_a_small_model_that_a_stranger_asks_for_is_not_kept(
     sender: Downloads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,13 +4,14 @@ What counts is a copy: a participant can write to its own key until its URL expi
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from xain_coordinator.admission import measure
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import round_of
 from xain_coordinator.core.values import StoredWeights
-from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore, WrongSize
+from xain_coordinator.ports import DirectAccess, KeyNotFound, StoreError, WeightsStore, WrongSize
 from xain_coordinator.server.background import in_background
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
 from xain_coordinator.server.readings import Readings
@@ -75,17 +76,18 @@ class Adoptions:
                 return None
             try:
                 await run_to_end(self._access.copy, source, key, size_bytes)
+                distance = self._rounds.distance(round_of(place))
+                measured = await run_to_end(measure, self._store, key, distance, size_bytes, digest)
             except KeyNotFound:
                 return None
             except WrongSize as error:
-                in_background(self._store.delete, source)
+                # Now: its sender may put the right one there as soon as it hears of this.
+                with contextlib.suppress(StoreError):
+                    await run_to_end(self._store.delete, source)
                 raise InvalidUpdate(
                     f"the upload has {error.size} bytes, {size_bytes} were announced"
                 ) from None
-            try:
-                distance = self._rounds.distance(round_of(place))
-                measured = await run_to_end(measure, self._store, key, distance, size_bytes, digest)
-            except InvalidUpdate:
+            except BaseException:  # whatever it is, nobody hears of this copy
                 in_background(self._store.delete, key)
                 raise
         if not self._rounds.is_wanted(place):

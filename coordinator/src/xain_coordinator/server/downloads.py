@@ -99,10 +99,10 @@ class Downloads:
         line = Line(self._places, _GO_ON, is_slow=True)
         goes_on = offset > 0
 
-        async def send_chunk(place: Place | None, *, is_alone: bool = False) -> int:
+        async def send_chunk(place: Place | None, *, is_apart: bool = False) -> int:
             """Returns how much it was. Nothing of it is held when this has returned.
 
-            is_alone: nothing of it is read for others, too.
+            is_apart: see _chunk.
             """
             length = SLOW_CHUNK_BYTES if place is None else CHUNK_BYTES
             if small:
@@ -110,8 +110,8 @@ class Downloads:
             else:
                 # A line that is slow keeps to itself, and so does one that goes on somewhere: it
                 # would push blocks out that others are about to read.
-                is_alone = is_alone or (line.is_slow and (line.is_known or goes_on))
-                chunk = await self._chunk(ref, offset, length, is_alone=is_alone)
+                is_alone = is_apart or (line.is_slow and (line.is_known or goes_on))
+                chunk = await self._chunk(ref, offset, length, is_alone=is_alone, is_apart=is_apart)
             await turn(len(chunk))
             with line.passing(place):
                 await write(ref, chunk)
@@ -126,7 +126,7 @@ class Downloads:
                         place.give_back()
                         place = None
                     async with self._turn_of_a_stranger():
-                        offset += await send_chunk(None, is_alone=True)
+                        offset += await send_chunk(None, is_apart=True)
                     continue
                 if place is None and not line.is_slow:
                     place = await line.take()
@@ -157,16 +157,21 @@ class Downloads:
         finally:
             self._num_strangers -= 1
 
-    async def _chunk(self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool) -> bytes:
+    async def _chunk(
+        self, ref: WeightsRef, offset: int, length: int, *, is_alone: bool, is_apart: bool
+    ) -> bytes:
         """Up to `length` bytes from an offset, to the next border of chunks at most.
 
         is_alone: not read for others, too.
+        is_apart: nor does a block stay longer because of it; alone as well.
         """
         length = min(length, CHUNK_BYTES - offset % CHUNK_BYTES, ref.size_bytes - offset)
         start = offset - offset % BLOCK_BYTES
-        if is_alone and (ref.key, start) not in self._blocks:
+        block = self._blocks.get((ref.key, start))
+        if is_alone and block is None:
             return await run_to_end(_read, self.store, ref.key, offset, length)
-        block = self._block(ref, start)
+        if block is None or not is_apart:
+            block = self._block(ref, start)
         is_last = offset - start >= BLOCK_BYTES - CHUNK_BYTES
         # While others wait it would be gone again before its turn.
         is_next_soon = not is_alone and not self._places.fast.is_wanted

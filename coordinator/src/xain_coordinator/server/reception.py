@@ -130,6 +130,7 @@ class Reception:
         self._label = label
         self._inspector = inspector
         self._upload: Upload | None = None
+        self._unfinished: Unfinished | None = None  # from look() to pick_up()
         self._is_picked_up = False
 
     @property
@@ -174,12 +175,17 @@ class Reception:
         if self.decoder is not None:
             self.decoder.rest()
 
+    def look(self) -> bool:
+        """Whether a process before us has written something; if so, it is ours until pick_up(),
+        abort() or suspend(). Raises the store's errors."""
+        self._unfinished = self._store.find_unfinished(self.key, self._label)
+        return self._unfinished is not None
+
     def pick_up(self) -> bool:
-        """Go on with what a process before us has written. Whether there is something to go on
-        with; if not, nothing of it stays. Raises InvalidUpdate, and the store's errors."""
-        unfinished = self._store.find_unfinished(self.key, self._label)
-        if unfinished is None:
-            return False
+        """Read again what look() has found, to go on with it. Whether enough of it is good; if not,
+        nothing of it stays. Raises InvalidUpdate, and the store's errors."""
+        unfinished, self._unfinished = self._unfinished, None
+        assert unfinished is not None
         try:
             size = self._read_again(unfinished)
             if size:
@@ -246,13 +252,24 @@ class Reception:
 
     def abort(self) -> None:
         """Leave nothing behind. Harmless after a commit."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.abort()
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.abort()
         self._close()
 
     def suspend(self) -> None:
-        """Leave what is written for another process, where the store can."""
+        """Leave what is written for another process, where the store can. Raises the store's errors
+        if it was found and not picked up."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            try:
+                self._upload = unfinished.go_on(unfinished.size)
+            finally:
+                if self._upload is None:
+                    unfinished.abort()
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.suspend()

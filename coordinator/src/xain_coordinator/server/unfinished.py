@@ -102,16 +102,24 @@ class UnfinishedUploads:
 
     async def _pick_up(self, participant_id: str, place: str, announced: Announced) -> None:
         reception = self.begin(participant_id, place, announced)
+        is_untouched, is_kept = True, False
         try:
+            # Mostly there is nothing, and nobody need wait for a turn to hear that.
+            if not await run_to_end(reception.look):
+                return
             async with self._readings.turn():
+                is_untouched = False
                 is_wanted = self._rounds.is_wanted(place)
                 is_there = is_wanted and await run_to_end(reception.pick_up)
             if is_there:
+                is_kept = True  # from here on others may have let go of it already
                 await self.keep(participant_id, reception)
         except InvalidUpdate:
             pass  # it is not ours to blame on the sender: a disk may have lost it
         finally:
-            if self._broken.get(participant_id) is not reception:
+            if is_untouched:
+                await run_to_end(reception.suspend)
+            elif not is_kept:
                 await run_to_end(reception.abort)
 
     async def keep(self, participant_id: str, reception: Reception) -> None:
