@@ -839,6 +839,51 @@ def test_one_who_was_taken_for_dead_hears_of_it(kind: str, meanwhile: str) -> No
             watcher.leave()
 
 
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_one_whose_place_was_taken_does_not_have_it_again(kind: str) -> None:
+    """Also where the service was started again with nothing, and that one is back first: those who
+    have heard of the later one are not told of the earlier one, which gives way when the later one
+    is back."""
+    with Service(kind, lease_s=3.0) as service, ExitStack() as stack:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        stack.callback(ben.end)
+        before = ben.do(member)
+        until(lambda: "ben" in watcher.sees, "anna to hear of ben")
+        ben.suspend()
+        stack.callback(ben.resume)
+        until(lambda: "ben" not in watcher.sees, "ben to be taken for dead")
+        other = Peer(service.discovery, "ben", address="elsewhere")
+        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of the other")
+        service.stop()
+        may_come_back = threading.Event()
+        stack.callback(may_come_back.set)
+        ask = other.membership._ask_to_join  # type: ignore[attr-defined]  # of those over a network
+
+        def ask_later(timeout_s: float) -> Any:
+            may_come_back.wait(PATIENCE_S)
+            return ask(timeout_s)
+
+        other.membership._ask_to_join = ask_later  # type: ignore[attr-defined]  # as above
+        service.start()
+        ben.resume()
+        newcomer = Peer(service.discovery, "carl", role="other")
+        until(lambda: newcomer.sees.get("ben") == before.address, "ben to be back")
+        Peer(service.discovery, "dora", role="other")
+        until(lambda: "dora" in watcher.sees, "anna to hear what the service lists")
+        may_come_back.set()
+        until(lambda: newcomer.sees.get("ben") == "elsewhere", "the other to be back")
+        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of it")
+        told = [roster["ben"].incarnation for roster in watcher.rosters if "ben" in roster]
+        assert told == sorted(told)
+        assert told[-1] == other.membership.member.incarnation
+        assert not other.lost
+        assert not watcher.lost
+        with pytest.raises(MembershipLost, match="taken for dead"):
+            ben.do(answer, 1)
+
+
 # --- nobody ---------------------------------------------------------------------------------------
 
 

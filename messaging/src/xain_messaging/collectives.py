@@ -62,8 +62,9 @@ TOLD = "another member says: "
 
 # Of what others say: why an operation has failed, and who is missing.
 MAX_WHY = 1000
+MAX_NAME = 128  # which is the length of the longest
 MAX_NAMES = 100
-MAX_ASKED = 10_000  # members of the group of one who asks
+MAX_ASKED = 1000  # members of the group of one who asks
 MAX_SHARED = 100  # groups of one name, of which is told how far they are
 
 # Groups that are no more, by which what still comes for them is known.
@@ -146,7 +147,7 @@ class Collectives:
         self._dropped: OrderedDict[str, Group] = OrderedDict()
         self._arrived: dict[_Place, _Arrived] = {}
         self._failed: OrderedDict[_Place, _Failure] = OrderedDict()
-        self._questions: dict[str, _Question] = {}  # the last of each peer
+        self._questions: dict[str, _Question] = {}  # the last of each member
         endpoint.hear_collectives(self._on_message)
 
     def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
@@ -253,6 +254,9 @@ class Collectives:
         match rest:
             case {"asks": str(name), "members": list(members), "numbers": list(numbers)}:
                 self.endpoint.take(delivery)
+                sender = self.endpoint.roster.get(delivery.peer)
+                if sender is None or sender.incarnation != delivery.incarnation:
+                    return  # none of a group of ours; and there may be any number of such names
                 self._questions[delivery.peer] = _Question(
                     place,
                     name[:MAX_WHY],
@@ -272,7 +276,7 @@ class Collectives:
             case {"failure": str(why), "missing": list(missing)}:
                 self.endpoint.take(delivery)
                 self.forget(place)
-                names = tuple(str(name)[:MAX_WHY] for name in missing[:MAX_NAMES])
+                names = tuple(str(name)[:MAX_NAME] for name in missing[:MAX_NAMES])
                 self._failed[place] = (why[:MAX_WHY], names)
                 question = self._questions.get(message.source)
                 if question is not None and question.place == place:
@@ -691,7 +695,7 @@ def _pairs(items: list[object]) -> list[tuple[str, int]]:
     for item in items:
         match item:
             case [str(name), int(number)]:
-                pairs.append((name[:MAX_WHY], number))
+                pairs.append((name[:MAX_NAME], number))
     return pairs
 
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 Handler: TypeAlias = Callable[[Any, Proxy, list[Message]], object]
 
-_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired", "_refused"})
+_OWN: Final = frozenset({"local_instance", "proxy", "_table", "_fired", "_refused", "_max_held"})
 
 
 class Distributed(Generic[T]):
@@ -67,6 +67,7 @@ class Distributed(Generic[T]):
             self._table.register(stop_event, _stop)
         self._fired: deque[Fired[Handler, Message]] = deque()
         self._refused: list[Message] = []  # taken from the proxy, when the table was full
+        self._max_held = max_held
 
     def __getattr__(self, name: str) -> Any:
         # A copy asks before there is an object; and what Python asks for is for this one to have.
@@ -87,7 +88,8 @@ class Distributed(Generic[T]):
 
         Raises EventTableFull if an event holds too many messages and is not satisfied. The message
         that found no room is kept, and finds its place before all that comes later when launch() is
-        called again and there is room.
+        called again and there is room. When as many are kept as an event holds, launch() raises it
+        before it receives anything: what comes later waits in the proxy.
         """
         events = self.proxy.events(timeout_s)
         self._fired += self._table.evaluate()  # somebody may have gone since the last time
@@ -99,6 +101,11 @@ class Distributed(Generic[T]):
                 fired.key(self.local_instance, self.proxy, fired.messages)
             if self._push_refused():
                 continue
+            if len(self._refused) >= self._max_held:
+                raise EventTableFull(
+                    f"{len(self._refused)} messages have found no room, and no more are received; "
+                    "make the handlers others, or raise max_held"
+                )
             event = next(events, None)
             if event is None:
                 return

@@ -68,9 +68,11 @@ RETRY_S = 0.1
 MAX_RETRY_S = 10.0
 # Events that are handled before those who wait are told.
 BATCH = 64
-# Names that are not in the group: of those who have left, and of those whom the discovery has not
-# told us of yet.
+# Names that the discovery has never told us of. What is sent under one more is not heard.
 MAX_STRANGERS = 1024
+# Names of those who have left. Beyond it the first to leave are forgotten sooner, but for those for
+# whom something is kept, or of whom something waits here.
+MAX_AWAY = 4096
 
 Handler = Callable[[Message, Delivery], None]
 
@@ -116,7 +118,9 @@ class Endpoint:
         self._links: dict[str, Link] = {}
         self._owed: dict[str, Link] = {}  # acks
         self._owed_since = 0.0
-        self._away_since: dict[str, float] = {}  # strangers too
+        # On time.monotonic(), the oldest first.
+        self._away_since: dict[str, float] = {}
+        self._strangers_since: dict[str, float] = {}
         self._unreached: dict[str, _Retry] = {}  # members
         self._forget_at = 0.0
         self._has_refused = False  # what somebody sent for whom there was no link
@@ -163,6 +167,7 @@ class Endpoint:
                 self._driver.disconnect(name)
                 self._unreached.pop(name, None)
                 self._link(name).gone()
+                self._away_since.pop(name, None)  # to the end
                 self._away_since[name] = now
                 log.info("peer_away", peer=name, kept=self._link(name).num_kept)
             for name, member in roster.items():
@@ -174,6 +179,7 @@ class Endpoint:
 
     def _connect(self, member: Member) -> None:
         self._away_since.pop(member.name, None)
+        self._strangers_since.pop(member.name, None)
         is_new = member.name not in self._links
         link = self._link(member.name)
         # If something was refused, it may have been of this one.
@@ -222,24 +228,25 @@ class Endpoint:
             self._changed.notify_all()
         self._driver.wake()
 
-    @property
-    def _max_links(self) -> int:
-        return len(self._roster) + MAX_STRANGERS
-
     def _forget_those_long_gone(self, now: float) -> None:
         """Names are often made up for one process, and a group may live for months."""
         self._forget_at = now + FORGET_EVERY_S
-        for name, since in list(self._away_since.items()):
-            link = self._links[name]
-            if now - since > FORGET_S or (link.is_settled and len(self._links) > self._max_links):
-                if link.num_kept:
-                    log.warning("peer_forgotten", peer=name, lost=link.num_kept)
-                link.forget()
-                if link.has_untaken:
-                    continue  # if it is back before that is taken, it sends it again
-                del self._away_since[name], self._links[name]
-                self._owed.pop(name, None)
-                self.sessions.forget(name)
+        for names, most in ((self._away_since, MAX_AWAY), (self._strangers_since, MAX_STRANGERS)):
+            for name, since in list(names.items()):
+                link = self._links[name]
+                if now - since > FORGET_S or (link.is_settled and len(names) > most):
+                    self._forget(link, names)
+
+    def _forget(self, link: Link, names: dict[str, float]) -> None:
+        """names: that it is one of."""
+        if link.num_kept:
+            log.warning("peer_forgotten", peer=link.name, lost=link.num_kept)
+        link.forget()
+        if link.has_untaken:
+            return  # if it is back before that is taken, it sends it again
+        del names[link.name], self._links[link.name]
+        self._owed.pop(link.name, None)
+        self.sessions.forget(link.name)
 
     def _link(self, peer: str) -> Link:
         link = self._links.get(peer)
@@ -247,7 +254,7 @@ class Endpoint:
             own = self._roster[self.name].incarnation
             link = self._links[peer] = Link(self.name, own, peer, self._outbox, self._waiting)
             if peer not in self._roster:
-                self._away_since[peer] = time.monotonic()
+                self._strangers_since[peer] = time.monotonic()
         return link
 
     def _drop_too_large(self, link: Link) -> None:
@@ -323,8 +330,10 @@ class Endpoint:
         else:
             self._owe(link)
         if self._waiting.behind and not self._waiting.fills(0.5, self._outbox.bounds):
-            behind, self._waiting.behind = self._waiting.behind, {}
-            for link in behind.values():
+            behind = [link for link in self._waiting.behind.values() if link.is_behind]
+            # It may be full again before they are asked; and each has a bound of its own.
+            self._waiting.behind = {link.name: link for link in behind}
+            for link in behind:
                 if link.owes_ack:
                     self._owe(link)
 
@@ -430,7 +439,7 @@ class Endpoint:
             raise MalformedMessage("a packet of nobody")
         if head.to != self.name:
             return  # for one that was at our address before us
-        if head.name not in self._links and len(self._links) >= self._max_links:
+        if head.name not in self._links and len(self._strangers_since) >= MAX_STRANGERS:
             self._has_refused = True
             raise MalformedMessage(f"{head.name!r} is not in the group")
         link = self._link(head.name)
@@ -493,7 +502,7 @@ class Endpoint:
             self._reach_those_who_are_due(now)
         if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()
-        if self._away_since and now >= self._forget_at:
+        if (self._away_since or self._strangers_since) and now >= self._forget_at:
             self._forget_those_long_gone(now)
 
     def _reach_those_who_are_due(self, now: float) -> None:

@@ -108,8 +108,9 @@ class Outbox:
 class Untaken:
     """What has come of all peers together and is not taken.
 
-    behind: those who have been told nothing yet of what was not heard of them since too much waits,
-        by name. When fills(0.5) is over it is time to look at them; see Link.owes_ack.
+    behind: those who are to be asked for what was not heard of them, by name, and who may not have
+        been yet, since too much waits. When fills(0.5) is over it is time to look at them; see
+        Link.is_behind and Link.owes_ack.
     """
 
     num_messages: int = 0
@@ -176,9 +177,10 @@ class Link:
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _last_sent: int = 0  # over this connection
-    # Of the peer: which process it is, the last one that may be heard, where 0 is any, and those
-    # after it who have tried.
+    # Of the peer: which process it is, the first that the roster has told of, the last one that may
+    # be heard, where 0 is any, and those after it who have tried.
     _peer_incarnation: int = 0
+    _first: int = 0
     _newest: int = 0
     _unheard: set[int] = field(default_factory=set)
     # Of that process: the last number heard, those of it that are not taken yet, and how much that
@@ -209,8 +211,13 @@ class Link:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is on its way, in either direction."""
-        return not self._kept and not self.has_untaken and not self.owes_ack
+        """Nothing is kept for it, and nothing of it waits."""
+        return not self._kept and not self.has_untaken
+
+    @property
+    def is_behind(self) -> bool:
+        """It is here, and still to be asked for what was not heard of it; see Untaken."""
+        return self._is_behind and not self._has_asked and self.is_here
 
     def why_no_room(self, size_bytes: int) -> str | None:
         """Why one more message has to wait; None if it has not.
@@ -258,13 +265,15 @@ class Link:
             self._num_untold = max(self._num_untold, 1)
         packets = [self._packet(number, kept) for number, kept in self._kept.items()]
         ack = self.ack()
+        if self.is_behind:
+            self.waiting.behind[self.name] = self
         return packets if ack is None else [*packets, ack]
 
     def again(self, head: Head) -> list[Packet]:
         """What goes out once more, if that is what the peer asks for."""
         if head.kind != _AGAIN or head.to_incarnation != self.own_incarnation or not self.is_here:
             return []
-        if head.incarnation < self._peer_incarnation or self._is_unlisted(head.incarnation):
+        if self._is_former(head.incarnation) or self._is_unlisted(head.incarnation):
             return []
         self._last_sent = head.heard
         kept = [(number, kept) for number, kept in self._kept.items() if number > head.heard]
@@ -287,7 +296,11 @@ class Link:
 
     def listed(self, incarnation: int, *, has_missed: bool = False) -> None:
         """The roster says which process has the name. What it has sent that was not heard, or was
-        dropped before there was a link, as has_missed says, is to be asked for."""
+        dropped before there was a link, as has_missed says, is to be asked for. Of an earlier one
+        than it has told of before: nothing."""
+        if self._first and incarnation < self._newest:
+            return
+        self._first = self._first or incarnation
         self._newest = incarnation
         if self._unheard or has_missed or incarnation < self._peer_incarnation:
             self.missed()
@@ -298,7 +311,18 @@ class Link:
         if self._newest not in (0, self._peer_incarnation):
             self._hear(self._newest)
         if self._peer_incarnation:
-            self._is_behind, self._has_asked = True, False
+            self._has_asked = False
+            self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        """It is to be asked for something, and it may be for others to be taken before."""
+        self._is_behind = True
+        self.waiting.behind[self.name] = self
+
+    def _is_former(self, incarnation: int) -> bool:
+        """Of a process whose place another has taken: one that we have heard, or, while we have
+        heard none, one that was there before the roster told of any."""
+        return incarnation < (self._peer_incarnation or self._first)
 
     def _is_unlisted(self, incarnation: int) -> bool:
         """Of a process that is later than the one that the roster has told of, or, of a name that
@@ -324,8 +348,8 @@ class Link:
         begins, and for the first of a process that the roster does not know.
         """
         if head.incarnation != self._peer_incarnation:
-            if head.incarnation < self._peer_incarnation:
-                return None  # of a process whose place another has taken
+            if self._is_former(head.incarnation):
+                return None
             if self._is_unlisted(head.incarnation):
                 self._refuse(head.incarnation)
                 return None
@@ -340,9 +364,8 @@ class Link:
             return None
         is_full = self._has_waiting(1.0)
         if head.follows > self._heard or is_full:
-            was_behind, self._is_behind = self._is_behind, True
-            if is_full:
-                self.waiting.behind[self.name] = self
+            was_behind = self._is_behind
+            self._fall_behind()
             if is_full and not was_behind:
                 raise MalformedMessage(
                     f"{self.name!r} has sent {self._num_untaken} messages of "

@@ -301,12 +301,92 @@ def test_who_is_held_back_for_others_is_asked_when_they_are_taken(join) -> None:
     until(second_has_come, "the second of c")
 
 
+def test_who_is_held_back_again_before_it_is_asked_is_asked_later(join, monkeypatch) -> None:
+    """What was lost of it was noticed while too much waited, and too much waits once more by the
+    time when the word goes out."""
+    (a, _), (b, _) = join("a", Bounds(max_messages_in_all=2)), join("b")
+    c, line = join("c")
+
+    def wait(is_so: Callable[[], bool]) -> None:
+        """Nobody takes anything meanwhile."""
+        until(lambda: bool(a.receive_by_id("none", 0.02).missing) and is_so(), "that")
+
+    def fill() -> None:
+        for _ in range(7):
+            b.isend(Message("t", "b", "a", session_id="of b"))
+        wait(lambda: len(a.endpoint.inbox) == 8)
+
+    until(lambda: all(len(proxy.peers.get("peer", [])) == 2 for proxy in (a, b, c)), "all")
+    c.isend(Message("t", "c", "a"))
+    wait(lambda: len(a.endpoint.inbox) == 1)
+    fill()
+    line.lost.add("a")
+    c.isend(Message("t", "c", "a"))
+    line.lost.discard("a")
+    c.isend(Message("t", "c", "a"))
+    wait(lambda: "c" in a.endpoint._waiting.behind)
+    monkeypatch.setattr(endpoint_module, "ACK_DELAY_S", 3600.0)
+    assert len(a.receive_by_id(["of b"] * 7)) == 7
+    fill()
+    monkeypatch.setattr(endpoint_module, "ACK_DELAY_S", 0.0)
+    wait(lambda: not a.endpoint._owed)
+    assert len(a.receive_by_id(["of b"] * 7)) == 7
+
+    def have_come() -> bool:
+        for proxy in (a, c):
+            proxy.receive_by_id("none", 0.02)
+        return len(a.endpoint.inbox) == 3
+
+    until(have_come, "what was lost, and what follows")
+
+
+def test_one_that_is_away_for_a_moment_keeps_its_sessions(join, monkeypatch) -> None:
+    """However many names there are that have never been in the group: no more of those are heard
+    than there is room for."""
+    monkeypatch.setattr(endpoint_module, "MAX_STRANGERS", 2)
+    a, _, _ = strangers(join, 5)
+    b, _ = join("b")
+    until(lambda: "peer" in a.peers, "b")
+    session = a.isend(SessionMessage("ask", "a", "b"))
+    asked = b.receive_once()
+    assert asked is not None
+    assert len(list(a.receive(0.1))) == 2
+
+    def is_settled() -> bool:
+        for proxy in (b, a):
+            proxy.receive_by_id("none", 0.02)
+        return a.endpoint._links["b"].is_settled
+
+    until(is_settled, "the word that b has it")
+    with_b = a.endpoint.roster
+    a.endpoint._on_change({name: member for name, member in with_b.items() if name != "b"})
+    assert a.endpoint._links.keys() == {"b", "stranger-0", "stranger-1"}
+    a.endpoint._on_change(with_b)
+    b.reply(asked, body=2)
+    (answer,) = a.receive_by_id(session)
+    assert answer.body == 2
+
+
+def test_those_who_are_away_are_bounded(join, monkeypatch) -> None:
+    """The first to leave are forgotten sooner, but for those for whom something is kept."""
+    monkeypatch.setattr(endpoint_module, "MAX_AWAY", 2)
+    a, _ = join("a")
+    alone = a.endpoint.roster
+    for i in range(6):
+        member = Member(f"b-{i}", "peer", 1, "in-process:99", 1)
+        a.endpoint._on_change({**alone, member.name: member})
+        if i in (1, 5):
+            a.isend(Message("kept", "a", member.name))
+        a.endpoint._on_change(alone)
+    assert a.endpoint._links.keys() == {"b-1", "b-5"}
+
+
 def test_what_comes_before_its_sender_is_known_is_not_lost(join, monkeypatch) -> None:
     """Even if there are so many strangers that it is not heard: it is asked for when the discovery
     tells who that is."""
     monkeypatch.setattr(endpoint_module, "MAX_STRANGERS", 5)
     a, driver, links = strangers(join, 7)
-    assert len(list(a.receive(0.1))) == 6  # one for a itself, which is in the roster
+    assert len(list(a.receive(0.1))) == 5
     member = Member("stranger-6", "peer", 9, driver.address, 1)
     a.endpoint._on_change({**a.endpoint.roster, "stranger-6": member})
     event = driver.receive(PATIENCE_S)

@@ -27,7 +27,7 @@ from xain_messaging import collectives
 from xain_messaging.codec import snapshot
 from xain_messaging.collectives import Group
 from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
-from xain_messaging.links import Bounds
+from xain_messaging.links import COLLECTIVE, Bounds, Delivery
 from xain_messaging.messages import Message
 from xain_messaging.proxy import Proxy
 
@@ -610,19 +610,52 @@ def test_what_others_say_is_not_kept_at_any_length(group: Proxies) -> None:
     workers = group.all(2)
     here, there = [proxy.group("worker") for proxy in workers]
     failure = {"failure": "x" * 100_000, "missing": ["y" * 100_000] * 1000}
-    question = {"asks": "z", "members": [["y" * 100_000, 1], 7], "numbers": [None]}
+    members = [["y" * 100_000, 1], 7, *([f"worker-{i}", 1] for i in range(2000))]
+    question = {"asks": "z" * 100_000, "members": members, "numbers": [None, *[["g", 1]] * 2000]}
     for place, body in [
         (("g" * 100_000, 0), failure),
         ((here.id, 0), question),
-        ((here.id, 0), failure),
     ]:
         there._try_to_post(0, place, body)
+    questions = workers[0]._collectives._questions
+    until(lambda: not workers[0].receive_by_id("none", 0.01) and bool(questions), "the question")
+    ((asker, kept),) = questions.items()
+    assert asker == workers[1].name
+    assert len(kept.name) == collectives.MAX_WHY
+    assert [len(name) for name, _ in kept.members[:2]] == [collectives.MAX_NAME, len("worker-0")]
+    assert len(kept.members) == collectives.MAX_ASKED - 1  # one is none
+    assert len(kept.numbers) == 1
+    there._try_to_post(0, (here.id, 0), failure)
     until(lambda: not there.is_under_way and has_failed(workers[0]), "the word")
     ((place, (why, names)),) = workers[0]._collectives._failed.items()
     assert place == (here.id, 0)
     assert len(why) == collectives.MAX_WHY
     assert len(names) == collectives.MAX_NAMES
-    assert len(names[0]) == collectives.MAX_WHY
+    assert len(names[0]) == collectives.MAX_NAME
+    assert not questions
+
+
+def test_who_is_no_member_asks_nothing(group: Proxies) -> None:
+    """There may be any number of such names, and of processes of each."""
+    (worker,) = group.all(1)
+    body = {
+        "group": "g" * collectives.ID_LENGTH,
+        "number": 0,
+        "to": worker.endpoint.member.incarnation,
+        "asks": "z",
+        "members": [],
+        "numbers": [],
+    }
+    for name, incarnation, is_kept in [
+        ("stranger", 7, False),
+        (worker.name, worker.endpoint.member.incarnation - 1, False),
+        (worker.name, worker.endpoint.member.incarnation, True),
+    ]:
+        delivery = Delivery(name, incarnation, 1, COLLECTIVE, [], 0)
+        with worker.endpoint.lock:
+            message = Message("collective", name, "somebody", body)
+            worker._collectives._on_message(message, delivery)
+        assert (name in worker._collectives._questions) == is_kept
 
 
 def has_failed(proxy: Proxy) -> bool:

@@ -189,3 +189,22 @@ def test_what_finds_a_full_table_is_kept(group: Group) -> None:
 
     until(has_been_called_twice, "both")
     assert sums.seen == [[0, 1, 10], [2, 3, 11]]
+
+
+def test_what_finds_full_tables_is_bounded(group: Group) -> None:
+    """Who launches again whenever there is no room does not take in whatever comes: as many as an
+    event holds are kept, and the rest waits in the proxy. When there is room all comes in order."""
+    server, worker = group("server", name="server"), group("worker", {"server": 1})
+    until(lambda: "worker" in server.peers, "the worker")
+    sums = dist(server, {("worker:a:2", "worker:b:1", "AND"): note}, max_held=2)(Sums)()
+    for i in range(10):
+        worker.isend(Message("a", worker.name, "server", i))
+    for _ in range(6):
+        with pytest.raises(EventTableFull):
+            sums.launch()
+    assert [message.body for message in sums._refused] == [2, 3]
+    sums._table.clear()
+    for _ in range(2):
+        with pytest.raises(EventTableFull):
+            sums.launch()
+    assert [message.body for message in sums._refused] == [4, 5]

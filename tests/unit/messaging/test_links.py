@@ -232,6 +232,38 @@ def test_what_a_stranger_sent_is_asked_for_when_it_is_none_any_more() -> None:
     assert bodies([received(b, packet) for packet in told(a, ask)]) == [b"first"]
 
 
+@pytest.mark.parametrize("seen", ["what follows", "an interrupt", "a new line"])
+def test_what_is_missed_while_too_much_waits_is_asked_for_later(seen: str) -> None:
+    """When others are taken, though nobody takes what waits of this peer itself."""
+    bounds, waiting = Bounds(max_messages_in_all=2), Untaken()
+    a, other = (Link("a", 10, name, Outbox(bounds), waiting) for name in "bc")
+    b, c = (Link(name, 20, "a") for name in "bc")
+    for link in (a, other, b, c):
+        link.connected()
+    deliver(b, a, 1)
+    lost = [b.send(MESSAGE, [b"lost"]) or []]
+    waits = deliver(c, other, 4)
+    assert waiting.fills(0.5, bounds)
+    if seen == "what follows":
+        lost.append(b.send(MESSAGE, [b"after it"]) or [])
+        assert received(a, lost[1]) is None
+    else:
+        a.missed()
+    if seen == "a new line":
+        a.gone()
+        waiting.behind.clear()  # as when it is looked at meanwhile
+        a.connected()
+    assert waiting.behind == {"b": a}
+    assert not a.owes_ack
+    for delivery in waits:
+        other.take(delivery)
+    assert a.is_behind
+    assert a.owes_ack
+    again = [received(a, packet) for packet in told(b, a.ack())]
+    assert bodies(again) == [b"lost", b"after it"][: len(lost)]
+    assert not a.is_behind
+
+
 def test_a_head_adds_no_more_than_is_said() -> None:
     """With the longest names and numbers, and as much untaken as may be."""
     bounds = Bounds(max_messages=3)
@@ -333,6 +365,32 @@ def test_the_roster_is_right_about_a_name_that_was_not_in_it() -> None:
     a.listed(20)
     (ask,) = a.connected()
     assert bodies([received(a, packet) for packet in told(b, ask)]) == [b"1"]
+
+
+def test_a_process_that_the_roster_has_told_of_before_is_none_again() -> None:
+    """Its place has been taken; what the later one has sent comes once, and goes on."""
+    a, b = Link("a", 10, "b"), Link("b", 21, "a")
+    a.listed(21)
+    for link in (a, b):
+        link.connected()
+    former = Link("b", 20, "a")
+    former.connected()
+    # Also before the later one is heard.
+    assert received(a, former.send(MESSAGE, [b"too late"]) or []) is None
+    asker = Link("b", 20, "a")
+    asker.listed(10, has_missed=True)
+    (ask,) = asker.connected()
+    a.send(MESSAGE, [b"kept"])
+    assert a.again(read_head(ask[0])) == []
+    taken, _ = deliver(b, a, 2)
+    a.take(taken)
+    for incarnation in (20, 21):
+        a.listed(incarnation)
+        for packet in a.connected():
+            received(b, packet)
+            assert [received(a, again) for again in b.again(read_head(packet[0]))] == []
+    assert [received(a, packet) for packet in b.connected()] == [None]
+    assert bodies([received(a, b.send(MESSAGE, [b"next"]) or [])]) == [b"next"]
 
 
 def test_what_was_on_its_way_when_another_process_came_is_heard() -> None:
@@ -537,6 +595,11 @@ class Lines(RuleBasedStateMachine):
         self.lines["b"].clear()
         for packet in self.links["a"].connected():
             self.put("a", packet)
+
+    @rule(data=st.data())
+    def tell_an_earlier_one(self, data: st.DataObject) -> None:
+        """A roster that has lost all may."""
+        self.links["a"].listed(data.draw(st.integers(1, self.links["a"]._newest)))
 
     @rule()
     def make_up(self) -> None:

@@ -237,8 +237,8 @@ class Registry:
         for arrival in list(found.entries[name].arrivals.values()):
             self.give_up(arrival)
         member = found.entries.pop(name).member
-        _note(found.ranks, (member.role, name), member.rank)
-        _note(self._incarnations, (group, name), member.incarnation)
+        note_latest(found.ranks, (member.role, name), member.rank)
+        note_latest(self._incarnations, (group, name), member.incarnation)
         if not found.entries:
             del self._groups[group]  # with its barriers and ranks: the next members begin anew
         self._on_change(group)
@@ -299,7 +299,7 @@ def replaced(barrier: str) -> MessagingError:
     return MessagingError(f"a newer call waits at the barrier {barrier!r} in the place of this one")
 
 
-def _note(numbers: OrderedDict[Key, int], key: Key, number: int) -> None:
+def note_latest(numbers: OrderedDict[Key, int], key: Key, number: int) -> None:
     """As the latest; the oldest go."""
     numbers[key] = number
     numbers.move_to_end(key)

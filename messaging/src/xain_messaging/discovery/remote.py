@@ -7,12 +7,13 @@ with what they know of each other; then each tells it who it is, and is that aga
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 
 import structlog
 
-from xain_messaging.discovery.registry import check_barrier, replaced
+from xain_messaging.discovery.registry import check_barrier, note_latest, replaced
 from xain_messaging.errors import (
     Closed,
     DiscoveryUnavailable,
@@ -50,6 +51,7 @@ class RemoteMembership(ABC):
         self._member: Member | None = None
         self._roster: Roster = {}
         self._listed: set[str] = set()
+        self._former: OrderedDict[str, int] = OrderedDict()  # incarnations of those who have gone
         self._heard = 0  # the highest incarnation; a service that has lost all asks for it
         self._has_ended = threading.Event()
         self._joining = threading.Lock()  # so that nobody comes back who has left
@@ -178,16 +180,33 @@ class RemoteMembership(ABC):
         is_settling: the service has just been started and has not heard of all members yet. Whom it
             has never listed may be on its way back; whom it lists no more has gone. Clear `_listed`
             when it may be another one than before.
+
+        A service that has lost all may list a process whose place another has taken, if that one
+        is back first. Peers that have heard of the later one do not listen to the other, so that
+        one is not told of: the later one is there while it may be on its way back.
         """
-        self._listed |= listed.keys()
+        former = {name for name, member in listed.items() if self._is_former(member)}
+        listed = {name: member for name, member in listed.items() if name not in former}
+        self._listed = self._listed - former | listed.keys()
         self._heard = max([self._heard, *(member.incarnation for member in listed.values())])
-        others: Roster = {}
-        if is_settling:
-            others = {n: m for n, m in self._roster.items() if n not in self._listed}
+        others = {
+            name: member
+            for name, member in self._roster.items()
+            # We ourselves are there until we hear that we have been replaced.
+            if (is_settling and name not in self._listed) or name == self._name
+        }
         roster = {**others, **listed}
         if roster != self._roster:
+            for name in self._roster.keys() - roster.keys():
+                note_latest(self._former, name, self._roster[name].incarnation)
             self._roster = roster
             self._on_change(roster)
+
+    def _is_former(self, member: Member) -> bool:
+        """There has been a later process of its name, as far as is remembered."""
+        known = self._roster.get(member.name)
+        last = self._former.get(member.name, 0) if known is None else known.incarnation
+        return member.incarnation < last
 
 
 def left_s(deadline: float) -> float:
