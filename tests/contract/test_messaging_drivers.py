@@ -1,5 +1,6 @@
 """What every Driver does."""
 
+import errno
 import itertools
 import re
 import socket
@@ -13,6 +14,7 @@ from functools import partial
 import grpc
 import numpy as np
 import pytest
+import zmq
 from structlog.testing import capture_logs
 
 from support.fault_proxy import FaultProxy
@@ -315,6 +317,243 @@ def test_who_is_hung_up_on_waits_before_it_tries_again() -> None:
         assert took_s >= 2 * RETRY_S + 4 * RETRY_S
         # Where nobody looks for so long, ZeroMQ itself tries again.
         assert 3 <= nobody.num_accepted <= 3 + took_s / RETRY_S
+
+
+class Threads:
+    """num_missing: so many threads are not started when they are to be, since the system has none.
+
+    by: only those that a thread of this name starts.
+    of: only those of this name.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, by: str = "", of: str = "") -> None:
+        self.num_missing = 0
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            is_meant = by in ("", threading.current_thread().name) and of in ("", thread.name)
+            if self.num_missing and is_meant:
+                self.num_missing -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_any)
+
+
+def test_a_send_without_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing that waits; the next one goes."""
+    threads = Threads(monkeypatch)
+    here, there = GrpcDriver(), GrpcDriver()
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        threads.num_missing = 1
+        with pytest.raises(RuntimeError, match="thread"):
+            here.send("there", [b"1"])
+        here.send("there", [b"2"])
+        assert received(there) == [b"2"]
+        assert here.receive(0.0) is None
+
+
+def test_a_stream_without_a_thread_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC needs one that sends. What is sent after the word goes over a connection that works, and
+    nothing hangs in the end."""
+    threads = Threads(monkeypatch, by="messages-out")
+    here, there = GrpcDriver(), GrpcDriver()
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        threads.num_missing = 2
+        for i in range(2):
+            here.send("there", [b"lost"])
+            assert next_event(here) == Lost("there"), i
+        here.send("there", [b"x"])
+        assert received(there) == [b"x"]
+        threads.num_missing = 1000
+        here.send("there", [b"y"])
+        assert received(there) == [b"y"]
+        here.close(PATIENCE_S)
+
+
+def test_a_line_that_breaks_without_a_thread_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is none for the pause, nor for the next attempts: what is sent meanwhile is lost with a
+    word, or comes."""
+    threads = Threads(monkeypatch)
+    here, there = GrpcDriver(), GrpcDriver()
+    port = int(there.address.rpartition(":")[2])
+    with closing_all(here, there), FaultProxy(port) as proxy:
+        here.connect("there", f"127.0.0.1:{proxy.port}")
+        here.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        threads.num_missing = 1
+        proxy.cut()
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])
+        until(partial(has_come_or_goes_again, here, there, b"2"), "the second")
+        assert threads.num_missing == 0
+
+
+def test_what_waits_for_an_idle_end_is_lost_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no thread for the stream after it."""
+    monkeypatch.setattr(grpc_streams, "IDLE_S", 0.1)
+    threads = Threads(monkeypatch)
+    here, there = GrpcDriver(), GrpcDriver(bounds=Bounds(max_messages=1))
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        for _ in range(TOLERANCE + 1):  # the last one waits for room, and its stream for its end
+            here.send("there", [b"1"])
+        until(lambda: here._lines["there"]._is_ending, "the end")
+        here.send("there", [b"2"])
+        threads.num_missing = 1
+        for _ in range(TOLERANCE + 1):
+            assert received(there) == [b"1"]
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])
+        assert received(there) == [b"2"]
+
+
+def test_a_stream_that_comes_waits_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none for the moment; the streams after it are heard too, and nothing hangs in
+    the end, also where there is none then."""
+    threads = Threads(monkeypatch, of="messages")
+    first, second, there = GrpcDriver(), GrpcDriver(), GrpcDriver()
+    with closing_all(first, second, there):
+        for driver in (first, second):
+            driver.connect("there", there.address)
+        threads.num_missing = 2
+        first.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        assert threads.num_missing == 0
+        threads.num_missing = many = 1 << 30
+        second.send("there", [b"2"])
+        until(lambda: threads.num_missing < many, "the attempt")
+        there.close(0.0)
+
+
+def test_a_driver_that_cannot_listen_leaves_no_thread() -> None:
+    """Its port is taken."""
+    there = GrpcDriver()
+    with closing_all(there):
+        before = {thread for thread in threading.enumerate() if thread.name == "messages-late"}
+        with pytest.raises(RuntimeError, match="bind"):
+            GrpcDriver(there.address)
+        after = {thread for thread in threading.enumerate() if thread.name == "messages-late"}
+        assert after <= before
+
+
+def test_close_goes_on_where_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is served then, and what is closed again has nothing left to do. Nor does it wait
+    without end for gRPC, whatever that waits for."""
+    monkeypatch.setattr(grpc_streams, "STOP_S", 0.1)
+    here, there, other = GrpcDriver(), GrpcDriver(), GrpcDriver()
+    ended = threading.Event()
+    with closing_all(here, there, other):
+        here.connect("there", there.address)
+        here.connect("other", other.address)
+
+        def fail() -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(here._lines["there"], "finish", fail)
+        with pytest.raises(MemoryError):
+            here.close(0.0)
+        assert here.receive(None) is None
+        host, _, port = here.address.rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port))).close()
+        stop = there._server.stop
+        monkeypatch.setattr(there._server, "stop", lambda _: ended.wait(PATIENCE_S))
+        begun_at = time.monotonic()
+        there.close(0.0)
+        assert time.monotonic() - begun_at < PATIENCE_S / 2
+        ended.set()
+        stop(None)
+
+
+def test_a_silent_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its place is needed. What it brings later is lost with a word to its sender. One that
+    has to wait for room is not silent."""
+    monkeypatch.setattr(grpc_streams, "IDLE_S", 0.2)
+    there, here = GrpcDriver(max_peers=2, bounds=Bounds(max_messages=1)), GrpcDriver()
+    with closing_all(there, here), grpc.insecure_channel(there.address) as channel:
+        held = flood(there, itertools.repeat(b"".join(to_chunks([b"held"])), TOLERANCE + 1))
+        until(partial(has_waiting, there, TOLERANCE), "as much as may wait")
+        goes_on = threading.Event()
+
+        def chunks() -> Iterator[bytes]:
+            goes_on.wait(PATIENCE_S)
+            yield from to_chunks([b"late"])
+
+        silent = channel.stream_unary(METHOD).future(chunks())
+        assert silent.code() is grpc.StatusCode.CANCELLED
+        goes_on.set()
+        here.connect("there", there.address)
+        here.send("there", [b"x"])
+        until(partial(has_come_or_goes_again, here, there, b"x"), "the one that talks")
+        assert held.result(PATIENCE_S) == b""
+
+
+def test_a_silent_stream_stays_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody needs its place."""
+    monkeypatch.setattr(grpc_streams, "IDLE_S", 0.2)
+    there = GrpcDriver(max_peers=2)
+    looked: list[None] = []
+    end_silent = there._threads._every_idle_s
+    there._threads._every_idle_s = lambda: (looked.append(None), end_silent())[1]
+    with closing_all(there), grpc.insecure_channel(there.address) as channel:
+        goes_on = threading.Event()
+
+        def chunks() -> Iterator[bytes]:
+            goes_on.wait(PATIENCE_S)
+            yield from to_chunks([b"late"])
+
+        silent = channel.stream_unary(METHOD).future(chunks())
+        until(lambda: bool(there._streams), "the stream")
+        until(lambda: len(looked) > 10, "some looks")
+        goes_on.set()
+        assert received(there) == [b"late"]
+        assert silent.result(PATIENCE_S) == b""
+
+
+def has_tried(driver: ZmqDriver, attempts: list["zmq.Socket[bytes]"], times: int) -> bool:
+    return driver.receive(0.05) is None and len(attempts) > times
+
+
+def test_what_cannot_be_opened_again_hurts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ZeroMQ line has broken, and the system has no room for its next attempt: the others are
+    received, what waits for it goes out when there is room, and nothing hangs in the end."""
+    here, there, other = ZmqDriver(), ZmqDriver(), ZmqDriver()
+    with (
+        closing_all(here, there, other),
+        FaultProxy(int(there.address.rpartition(":")[2])) as proxy,
+    ):
+        here.connect("there", f"tcp://127.0.0.1:{proxy.port}")
+        other.connect("here", here.address)
+        here.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        proxy.cut()
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])
+        attempts: list[zmq.Socket[bytes]] = []
+
+        def no_room(push: "zmq.Socket[bytes]", _: int) -> None:
+            attempts.append(push)
+            raise zmq.ZMQError(errno.EMFILE)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(zmq.Socket, "get_monitor_socket", no_room)
+            for i in range(3):
+                until(partial(has_tried, here, attempts, i), "an attempt")
+                other.send("here", [b"%d" % i])
+                assert received(here) == [b"%d" % i]
+            assert all(push.closed for push in attempts)
+        until(lambda: here.receive(0.05) is None and not here._broken, "the next attempt")
+        assert received(there) == [b"2"]
+        proxy.cut()
+        assert next_event(here) == Lost("there")
+        monkeypatch.setattr(zmq.Socket, "get_monitor_socket", no_room)
+        here.send("there", [b"3"])
+        here.close(PATIENCE_S)
 
 
 def test_an_interrupted_send_spoils_no_other() -> None:

@@ -18,6 +18,7 @@ the receiver's program asks for it. When that is more than those who keep to the
 sent, no more is read, and gRPC's flow control holds back who sends.
 """
 
+import math
 import queue
 import struct
 import threading
@@ -25,8 +26,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -53,10 +55,16 @@ MAX_PEERS: Final = 256
 
 # A stream on which nothing goes for so long ends, and makes room for another peer's.
 IDLE_S: Final = 10.0
+# Who keeps a stream open all the same loses it after so many times that, if its place is needed. It
+# is also the time that a network may take for a piece of CHUNK_BYTES then.
+MAX_IDLE_TIMES: Final = 3
 
 # Between two attempts to reach a peer.
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 2.0
+
+# How long the server may take to end, once nothing is sent or taken any more.
+STOP_S: Final = 5.0
 
 # Between two lines in the log that say the same of one peer.
 WARN_EVERY_S: Final = 60.0
@@ -112,11 +120,29 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One that comes. changed: something of it has been received, or it is its turn."""
+    """One that comes: its chunks.
+
+    changed: something of it has been received, or it is its turn.
+    silent_since: from when on the next chunk has been awaited; math.inf while it is we who make its
+        peer wait.
+    """
 
     changed: threading.Condition
     waiting: _Waiting
+    chunks: Iterator[bytes]
+    context: grpc.ServicerContext
+    silent_since: float = math.inf
     has_ended: bool = False
+
+    def __iter__(self) -> "_Stream":
+        return self
+
+    def __next__(self) -> bytes:
+        self.silent_since = time.monotonic()
+        try:
+            return next(self.chunks)
+        finally:
+            self.silent_since = math.inf
 
 
 class _Packet(NamedTuple):
@@ -136,11 +162,14 @@ class GrpcDriver:
     tls: without it everything goes in the clear, and anybody may connect. With it only those whose
         certificates `ca` has signed; which of them a peer is, it says itself.
     max_peers: whose streams are taken at a time. Those beyond it say so in their logs, and try
-        again until one of the others has sent nothing for IDLE_S.
+        again until one of the others has sent nothing for IDLE_S, and its stream has ended. One
+        that does not end by itself is ended after three times that, while there is no place.
     max_message_bytes: a message that is larger is refused where it is sent, here and at the others:
         the address tells them. A stream that brings one is ended.
     bounds: those of the peers that send to it. Of what they send four times as much may wait here,
-        each frame with 512 bytes beside its own.
+        each frame with 512 bytes beside its own. A peer's is that of its stream: who it is, nobody
+        here knows, and one that opens several has as many times as much; of all together no more
+        waits for that.
     num_refused: streams that were ended because they were none of ours.
     """
 
@@ -166,24 +195,37 @@ class GrpcDriver:
         self._lock = threading.RLock()
         self._lines: dict[str, _Line] = {}
         self._is_closed = False
+        self._max_peers = max_peers
+        self._streams: set[_Stream] = set()
+        self._threads = _Threads(self._end_silent)
+        try:
+            port = self._serve(listen)
+        except BaseException:  # the port is taken, say
+            self._threads.end(lambda: None, STOP_S)
+            raise
+        limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
+        self._address = with_limit(f"{host}:{port}", limit)
+
+    def _serve(self, listen: str) -> int:
+        """Returns the port."""
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
         service, _, method = METHOD[1:].partition("/")
         self._server = grpc.server(
-            _Threads(),  # type: ignore[arg-type]  # any Executor will do
+            self._threads,  # type: ignore[arg-type]  # any Executor will do
             handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
             options=_OPTIONS,
-            maximum_concurrent_rpcs=max_peers,
+            maximum_concurrent_rpcs=self._max_peers,
         )
-        if tls is None:
+        if self._tls is None:
             port = self._server.add_insecure_port(listen)
         else:
+            tls = self._tls
             credentials = grpc.ssl_server_credentials(
                 [(tls.key, tls.certificate)], tls.ca, require_client_auth=True
             )
             port = self._server.add_secure_port(listen, credentials)
-        limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
-        self._address = with_limit(f"{host}:{port}", limit)
         self._server.start()
+        return port
 
     @property
     def address(self) -> str:
@@ -238,17 +280,20 @@ class GrpcDriver:
         bounds = self._bounds
         most = bounds.max_messages, bounds.max_bytes
         waiting = _Waiting(*(TOLERANCE * limit for limit in most))
-        stream = _Stream(threading.Condition(self._lock), waiting)
+        stream = _Stream(threading.Condition(self._lock), waiting, chunks, context)
 
         def end() -> None:
             with self._lock:
+                self._streams.discard(stream)
                 stream.has_ended = True
                 stream.changed.notify()
 
         max_packet_bytes = self._max_message_bytes + max_head_bytes(bounds)
+        with self._lock:
+            self._streams.add(stream)
         try:
             if context.add_callback(end):
-                for frames in from_chunks(chunks, max_packet_bytes):
+                for frames in from_chunks(stream, max_packet_bytes):
                     self._add(stream, frames)
                     del frames  # the next may be long in coming
         except Malformed as error:
@@ -257,7 +302,24 @@ class GrpcDriver:
             code = grpc.StatusCode.INVALID_ARGUMENT
             log.warning("stream_refused", peer=context.peer(), code=str(code), error=str(error))
             context.abort(code, str(error))
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
         return b""
+
+    def _end_silent(self) -> None:
+        """Who has a stream and sends nothing must not keep out the others. What is on its way to us
+        just then goes again: its sender sees that the line has broken."""
+        with self._lock:
+            streams = list(self._streams)
+        if len(streams) < self._max_peers:
+            return
+        now = time.monotonic()
+        for stream in streams:
+            silent_s = now - stream.silent_since
+            if silent_s >= MAX_IDLE_TIMES * IDLE_S:
+                log.warning("stream_silent", peer=stream.context.peer(), silent_s=round(silent_s))
+                stream.context.cancel()
 
     def _add(self, stream: _Stream, frames: Frames) -> None:
         """Waits for room. What comes on a stream that ends meanwhile is dropped, as if it had come
@@ -293,14 +355,16 @@ class GrpcDriver:
                 return
             self._is_closed = True
             lines, self._lines = self._lines, {}
-        for line in lines.values():
-            line.finish()
-        deadline = time.monotonic() + linger_s
-        for line in lines.values():
-            line.join(max(0.0, deadline - time.monotonic()))
-            line.close()
-        self._server.stop(0.0).wait()
-        self._events.close()
+        with ExitStack() as rest:  # all of it, whatever one of them raises
+            rest.callback(self._events.close)
+            rest.callback(self._threads.end, partial(self._server.stop, None), STOP_S)
+            for line in lines.values():
+                rest.callback(line.close)
+            for line in lines.values():
+                line.finish()
+            deadline = time.monotonic() + linger_s
+            for line in lines.values():
+                line.join(max(0.0, deadline - time.monotonic()))
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -325,34 +389,89 @@ class _Line:
         self._peer = peer
         self._events = events
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # it is closed, or to finish
         self._is_closed = False
         self._is_finishing = False
         self._has_finished = threading.Event()
-        self._begun_at = 0.0
         self._retry_s = RETRY_S
-        self._timer: threading.Timer | None = None
         self._waiting: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
-        self._stream: Any = None
+        self._thread: threading.Thread | None = None  # while there is something to send
+        self._has_stream = False
         self._is_ending = False  # the stream: what waits goes over the next one
         self._warned: tuple[object, float] = (None, 0.0)  # of which status, and when
-        if tls is None:
-            self._channel = grpc.insecure_channel(plain, _OPTIONS)
-        else:
-            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            self._channel = grpc.secure_channel(plain, credentials, _OPTIONS)
-        self._method: Any = self._channel.stream_unary(METHOD)
+        self._address = plain
+        self._credentials: grpc.ChannelCredentials | None = None
+        if tls is not None:
+            self._credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        self._channel = self._open()
+
+    def _open(self) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self._address, _OPTIONS)
+        return grpc.secure_channel(self._address, self._credentials, _OPTIONS)
 
     def send(self, frames: Frames) -> None:
+        """Raises what the system says when it has no thread for it; then nothing waits."""
         with self._lock:
             self._waiting.put(frames)
-            if self._stream is None and self._timer is None:
-                self._begin()
+            if self._thread is not None:
+                return
+            try:
+                thread = threading.Thread(target=self._run, name="messages-out", daemon=True)
+                thread.start()
+            except BaseException:
+                self._waiting = queue.SimpleQueue()
+                raise
+            self._thread = thread  # not before: one that was interrupted in its start ends at once
 
-    def _begin(self) -> None:
-        self._begun_at = time.monotonic()
-        # It waits for as long as nobody is there; the channel tries to reach it.
-        self._stream = self._method.future(self._chunks(self._waiting), wait_for_ready=True)
-        self._stream.add_done_callback(self._ended)
+    def _run(self) -> None:
+        """One stream after another, for as long as there is something to send. No other thread of
+        ours is begun for that, nor for the pauses: the system may have none left, and nobody would
+        be there to hear of it."""
+        try:
+            while (waiting := self._next_stream()) is not None:
+                begun_at = time.monotonic()
+                code, details = self._stream(waiting)
+                self._ended(waiting, code, details, time.monotonic() - begun_at)
+        except BaseException:  # whatever it is: what waits is lost, and has to go again
+            with self._lock:
+                self._has_stream, self._thread = False, None
+                self._lose(self._waiting)
+            raise
+
+    def _next_stream(self) -> "queue.SimpleQueue[Frames | None] | None":
+        """What it is to carry; None if there is nothing."""
+        with self._lock:
+            if threading.current_thread() is not self._thread:
+                return None
+            self._has_stream = not self._is_closed and not self._waiting.empty()
+            if self._has_stream:
+                return self._waiting
+            self._thread = None
+            if self._is_finishing:
+                self._has_finished.set()
+            return None
+
+    def _stream(self, waiting: "queue.SimpleQueue[Frames | None]") -> tuple[object, object]:
+        """Returns when it has ended: its status, and what more is known."""
+        channel = self._channel
+        try:
+            method: Any = channel.stream_unary(METHOD)
+            # It waits for as long as nobody is there; the channel tries to reach it. Not future():
+            # a channel whose thread for those cannot be started can be neither used nor closed.
+            method(self._chunks(waiting), wait_for_ready=True)
+        except grpc.RpcError as error:
+            status: Any = error
+            return status.code(), status.details()
+        except Exception as error:
+            # gRPC has a thread of its own that sends, and there may be none; the stream is left
+            # half open. The same comes of a channel that is closed meanwhile.
+            channel.close()
+            with self._lock:
+                if not self._is_closed:
+                    self._channel = self._open()
+            return None, repr(error)
+        return grpc.StatusCode.OK, None
 
     def _chunks(self, waiting: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
         while (frames := self._next(waiting)) is not None:
@@ -373,32 +492,33 @@ class _Line:
                     self._waiting = queue.SimpleQueue()
                     return None
 
-    def _ended(self, stream: Any) -> None:
+    def _ended(
+        self,
+        waiting: "queue.SimpleQueue[Frames | None]",
+        code: object,
+        details: object,
+        lived_s: float,
+    ) -> None:
+        """Returns when it is time for the next one."""
         with self._lock:
-            if self._is_closed or stream is not self._stream:
-                return
-            self._stream = None
+            self._has_stream = False
             was_ending, self._is_ending = self._is_ending, False
-            code = None if stream.cancelled() else stream.code()
-            if was_ending and code is grpc.StatusCode.OK:
+            if self._is_closed or (was_ending and code is grpc.StatusCode.OK):
                 # The peer has all of it. Not before that is known does the next one begin: what
                 # goes over it must not overtake this.
-                if not self._waiting.empty():
-                    self._begin()
-                elif self._is_finishing:
-                    self._has_finished.set()
                 return
-            self._tell(code, stream.details())
-            self._waiting.put(None)  # lets gRPC's thread go that waits for more
-            # First a new queue, then the word: what goes into the old one after it would be lost.
-            self._waiting = queue.SimpleQueue()
-            self._events.put(Lost(self._peer))
-            self._has_finished.set()  # if it was to: there is no second attempt
-            lived_s = time.monotonic() - self._begun_at
+            self._lose(waiting)
+            self._tell(code, details)
             self._retry_s = RETRY_S if lived_s > 1 else min(2 * self._retry_s, MAX_RETRY_S)
-            self._timer = threading.Timer(self._retry_s, self._try_again)
-            self._timer.daemon = True
-            self._timer.start()
+            # Whoever is to finish does so rather now than too late.
+            self._changed.wait_for(lambda: self._is_closed or self._is_finishing, self._retry_s)
+
+    def _lose(self, waiting: "queue.SimpleQueue[Frames | None]") -> None:
+        waiting.put(None)  # lets gRPC's thread go that waits for more
+        # First a new queue, then the word: what goes into the old one after it would be lost.
+        self._waiting = queue.SimpleQueue()
+        self._events.put(Lost(self._peer))
+        self._has_finished.set()  # if it was to: there is no second attempt
 
     def _tell(self, code: Any, details: object) -> None:
         """A line that breaks is nothing special; one that the other end does not want is."""
@@ -419,24 +539,16 @@ class _Line:
         else:
             level("stream_ended", peer=self._peer, code=str(code), details=details)
 
-    def _try_again(self) -> None:
-        with self._lock:
-            self._timer = None
-            if not self._is_closed and self._stream is None and not self._waiting.empty():
-                self._begin()
-
     def finish(self) -> None:
         """No more will come. See join()."""
         with self._lock:
             self._is_finishing = True
             self._has_finished.clear()
-            if not self._waiting.empty() or (self._stream is not None and not self._is_ending):
+            if not self._waiting.empty() or (self._has_stream and not self._is_ending):
                 self._waiting.put(None)
-            elif self._stream is None:
+            elif not self._has_stream:
                 self._has_finished.set()
-                return
-            if self._stream is None:
-                self._begin()  # rather now than too late
+            self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
         """Until the peer has all, or as long as that."""
@@ -445,15 +557,28 @@ class _Line:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
-        self._waiting.put(None)
-        self._channel.close()
+            self._waiting.put(None)
+            self._changed.notify()
+            channel = self._channel
+        channel.close()
 
 
 class _Threads(Executor):
     """A thread for each call that runs. None holds up the end of the process, as those of a
-    ThreadPoolExecutor do when somebody forgets to close."""
+    ThreadPoolExecutor do when somebody forgets to close.
+
+    One more is there from the beginning: when the system has none for a call, it tries again, since
+    what submit() raises would end the thread of gRPC that hears of calls. And every IDLE_S it does
+    what it is given.
+    """
+
+    def __init__(self, every_idle_s: Callable[[], None]) -> None:
+        self._every_idle_s = every_idle_s
+        self._late: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._last: Callable[[], object] | None = None
+        self._is_over = threading.Event()
+        self._standing = threading.Thread(target=self._stand, name="messages-late", daemon=True)
+        self._standing.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -464,8 +589,37 @@ class _Threads(Executor):
             except BaseException as error:  # it is the caller's
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="messages", daemon=True).start()
+        if not self._start(run):
+            self._late.put(run)
         return future
+
+    @staticmethod
+    def _start(run: Callable[[], None]) -> bool:
+        try:
+            threading.Thread(target=run, name="messages", daemon=True).start()
+        except Exception:  # RuntimeError, or no memory for it
+            return False
+        return True
+
+    def _stand(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(queue.Empty):
+                run = self._late.get(timeout=max(IDLE_S, RETRY_S))
+                while run is not None and not self._start(run):
+                    if self._is_over.wait(RETRY_S):
+                        break
+                del run
+            with suppress(Exception):  # whatever it says: nobody else starts what is late
+                self._every_idle_s()
+        if self._last is not None:
+            self._last()
+
+    def end(self, last: Callable[[], object], timeout_s: float) -> None:
+        """No call begins any more; `last` is what is done then, and waited for so long."""
+        self._last = last
+        self._is_over.set()
+        self._late.put(None)
+        self._standing.join(timeout_s)
 
 
 # --- packets in a stream --------------------------------------------------------------------------

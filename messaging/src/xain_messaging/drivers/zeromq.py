@@ -12,10 +12,11 @@ import socket
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
 import zmq
 
 from xain_messaging.codec import Frame, Frames, num_bytes
@@ -23,6 +24,8 @@ from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
+
+log = structlog.get_logger(__name__)
 
 # What is smaller is copied: that costs less than to hand it over.
 HAND_OVER_BYTES: Final = 64 << 10
@@ -140,22 +143,21 @@ class ZmqDriver:
 
     def _open(self, address: str) -> _Sockets:
         push = self._context.socket(zmq.PUSH)
-        self._set(
-            push,
-            {
-                zmq.SNDHWM: 0,  # bounded by who sends
-                zmq.RECONNECT_IVL: round(1000 * RETRY_S),
-                zmq.RECONNECT_IVL_MAX: round(1000 * MAX_RETRY_S),
-            },
-        )
+        options = {
+            zmq.SNDHWM: 0,  # bounded by who sends
+            zmq.RECONNECT_IVL: round(1000 * RETRY_S),
+            zmq.RECONNECT_IVL_MAX: round(1000 * MAX_RETRY_S),
+        }
         try:
+            self._set(push, options)
             push.connect(address)
-        except zmq.ZMQError:  # no address of ours; what is left open would never let us end
+            monitor = push.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        except BaseException:  # no address of ours, say; what is left open would never let us end
             push.close(linger=0)
             raise
         self._poller = None
         self.wake()  # whoever polls does not know of them
-        return _Sockets(push, push.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+        return _Sockets(push, monitor)
 
     def disconnect(self, peer: str) -> None:
         with self._lock:
@@ -170,10 +172,12 @@ class ZmqDriver:
         sockets, line.sockets = line.sockets, None
         if sockets is None:
             return
-        sockets.push.disable_monitor()
-        sockets.push.close(linger=round(1000 * linger_s))
         # A socket must not be closed while another thread polls it.
         self._ended.append(sockets.monitor)
+        try:
+            sockets.push.disable_monitor()
+        finally:
+            sockets.push.close(linger=round(1000 * linger_s))
         self._poller = None
         if not self._is_polling:
             self._close_ended()
@@ -194,11 +198,21 @@ class ZmqDriver:
         """Those whose time has come."""
         for peer in [peer for peer in self._broken if self._lines[peer].retry_at <= now]:
             line = self._lines[peer]
-            line.sockets = self._open(line.address)
+            try:
+                line.sockets = self._open(line.address)
+            except Exception as error:
+                # Whatever the system says that has no room for it: the others must not suffer from
+                # it, and its time comes again.
+                level = log.warning if line.retry_s < MAX_RETRY_S else log.debug
+                level("cannot_reopen", peer=peer, error=str(error))
+                line.retry_s = min(2 * line.retry_s, MAX_RETRY_S)
+                line.retry_at = now + line.retry_s
+                continue
             self._broken.discard(peer)
             waiting, line.waiting = line.waiting, []
-            for frames in waiting:
-                self._push(peer, line, frames)
+            with suppress(Exception):  # whatever it is: the line counts as broken, which is told
+                for frames in waiting:
+                    self._push(peer, line, frames)
 
     def _close_ended(self) -> None:
         while self._ended:
@@ -309,21 +323,22 @@ class ZmqDriver:
             self._waker.send(b"w")
 
     def close(self, linger_s: float) -> None:
-        with self._lock:
+        with ExitStack() as last, self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             self.wake()
             self._polled.wait_for(lambda: not self._is_polling)
-            if linger_s > 0:
-                self._reopen(math.inf)  # rather now than too late
-            for line in self._lines.values():
-                self._end(line, linger_s)
-            self._lines.clear()
-            self._pull.close(linger=0)
-            self._woken.close()
-            self._waker.close()
-        self._context.term()  # waits for what lingers
+            last.callback(self._context.term)  # without the lock: it waits for what lingers
+            with ExitStack() as rest:  # all of it, whatever one of them raises; the last one first
+                rest.callback(self._waker.close)
+                rest.callback(self._woken.close)
+                rest.callback(self._pull.close, linger=0)
+                rest.callback(self._lines.clear)
+                for line in self._lines.values():
+                    rest.callback(self._end, line, linger_s)
+                if linger_s > 0:
+                    self._reopen(math.inf)  # rather now than too late
 
     def _check_open(self) -> None:
         if self._is_closed:
