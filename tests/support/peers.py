@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from support.messaging import PATIENCE_S, driver_maker
+from support.messaging import PATIENCE_S, driver_maker, until
 from xain_messaging.messages import SessionMessage
 from xain_messaging.ports import Discovery, Member
 from xain_messaging.proxy import Proxy
@@ -155,7 +155,14 @@ def answer(proxy: Proxy, number: int, timeout_s: float = PATIENCE_S) -> list[Any
 def collective(
     proxy: Proxy, group: str, members: list[str] | None, operation: str, *arguments: Any
 ) -> Any:
-    """One operation of a group."""
+    """One operation of a group, once its members are known here: those who come last are known to
+    each of the others at another time."""
+
+    def knows_all() -> bool:
+        known = {name for names in proxy.peers.values() for name in names}
+        return known | {proxy.name} >= set(members or ())
+
+    until(knows_all, "all members to be known")
     return getattr(proxy.group(group, members), operation)(*arguments)
 
 
