@@ -44,8 +44,12 @@ def test_what_is_too_large_for_a_peer_does_not_block_the_rest(make: MakeDriver) 
             here.isend(Message("x", "here", "there", body))
 
         def body_of_next() -> object:
+            """Of what comes there. With the answer comes the word that it is taken: without that,
+            it would come once more to who is there next."""
             message = there.receive_once()
             assert message is not None
+            there.reply(message, "taken", None)
+            assert here.receive_once() is not None
             return message.body
 
         with join("here", False) as here:
