@@ -26,7 +26,8 @@ import grpc
 import numpy as np
 import xxhash
 
-from xain_participant import protocol as p
+from xain_participant import actions as a
+from xain_participant import events as e
 from xain_participant.agent import MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S
 from xain_participant.client import (
     CALL_TIMEOUT_S,
@@ -36,10 +37,12 @@ from xain_participant.client import (
     TIMEOUT_KEY,
     told_with,
 )
+from xain_participant.protocol import Protocol, jittered
+from xain_participant.values import Call, State, Timer
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
-STATES = {pb.ROUND: p.State.ROUND, pb.FINISHED: p.State.FINISHED}
+STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
 
 class Crowd:
@@ -91,9 +94,9 @@ class LightAgent:
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub: Any = CoordinatorStub(self._channel)  # its types are those of blocking calls
         self._chance = Random(name)
-        self._protocol = p.Protocol(self._chance)
-        self._timers: dict[p.Timer, asyncio.TimerHandle] = {}
-        self._events: deque[tuple[p.Event, pb.StartTrainingRoundResponse | None]] = deque()
+        self._protocol = Protocol(self._chance)
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._events: deque[tuple[e.Event, pb.StartTrainingRoundResponse | None]] = deque()
         self._is_handling = False
         self._assignment = pb.StartTrainingRoundResponse()
         self._result = b""
@@ -101,7 +104,7 @@ class LightAgent:
         self._is_back = asyncio.Event()
         self.done = asyncio.Event()
 
-    def post(self, event: p.Event, work: pb.StartTrainingRoundResponse | None = None) -> None:
+    def post(self, event: e.Event, work: pb.StartTrainingRoundResponse | None = None) -> None:
         """Events are handled one after another, also those that come of an action."""
         self._events.append((event, work))
         if self._is_handling:
@@ -113,31 +116,31 @@ class LightAgent:
                 self._do(action, work)
         self._is_handling = False
 
-    def _do(self, action: p.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
+    def _do(self, action: a.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
         match action:
-            case p.SetTimer(timer, after_s):
+            case a.SetTimer(timer, after_s):
                 if timer in self._timers:
                     self._timers[timer].cancel()
                 loop = asyncio.get_running_loop()
-                self._timers[timer] = loop.call_later(after_s, self.post, p.TimerFired(timer))
-            case p.Rendezvous():
-                self._spawn(self._answered(p.Call.RENDEZVOUS, self._rendezvous()))
-            case p.SendHeartbeat(training, round_):
-                self._spawn(self._answered(p.Call.HEARTBEAT, self._heartbeat(training, round_)))
-            case p.StartWatch():
+                self._timers[timer] = loop.call_later(after_s, self.post, e.TimerFired(timer))
+            case a.Rendezvous():
+                self._spawn(self._answered(Call.RENDEZVOUS, self._rendezvous()))
+            case a.SendHeartbeat(training, round_):
+                self._spawn(self._answered(Call.HEARTBEAT, self._heartbeat(training, round_)))
+            case a.StartWatch():
                 self._spawn(self._watch())
-            case p.BeginRound(round_, ask):
+            case a.BeginRound(round_, ask):
                 if announced is not None and announced.round == round_ and not ask:
                     self.post(self._assign(announced))
                 else:
-                    self._spawn(self._answered(p.Call.BEGIN_ROUND, self._begin_round()))
-            case p.Train(round_):
+                    self._spawn(self._answered(Call.BEGIN_ROUND, self._begin_round()))
+            case a.Train(round_):
                 self._spawn(self._train(round_))
-            case p.HandIn(round_):
-                self._spawn(self._answered(p.Call.HAND_IN, self._hand_in(round_)))
-            case p.Drop() | p.Leave():
+            case a.HandIn(round_):
+                self._spawn(self._answered(Call.HAND_IN, self._hand_in(round_)))
+            case a.Drop() | a.Leave():
                 self._result = b""
-            case p.Exit():
+            case a.Exit():
                 self.done.set()
 
     def _spawn(self, work: Any) -> None:
@@ -145,32 +148,32 @@ class LightAgent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answered(self, call: p.Call, asking: Awaitable[p.Event]) -> None:
-        event: p.Event
+    async def _answered(self, call: Call, asking: Awaitable[e.Event]) -> None:
+        event: e.Event
         try:
             event = await asking
         except grpc.aio.AioRpcError as error:
             self._crowd.num_refused += 1
             reason, _ = told_with(error)
-            event = p.RefusedBy(call, reason, error.code().name, error.details() or "")
-        if call in (p.Call.RENDEZVOUS, p.Call.HEARTBEAT) and not isinstance(event, p.RefusedBy):
+            event = e.RefusedBy(call, reason, error.code().name, error.details() or "")
+        if call in (Call.RENDEZVOUS, Call.HEARTBEAT) and not isinstance(event, e.RefusedBy):
             self._is_back.set()
         self.post(event)
 
-    async def _rendezvous(self) -> p.Event:
+    async def _rendezvous(self) -> e.Event:
         self._crowd.num_rendezvous += 1
         response = await self._stub.Rendezvous(
             pb.RendezvousRequest(), metadata=self._metadata, timeout=CALL_TIMEOUT_S
         )
         if response.reply == pb.LATER:
-            return p.AskedToWait(response.retry_after_ms / 1000)
-        return p.Joined(
+            return e.AskedToWait(response.retry_after_ms / 1000)
+        return e.Joined(
             response.session_id,
             response.heartbeat_interval_ms / 1000,
             response.reconnect_spread_ms / 1000,
         )
 
-    async def _heartbeat(self, training: bool, round_: int) -> p.Event:
+    async def _heartbeat(self, training: bool, round_: int) -> e.Event:
         request = pb.HeartbeatRequest(state=pb.TRAINING if training else pb.READY, round=round_)
         sent_at = time.monotonic()
         try:
@@ -204,25 +207,25 @@ class LightAgent:
             if has_told and not self.done.is_set():
                 self._crowd.num_lost += 1
                 self._is_back.clear()
-                self.post(p.ConnectionLost())
+                self.post(e.ConnectionLost())
                 await self._is_back.wait()
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
             pause_s = self._chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
             if retry_after_s:
-                pause_s = p.jittered(self._chance, retry_after_s)
+                pause_s = jittered(self._chance, retry_after_s)
             await asyncio.sleep(pause_s)  # as the participant's own stream does
 
-    async def _begin_round(self) -> p.Event:
+    async def _begin_round(self) -> e.Event:
         return self._assign(
             await self._stub.StartTrainingRound(
                 pb.StartTrainingRoundRequest(), metadata=self._metadata, timeout=CALL_TIMEOUT_S
             )
         )
 
-    def _assign(self, assignment: pb.StartTrainingRoundResponse) -> p.Event:
+    def _assign(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
         self._assignment = assignment
-        return p.Assigned(assignment.round, assignment.update_accepted)
+        return e.Assigned(assignment.round, assignment.update_accepted)
 
     async def _train(self, round_: int) -> None:
         await self._crowd.may_train.wait()
@@ -234,9 +237,9 @@ class LightAgent:
         file = io.BytesIO()
         np.save(file, vector)
         self._result = file.getvalue()
-        self.post(p.Trained(round_))
+        self.post(e.Trained(round_))
 
-    async def _hand_in(self, round_: int) -> p.Event:
+    async def _hand_in(self, round_: int) -> e.Event:
         result = self._result
         ref = pb.WeightsRef(
             key=f"{round_}/{self._name}",
@@ -250,12 +253,12 @@ class LightAgent:
         await self._stub.EndTrainingRound(
             request, metadata=self._metadata, timeout=HAND_IN_TIMEOUT_S
         )
-        return p.HandedIn(round_)
+        return e.HandedIn(round_)
 
 
-def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertised:
-    return p.Advertised(
-        STATES.get(message.state, p.State.STANDBY),
+def advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:
+    return e.Advertised(
+        STATES.get(message.state, State.STANDBY),
         message.round,
         message.update_accepted,
         message.session_id,
@@ -268,7 +271,7 @@ async def run(target: str, first: int, number: int) -> None:
     crowd.may_train.set()
     agents = [LightAgent(crowd, target, f"site-{i:05}") for i in range(first, first + number)]
     for agent in agents:
-        agent.post(p.Started())
+        agent.post(e.Started())
     commands = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(commands)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)

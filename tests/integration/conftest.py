@@ -1,4 +1,4 @@
-"""A real coordinator on a free port, inside the test's event loop, with real files."""
+"""Real coordinators with real files, inside the test's event loop or in a process of their own."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.fault_proxy import FaultProxy
+from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.app import Coordinator
 from xain_coordinator.config import CoordinatorConfig
@@ -42,6 +43,18 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     yield begin
     for coordinator in running:
         await coordinator.stop()
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    """A coordinator of three participants in a process of its own; it serves."""
+    coordinator = CoordinatorProcess(
+        tmp_path,
+        {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.start_timeout_s": 0},
+    )
+    await coordinator.start()
+    yield coordinator
+    await coordinator.end()
 
 
 @pytest.fixture

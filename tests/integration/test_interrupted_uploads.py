@@ -47,6 +47,15 @@ async def broken_off(member: Member, folder: Path, end: int) -> None:
     call.cancel()
 
 
+async def two_in_round(start: Any, join: Any) -> tuple[Member, Member]:
+    """Of a round that waits for both."""
+    coordinator = await start(rounds={"min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    await asyncio.gather(a.rendezvous(), b.rendezvous())
+    await a.until(pb.ROUND, 0)
+    return a, b
+
+
 async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
     """Only what had not been written is sent again, and the object is the same to the bit."""
     coordinator = await start()
@@ -78,10 +87,7 @@ async def test_the_same_upload_is_not_sent_twice(start, join):
 @pytest.mark.parametrize("offset", [1, 3 * MIB - 1, 3 * MIB + 1, len(DATA), 1 << 60])
 async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
     """An offset that nobody was told is refused, and does not hurt what is there."""
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
+    a, b = await two_in_round(start, join)
     await broken_off(a, tmp_path, 3 * MIB)
     assert await found(a) == 3 * MIB
     for member in (a, b):  # b has not sent anything
@@ -113,10 +119,7 @@ async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
 async def test_only_the_latest_broken_upload_of_each_is_kept(start, join, tmp_path, monkeypatch):
     """And of no more participants than stated: the disk is not everybody's."""
     monkeypatch.setattr(unfinished, "MAX_BROKEN", 1)
-    coordinator = await start(rounds={"min_participants": 2})
-    a, b = join(coordinator, "a"), join(coordinator, "b")
-    await asyncio.gather(a.rendezvous(), b.rendezvous())
-    await a.until(pb.ROUND, 0)
+    a, b = await two_in_round(start, join)
     await broken_off(a, tmp_path, 2 * MIB)
     assert await found(a) == 2 * MIB
     await broken_off(b, tmp_path, 3 * MIB)

@@ -6,11 +6,9 @@ import io
 import itertools
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,11 +19,8 @@ import pytest
 from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator import driver
-from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.core.events import ParticipantsSelected, SessionOpened
 from xain_coordinator.core.values import Phase
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import Record
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import GetStatusRequest
@@ -81,100 +76,6 @@ async def test_rules_stay_those_that_the_session_was_opened_with(start):
     await first.stop()
     second = await start(rounds={"rounds": 9})
     assert second.driver.session.rules.rounds == 7
-
-
-@pytest.mark.e2e
-async def test_a_new_session_that_cannot_start_leaves_the_old_one(start, tmp_path):
-    """With --new-session and a busy port nothing is written: the next plain start goes on."""
-    first = await start(rounds={"rounds": 7})
-    await first.stop()
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        refused = CoordinatorProcess(tmp_path, {}, port=busy.getsockname()[1])
-        assert await refused.fails("--new-session") == 1
-    assert "cannot listen on" in refused.log()
-    second = await start()
-    assert second.driver.session == first.driver.session
-
-
-@pytest.mark.e2e
-async def test_without_its_weights_a_session_does_not_start(start, join, tmp_path):
-    """With the wrong storage, or one that is not mounted, what was acknowledged must not be taken
-    for lost: nothing happens until the objects of the model and of the updates are there."""
-    rounds = {"rounds": 2, "min_participants": 2}
-    first = await start(rounds=rounds)
-    a, b = join(first, "a"), join(first, "b")
-    await a.rendezvous()
-    await b.rendezvous()
-    await a.until(pb.ROUND, 0)
-    await a.hand_in([1.0])
-    await first.stop()
-    session = first.driver.session
-    weights, journal = tmp_path / "weights", tmp_path / "journal.sqlite"
-
-    async def refused_for(key: str) -> None:
-        before = journal.read_bytes()
-        refused = CoordinatorProcess(tmp_path, {})
-        assert await refused.fails() == 1
-        told = json.loads(refused.log().splitlines()[-1])
-        assert told["event"] == "cannot_start"
-        assert f"{session.session_id}/{key}, which is not in" in told["error"]
-        assert str(weights) in told["error"]
-        assert journal.read_bytes() == before
-
-    away = weights.rename(tmp_path / "away")
-    await refused_for("0/global")
-    shutil.rmtree(weights)  # a new store, empty
-    away.rename(weights)
-    key = session.open_round.updates["a"].weights.ref.key
-    with first.store.open(key) as reader:
-        data = reader.read(0, reader.size)
-    first.store.delete(key)
-    await refused_for(key)
-    upload = first.store.upload(key)
-    upload.write(data)
-    upload.commit(overwrite=False)
-    second = await start(rounds=rounds)
-    assert second.driver.session == session
-
-
-@pytest.mark.e2e
-async def test_without_its_optimisers_state_a_session_does_not_start(start, join, tmp_path):
-    """It is as much of the model as the weights are: without it the next step would be another."""
-    settings = {"rounds": {"rounds": 4}, "aggregation": {"optimizer": "fedavgm"}}
-    first = await start(**settings)
-    a = join(first, "a")
-    await a.rendezvous()
-    for round_ in range(2):
-        await a.until(pb.ROUND, round_)
-        await a.hand_in([1.0], round_=round_)
-    await a.until(pb.ROUND, 2)
-    await first.stop()
-    session = first.driver.session
-    assert session.model.state.keys() == {"momentum"}
-    key = session.model.state["momentum"].key
-    with first.store.open(key) as reader:
-        data = reader.read(0, reader.size)
-    first.store.delete(key)
-    refused = CoordinatorProcess(tmp_path, {})
-    assert await refused.fails() == 1
-    assert f"{session.session_id}/{key}, which is not in" in told_at_start(refused.log())
-    upload = first.store.upload(key)
-    upload.write(data)
-    upload.commit(overwrite=False)
-    second = await start()  # whatever the configuration says now
-    assert second.driver.session == session
-    assert second.driver.session.rules.optimizer == "fedavgm"
-
-
-@pytest.fixture
-async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
-    coordinator = CoordinatorProcess(
-        tmp_path,
-        {"rounds.rounds": 3, "rounds.min_participants": 3, "rounds.start_timeout_s": 0},
-    )
-    await coordinator.start()
-    yield coordinator
-    await coordinator.end()
 
 
 @pytest.mark.e2e
@@ -296,128 +197,6 @@ async def until_finished(port: int) -> None:
                 if status.phase == "finished":
                     return
             await asyncio.sleep(0.05)  # a poll; it ends with the session, or with the coordinator
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signals_drain_and_persist(process, number):
-    """A watch ends with UNAVAILABLE, the process exits with 0, and the session is there again."""
-    a = Member(process.port, "a")
-    await a.rendezvous()
-    call = a.watch()
-    assert (await call.read()).state == pb.STANDBY
-    assert await process.stop(number) == 0
-    assert (await call.code()).name == "UNAVAILABLE"
-    await a.close()
-    await process.start()
-    a = Member(process.port, "a")
-    assert (await a.heartbeat()).state == pb.STANDBY
-    await a.close()
-
-
-@pytest.mark.e2e
-async def test_a_second_coordinator_is_refused(process, tmp_path):
-    """A busy port and a journal in use are errors with one clear line, never shared (X14)."""
-    same_port = CoordinatorProcess(tmp_path / "other", {}, port=process.port)
-    assert await same_port.fails() == 1
-    assert f"cannot listen on 127.0.0.1:{process.port}" in same_port.log()
-    same_journal = CoordinatorProcess(tmp_path, {})
-    assert await same_journal.fails() == 1
-    assert "journal" in same_journal.log()
-    a = Member(process.port, "a")
-    assert (await a.rendezvous()).reply == pb.ACCEPT
-    await a.close()
-
-
-@pytest.mark.e2e
-async def test_a_journal_that_makes_no_sense_is_one_line(tmp_path):
-    """No traceback, no start, exit status 1."""
-    rules = CoordinatorConfig().rules()
-    journal = SqliteJournal(tmp_path / "journal.sqlite")
-    events = (SessionOpened("s", rules, 0.0), ParticipantsSelected(0, ("a",)))
-    journal.append([Record(0.0, event) for event in events])
-    journal.close()
-    coordinator = CoordinatorProcess(tmp_path, {})
-    assert await coordinator.fails() == 1
-    (line,) = coordinator.log().splitlines()
-    told = json.loads(line)
-    assert told["event"] == "cannot_start"
-    assert told["error"].startswith("the journal cannot be replayed: record 1")
-
-
-def told_at_start(log: str) -> str:
-    """The one line of a start that failed."""
-    (line,) = log.splitlines()
-    told = json.loads(line)
-    assert told["event"] == "cannot_start"
-    return told["error"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Of the journal and what lies beside it."""
-    return {path.name: path.read_bytes() for path in folder.glob("journal.sqlite*")}
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        pytest.param(lambda data: b"no journal\n" * 1000, "is not a journal", id="garbage"),
-        # Where SQLite keeps the number of the format.
-        pytest.param(
-            lambda data: data[:60] + (77).to_bytes(4, "big") + data[64:],
-            "has format 77, this version of the program reads up to",
-            id="newer",
-        ),
-        pytest.param(lambda data: data[:-5000], "is damaged; restore it", id="cut"),
-    ],
-)
-async def test_a_journal_that_cannot_be_used_is_one_line(start, tmp_path, spoil, told):
-    """What to do is told, the exit status is 1, and the file is left as it is."""
-    coordinator = await start()
-    await coordinator.stop()
-    path = tmp_path / "journal.sqlite"
-    path.write_bytes(spoil(path.read_bytes()))
-    before = contents(tmp_path)
-    process = CoordinatorProcess(tmp_path, {})
-    assert await process.fails() == 1
-    error = told_at_start(process.log())
-    assert str(path) in error
-    assert told in error
-    assert contents(tmp_path) == before
-
-
-# Root may write everywhere, until it gives up the right to (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE).
-UNPRIVILEGED = """
-import ctypes, os, sys
-
-ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
-os.execv(sys.executable, [sys.executable, "-m", "xain_coordinator", *sys.argv[1:]])
-"""
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(sys.platform != "linux", reason="capabilities")
-@pytest.mark.parametrize("what", ["file", "folder", "both"])
-async def test_a_journal_that_may_not_be_written_is_one_line(start, tmp_path, what):
-    """Permissions that were lost, a volume that is mounted read-only: nothing is begun that could
-    not be written down, and nothing is changed."""
-    coordinator = await start(journal={"path": str(tmp_path / "volume" / "journal.sqlite")})
-    await coordinator.stop()
-    path = tmp_path / "volume" / "journal.sqlite"
-    modes = {"file": (0o444, 0o755), "folder": (0o644, 0o555), "both": (0o444, 0o555)}
-    process = CoordinatorProcess(tmp_path, {"journal.path": path})
-    for part, mode in zip((path, path.parent), modes[what], strict=True):
-        part.chmod(mode)
-    before = contents(path.parent)
-    command = ["-c", UNPRIVILEGED, f"--data-dir={tmp_path}", f"--set=journal.path={path}"]
-    refused = await process.run([*command, "--port=0"])
-    async with asyncio.timeout(60):
-        assert await refused.wait() == 1, process.log()
-    assert contents(path.parent) == before
-    error = told_at_start(process.log())
-    assert str(path) in error
-    assert "check the permissions of the file and its folder" in error
 
 
 class TinyDisk:
@@ -556,77 +335,3 @@ async def test_a_restart_from_a_snapshot_goes_on(start, join, monkeypatch, tmp_p
     await a.until(pb.FINISHED, 2)
     assert np.load(io.BytesIO(await a.download("3/global"))).tolist() == [8.0]
     assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [2.0]
-
-
-# A coordinator with something wrong in it, which then is told to stop.
-SPOILT = """
-import asyncio, os, signal, sys, time
-from pathlib import Path
-from xain_coordinator import app, cli
-
-started = app.Coordinator.start
-
-async def start(self):
-    await started(self)
-    {spoil}
-    os.kill(os.getpid(), signal.SIGTERM)
-
-app.Coordinator.start = start
-app.LAST_STEPS_S = 0.5
-cli.app(["--data-dir", sys.argv[1], "--port=0", "--set=server.drain_s=0"])
-"""
-
-
-async def spoilt(spoil: str, folder: Path) -> tuple[int, list[str]]:
-    """Its exit status and the events in its log."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SPOILT.format(spoil=spoil), str(folder)),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, log = await process.communicate()
-    return process.returncode, [json.loads(line)["event"] for line in log.splitlines()]
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-async def test_a_thread_that_hangs_does_not_hold_the_process(tmp_path):
-    """Stopped while a thread waits for a store that does not answer, it leaves soon all the same.
-    The thread would take longer than this test may."""
-    hang = "asyncio.get_running_loop().run_in_executor(None, time.sleep, 10_000)"
-    status, told = await spoilt(hang, tmp_path)
-    assert status == 0
-    assert told == ["serving", "stopping", "stopped", "threads_left_behind"]
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-async def test_an_error_while_stopping_is_called_one(tmp_path):
-    """Not "cannot_start"; and the steps after it happen all the same."""
-    fail = "self._worker.close = lambda: asyncio.to_thread(Path('/none/there').read_text)"
-    status, told = await spoilt(fail, tmp_path)
-    assert status == 1
-    assert told == ["serving", "stopping", "stop_failed"]
-    SqliteJournal(tmp_path / "journal.sqlite").close()
-
-
-async def test_sigterm_is_heard_while_a_store_hangs(tmp_path):
-    """A start that waits for S3 ends when it is told to, long before S3 has timed out."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = CoordinatorProcess(
-            tmp_path,
-            {
-                "storage.kind": "s3",
-                "storage.endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
-                "storage.bucket": "b",
-                "storage.access_key_id": "x",
-                "storage.secret_access_key": "x",
-                "storage.timeout_s": 600,
-            },
-        )
-        spawned = await process.spawn()
-        connection, _ = await asyncio.to_thread(silent.accept)
-        with connection:
-            spawned.terminate()
-            async with asyncio.timeout(90):
-                assert await spawned.wait() == 0
-    assert '"serving"' not in process.log()

@@ -16,6 +16,7 @@ from simulation import oracle as oracle_module
 from simulation.scenario import Kind
 from xain_coordinator import bundles, fencing, retention
 from xain_coordinator import driver as driver_module
+from xain_coordinator import restore as restore_module
 from xain_coordinator.bundles import Bundles
 from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
@@ -40,7 +41,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 commit = Driver._commit
 evolve = session_module.evolve
 resume = decider.resume
-restore = driver_module._restore
+restore = driver_module.restore
 is_complete = pacing.is_complete
 aggregate = StoreWorker._aggregate
 begin_protocol = Protocol.__init__
@@ -133,6 +134,7 @@ def _evolve(mutant: Callable[[Session, e.Event], Session]) -> Iterator[None]:
         mock.patch.object(session_module, "evolve", mutant),
         mock.patch.object(decider, "evolve", mutant),
         mock.patch.object(driver_module, "evolve", mutant),
+        mock.patch.object(restore_module, "evolve", mutant),
         mock.patch.object(oracle_module, "evolve", mutant),
     ):
         yield
@@ -259,7 +261,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "let leases go on over a restart": _patch(driver_module, "evolve", _without_lease_floor),
     "begin session time anew at a restart": _session_time_starts_anew,
-    "lose a record behind a snapshot": _patch(driver_module, "_restore", _restore_too_little),
+    "lose a record behind a snapshot": _patch(driver_module, "restore", _restore_too_little),
     "answer an upload before it is durable": _patch(Bundles, "_write_one", _write_early),
     "keep a part of a model that could not be read": _patch(
         Downloads, "_forget_failed_block", lambda self, place, read: None

@@ -21,7 +21,8 @@ from xain_messaging.process.commands import (
 )
 
 if TYPE_CHECKING:
-    from xain_coordinator.config import CoordinatorConfig, RoundsSettings
+    from xain_coordinator.config import CoordinatorConfig
+    from xain_coordinator.config_rounds import RoundsSettings
     from xain_messaging.process.settings import Resolved
 
 PROGRAM = "xain-coordinator"

@@ -14,7 +14,6 @@ Nobody waits for that, and nothing rests on it.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,11 +43,13 @@ from xain_coordinator.core.errors import (
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
-from xain_coordinator.core.session import Session, begin, evolve, open_session
+from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.values import Option, Phase, Rules
-from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
+from xain_coordinator.history import History
 from xain_coordinator.lateness import Lateness
-from xain_coordinator.ports import Clock, Journal, JournalError, Record, Snapshot
+from xain_coordinator.log_lines import log_event, log_many_updates
+from xain_coordinator.ports import Clock, Journal, Record, Snapshot
+from xain_coordinator.restore import restore
 from xain_coordinator.wave import Wave
 
 log = structlog.get_logger(__name__)
@@ -66,10 +67,6 @@ LOOK_AGAIN_S = 0.5
 
 # Late updates that are remembered, so that one which is sent again is not counted again.
 MAX_LATE = 10_000
-
-# Of more updates that are committed together there is one line in the log. A person reads the names
-# of a few; of thousands the lines alone would cost a noticeable part of the round.
-MAX_UPDATE_LINES = 8
 
 # How long an update waits for a model to be made.
 NEXT_ROUND_S = 30.0
@@ -163,7 +160,7 @@ class Driver:
         make_controller: of a name and options, which are those of the session, not of `rules`.
         Raises JournalError, and ControllerFailed if the session's controller cannot be had.
         """
-        restored = None if new_session else _restore(journal)
+        restored = None if new_session else restore(journal)
         if restored is None:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now())
@@ -265,7 +262,7 @@ class Driver:
                 records = [record for decided in group for record in decided.records]
                 if records:
                     await loop.run_in_executor(self._disk, self._journal.append, records)
-                is_told = _log_many_updates(records)
+                is_told = log_many_updates(records)
                 for decided in group:
                     self._take_effect(
                         decided.records, decided.session, decided.effects, is_told=is_told
@@ -297,7 +294,7 @@ class Driver:
         for record in records:
             self.history.apply(record.event)
             if not (is_told and isinstance(record.event, e.UpdateAccepted)):
-                _log_event(self.session, session, record.event)
+                log_event(self.session, session, record.event)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):
@@ -481,35 +478,6 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
 
-def _restore(journal: Journal) -> tuple[Snapshot, int] | None:
-    """What the records of the journal's latest session fold to, and how many of them a snapshot
-    covers. None if there is no session. Raises JournalError."""
-    saved = journal.snapshot()
-    num_saved = 0 if saved is None else saved.num_records
-    records = iter(journal.load(num_saved))
-    if saved is None:
-        first = next(records, None)
-        if first is None:
-            return None
-        if not isinstance(first.event, e.SessionOpened):
-            raise JournalError(
-                f"the journal begins with {type(first.event).__name__}, not with a session"
-            )
-        saved = Snapshot(1, first.at, begin(first.event), History())
-    number, at, session, history = saved.num_records, saved.at, saved.session, saved.history
-    for record in records:
-        try:
-            session = evolve(session, record.event)
-            history.apply(record.event)
-        except Exception as error:  # whatever a record leads to that this version never writes
-            raise JournalError(
-                f"the journal cannot be replayed: record {number}, {type(record.event).__name__}: "
-                f"{type(error).__name__}: {error}; use the version of the program that wrote it"
-            ) from error
-        number, at = number + 1, record.at
-    return Snapshot(number, at, session, history), num_saved
-
-
 def _unwrap(outcome: Reply | Refusal) -> Reply:
     if isinstance(outcome, Refusal):
         raise outcome
@@ -523,82 +491,3 @@ def _resolve(answer: asyncio.Future[Reply], outcome: Reply | Refusal) -> None:
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)
-
-
-def _awaited(session: Session) -> dict[str, object]:
-    """Who has not handed in."""
-    round_ = session.open_round
-    return _named(round_.outstanding) if round_ is not None else {}
-
-
-def _named(participants: Sequence[str]) -> dict[str, object]:
-    """For a line that a person can read: of thousands the first, and how many they are."""
-    fields: dict[str, object] = {"participant": list(participants[:MAX_NAMES_OF_A_ROUND])}
-    if len(participants) > MAX_NAMES_OF_A_ROUND:
-        fields["num_participants"] = len(participants)
-    return fields
-
-
-def _log_many_updates(records: Sequence[Record]) -> bool:
-    """One line for the updates of a commit if they are too many for a line each, which there is at
-    debug all the same. Returns whether there was one."""
-    accepted = [r.event for r in records if isinstance(r.event, e.UpdateAccepted)]
-    if len(accepted) <= MAX_UPDATE_LINES or logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
-        return False
-    for number in dict.fromkeys(event.round for event in accepted):
-        names = [event.update.participant_id for event in accepted if event.round == number]
-        log.info("updates_accepted", round=number, num_updates=len(names), **_named(names))
-    return True
-
-
-def _log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
-    fields: dict[str, object] = {"round": session.round}
-    match event:
-        case e.ParticipantJoined(participant_id, tags=tags):
-            if tags:
-                fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
-            log.info(
-                "participant_joined",
-                participant=participant_id,
-                connected=len(session.members),
-                required=session.rules.num_required,
-                **fields,
-            )
-        case e.ParticipantLeft(participant_id, cause):
-            log.info("participant_left", participant=participant_id, cause=cause, **fields)
-        case e.RoundOpened(number, selected):
-            log.info("round_opened", round=number, **_named(selected))
-        case e.ParticipantsSelected(number, selected):
-            log.info("participants_selected", round=number, **_named(selected))
-        case e.RoundPaused(number):
-            log.warning("round_paused", round=number, connected=len(session.members))
-        case e.RoundResumed(number):
-            log.info("round_resumed", round=number, connected=len(session.members))
-        case e.UpdateAccepted(number, update, staleness):
-            log.info(
-                "update_accepted",
-                round=number,
-                participant=update.participant_id,
-                num_samples=update.num_samples,
-                staleness=staleness,
-            )
-        case e.UpdateRefused(participant_id, number, reason):
-            log.warning(
-                "update_refused",
-                round=number,
-                participant=participant_id,
-                reason=reason,
-                in_a_row=before.in_a_row(participant_id) + 1,
-            )
-        case e.ParticipantLeftOut(participant_id, until):
-            log.warning("participant_left_out", participant=participant_id, until=until, **fields)
-        case e.RoundOverdue(number):
-            log.warning("round_overdue", round=number, **_awaited(before))
-        case e.RoundClosed(number, _, "deadline"):
-            log.warning("round_closed_at_deadline", round=number, **_awaited(before))
-        case e.ModelPublished(number, model):
-            log.info("model_published", round=number, key=model.ref.key)
-        case e.SessionFinished(cause):
-            log.info("session_finished", cause=cause, **fields)
-        case _:
-            log.debug(type(event).__name__, **fields)

@@ -26,14 +26,17 @@ import structlog
 from xain_messaging import tags as tag_rules
 from xain_messaging.names import why_not
 from xain_messaging.process import logs
-from xain_participant import protocol as p
+from xain_participant import actions as a
+from xain_participant import events as e
 from xain_participant.alive import Alive
 from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.identity import default_participant_id
 from xain_participant.participant import Participant
+from xain_participant.protocol import Held, Protocol, jittered
 from xain_participant.result import Keeper
 from xain_participant.runtime import Queue, Runtime, Task, Threads
+from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
@@ -51,7 +54,7 @@ MAX_WATCH_PAUSE_S = 2.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
-_STATES: Mapping[int, p.State] = {pb.ROUND: p.State.ROUND, pb.FINISHED: p.State.FINISHED}
+_STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
 What = Literal[
     "joined", "waiting", "training", "trained", "handed_in", "dropped", "refused", "finished"
@@ -129,7 +132,7 @@ class _Posted:
     handled: to call when its turn has come. work: what an advertisement brought with it.
     """
 
-    event: p.Event
+    event: e.Event
     handled: Callable[[], None] = lambda: None
     work: pb.StartTrainingRoundResponse | None = None
 
@@ -192,20 +195,20 @@ class Agent:
 
         chance = chance or Random()
         left = self._work.result  # by an earlier process
-        held = p.Held(left.session_id, left.round) if left is not None else None
-        self._protocol = p.Protocol(chance, held)
+        held = Held(left.session_id, left.round) if left is not None else None
+        self._protocol = Protocol(chance, held)
         self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
-        self._timers: dict[p.Timer, float] = {}  # the runtime's time at which each is due
-        self._answers: deque[p.Event] = deque()  # to calls that the loop itself has made
+        self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
+        self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
         # It holds five at most: the worker has one piece of work, and says once that it saves the
         # result; the watch thread waits until what it posted last was handled (and may then report
         # its end), and stop() posts once.
         self._mailbox: Queue[_Posted] = runtime.queue()
-        self._jobs: Queue[tuple[p.Call, int] | None] = runtime.queue()  # one, then the end
+        self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
         self._watch_credit.put(None)
         self._tasks: list[Task] = []
-        self._refusals: dict[p.Call, tuple[str, str]] = {}  # the last ones since anything worked
+        self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = False
         self._hung_up: Queue[None] = runtime.queue()  # wakes the watch thread from its pause
@@ -222,7 +225,7 @@ class Agent:
         if self._stopping:
             return False
         self._stopping = True
-        self._mailbox.put(_Posted(p.StopRequested(code)))
+        self._mailbox.put(_Posted(e.StopRequested(code)))
         return True
 
     def run(self) -> int:
@@ -244,12 +247,12 @@ class Agent:
     # --- the loop ---
 
     def _loop(self) -> int:
-        self._answers.append(p.Started())
+        self._answers.append(e.Started())
         while True:
             posted = self._next()
             self._note(posted.event)
             for action in self._protocol.handle(posted.event):
-                if isinstance(action, p.Exit):
+                if isinstance(action, a.Exit):
                     self._on_exit(action)
                     return action.code
                 self._do(action, posted.work)
@@ -268,71 +271,71 @@ class Agent:
             return self._mailbox.get(wait_s)
         except Empty:
             del self._timers[timer]
-            return _Posted(p.TimerFired(timer))
+            return _Posted(e.TimerFired(timer))
 
-    def _do(self, action: p.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
+    def _do(self, action: a.Action, announced: pb.StartTrainingRoundResponse | None) -> None:
         """announced: the work that came with the event, of the same session and round."""
         match action:
-            case p.SetTimer(timer, after_s):
+            case a.SetTimer(timer, after_s):
                 self._timers[timer] = self._runtime.now() + after_s
-            case p.Rendezvous():
-                self._answers.append(self._answer(p.Call.RENDEZVOUS, self._rendezvous))
-            case p.SendHeartbeat(training, round_):
+            case a.Rendezvous():
+                self._answers.append(self._answer(Call.RENDEZVOUS, self._rendezvous))
+            case a.SendHeartbeat(training, round_):
                 state = pb.TRAINING if training else pb.READY
                 self._answers.append(
                     self._answer(
-                        p.Call.HEARTBEAT,
+                        Call.HEARTBEAT,
                         lambda: self._heartbeat(state, round_),
                     )
                 )
-            case p.StartWatch():
+            case a.StartWatch():
                 self._spawn("watch", self._watch)
-            case p.BeginRound(round_, ask):
+            case a.BeginRound(round_, ask):
                 if announced is not None and announced.round == round_ and not ask:
                     self._answers.append(self._work.assign(announced))
                 else:
-                    self._jobs.put((p.Call.BEGIN_ROUND, round_))
-            case p.Train(round_):
+                    self._jobs.put((Call.BEGIN_ROUND, round_))
+            case a.Train(round_):
                 self._info("training", round_=round_)
                 self._tell("training", round_=round_)
                 self._work.session_id = self._protocol.session_id
-                self._jobs.put((p.Call.TRAIN, round_))
-            case p.HandIn(round_):
-                self._jobs.put((p.Call.HAND_IN, round_))
-            case p.Drop():
+                self._jobs.put((Call.TRAIN, round_))
+            case a.HandIn(round_):
+                self._jobs.put((Call.HAND_IN, round_))
+            case a.Drop():
                 self._drop(action)
-            case p.Leave():
+            case a.Leave():
                 self._leave()
-            case p.Exit():
+            case a.Exit():
                 raise AssertionError("the loop ends with it")
 
-    def _answer(self, call: p.Call, ask: Callable[[], p.Event]) -> p.Event:
+    def _answer(self, call: Call, ask: Callable[[], e.Event]) -> e.Event:
         try:
             event = ask()
         except Refused as refused:
-            return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+            return e.RefusedBy(call, refused.reason, refused.status.name, refused.message)
         if self._is_away:
             self._is_away = False
             self._is_back.put(None)
         return event
 
-    def _heartbeat(self, state: "pb.State.ValueType", round_: int) -> p.Event:
+    def _heartbeat(self, state: "pb.State.ValueType", round_: int) -> e.Event:
         response = self._client.heartbeat(state, round_)
         return replace(
             _advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000
         )
 
-    def _rendezvous(self) -> p.Event:
+    def _rendezvous(self) -> e.Event:
         response = self._client.rendezvous(self._profile, self._tags)
         if response.reply == pb.LATER:
-            return p.AskedToWait(response.retry_after_ms / 1000)
-        return p.Joined(
+            return e.AskedToWait(response.retry_after_ms / 1000)
+        return e.Joined(
             response.session_id,
             response.heartbeat_interval_ms / 1000,
             response.reconnect_spread_ms / 1000,
         )
 
-    def _drop(self, drop: p.Drop) -> None:
+    def _drop(self, drop: a.Drop) -> None:
         self._work.drop()
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
@@ -346,7 +349,7 @@ class Agent:
         except Refused as refused:
             self._info("left_without_goodbye", reason=str(refused))
 
-    def _on_exit(self, action: p.Exit) -> None:
+    def _on_exit(self, action: a.Exit) -> None:
         log = self._log.error if action.code == 1 else self._log.info
         log("exiting", round=self._protocol.round, code=action.code, reason=action.message)
         self._tell("finished", message=action.message)
@@ -388,13 +391,13 @@ class Agent:
             if lost:
                 # Thousands may have lost theirs. The protocol says when it is our turn to connect;
                 # a stream that went ahead would do so at once.
-                self._mailbox.put(_Posted(p.ConnectionLost()))
+                self._mailbox.put(_Posted(e.ConnectionLost()))
                 self._is_back.get()
             ceiling = min(MAX_WATCH_PAUSE_S, MIN_WATCH_PAUSE_S * 2 ** min(failures, 8))
             failures += 1
             pause_s = self._watch_chance.uniform(MIN_WATCH_PAUSE_S, ceiling)
             if retry_after_s:
-                pause_s = p.jittered(self._watch_chance, retry_after_s)
+                pause_s = jittered(self._watch_chance, retry_after_s)
             with suppress(Empty):
                 self._hung_up.get(pause_s)
 
@@ -412,36 +415,36 @@ class Agent:
 
     # --- telling ---
 
-    def _note(self, event: p.Event) -> None:
+    def _note(self, event: e.Event) -> None:
         """Log and show what happens, before the protocol decides what follows."""
-        if not isinstance(event, p.RefusedBy | p.TimerFired | p.ConnectionLost):
+        if not isinstance(event, e.RefusedBy | e.TimerFired | e.ConnectionLost):
             self._refusals.clear()
         match event:
-            case p.Joined(session_id, interval_s):
+            case e.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
                 self._tell("joined")
-            case p.AskedToWait(retry_after_s):
+            case e.AskedToWait(retry_after_s):
                 self._info("asked_to_wait", retry_after_s=retry_after_s)
                 self._tell("waiting", message="the coordinator asks us to come again later")
-            case p.Trained(round_):
+            case e.Trained(round_):
                 result = self._work.result
                 assert result is not None, "the worker keeps what it has trained"
                 self._info("trained", round_=round_, num_samples=result.num_samples)
                 self._tell("trained", round_=round_, metrics=result.metrics)
-            case p.HandedIn(round_):
+            case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
-            case p.RefusedBy():
+            case e.RefusedBy():
                 self._note_refusal(event)
-            case p.ConnectionLost():
+            case e.ConnectionLost():
                 self._is_away = True
                 self._info("connection_lost")
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""
-        self._mailbox.put(_Posted(p.Saving(round_)))
+        self._mailbox.put(_Posted(e.Saving(round_)))
 
-    def _note_refusal(self, refused: p.RefusedBy) -> None:
+    def _note_refusal(self, refused: e.RefusedBy) -> None:
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
         # Not by its message: that names another address each time.
         kind = (refused.reason, refused.status)
@@ -489,9 +492,9 @@ class Agent:
             self._observer(progress)
 
 
-def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> p.Advertised:
-    return p.Advertised(
-        _STATES.get(message.state, p.State.STANDBY),
+def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertised:
+    return e.Advertised(
+        _STATES.get(message.state, State.STANDBY),
         message.round,
         message.update_accepted,
         message.session_id,

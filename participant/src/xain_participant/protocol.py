@@ -2,8 +2,9 @@
 
     Protocol(chance).handle(event) -> actions
 
-An adapter carries out the actions in their order and hands back what comes of them as events. The
-same events with the same chance give the same actions, so a recorded list replays any failure.
+An adapter carries out the actions (actions.py) in their order and hands back what comes of them as
+events (events.py). The same events with the same chance give the same actions, so a recorded list
+replays any failure.
 
 Two things go on side by side:
 
@@ -24,6 +25,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
 from typing import assert_never
+
+from xain_participant import actions as a
+from xain_participant import events as e
+from xain_participant.values import Call, State, Timer
+from xain_participant.verdicts import Verdict, verdict_on
 
 MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
@@ -57,307 +63,9 @@ COMPLETED = "completed"
 FINISHING_S = 2.0
 
 
-class State(Enum):
-    """What the coordinator advertises to this participant."""
-
-    STANDBY = auto()
-    ROUND = auto()
-    FINISHED = auto()
-
-
-class Call(Enum):
-    """What was refused."""
-
-    RENDEZVOUS = auto()
-    HEARTBEAT = auto()
-    BEGIN_ROUND = auto()
-    TRAIN = auto()  # the download of the global model, before it
-    HAND_IN = auto()
-
-
-class Timer(Enum):
-    """CONTACT: the next rendezvous or heartbeat is due. WORK: so is another attempt at the work."""
-
-    CONTACT = auto()
-    WORK = auto()
-
-
-# --- events ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The participant wants to take part. The first event."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    """The time set by SetTimer is over."""
-
-    timer: Timer
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator leaves it to us.
-    reconnect_spread_s: as in Advertised."""
-
-    session_id: str
-    heartbeat_interval_s: float = 0.0
-    reconnect_spread_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class AskedToWait:
-    """Rendezvous: there is no place now. retry_after_s: 0 if the coordinator leaves it to us."""
-
-    retry_after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Advertised:
-    """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none.
-    cause: why the session is finished; empty if the coordinator does not say.
-    reconnect_spread_s: within how long after a lost connection all participants are to come back,
-    each at a moment of its own; None if nothing is said of it."""
-
-    state: State
-    round: int
-    update_accepted: bool = False
-    session_id: str = ""
-    cause: str = ""
-    reconnect_spread_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """BeginRound was answered. round: the one that is to be trained."""
-
-    round: int
-    update_accepted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """Train has made a result, and the adapter writes it to where it outlives the process. Trained
-    follows."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Train has made a result, which the adapter keeps until it is told to Drop it.
-    is_durable: it does so even if the process ends."""
-
-    round: int
-    is_durable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingFailed:
-    """The participant's own code raised. That a repetition helps is not to be expected."""
-
-    round: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class HandedIn:
-    """HandIn was acknowledged: the update is durable."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedBy:
-    """A call failed. reason: the coordinator's code for it, empty if it did not come from there.
-    status: name of the gRPC status."""
-
-    call: Call
-    reason: str
-    status: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLost:
-    """The Watch stream broke off, so the coordinator may be another process by now. Whoever posts
-    this does not connect again by itself: that begins with the next sign of life, and the stream
-    after its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody here wants to stop. code: the exit status that says who, unless the session is
-    finished."""
-
-    code: int = 0
-
-
-Event = (
-    Started
-    | TimerFired
-    | Joined
-    | AskedToWait
-    | Advertised
-    | Assigned
-    | Saving
-    | Trained
-    | TrainingFailed
-    | HandedIn
-    | RefusedBy
-    | ConnectionLost
-    | StopRequested
-)
-
-
-# --- actions --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Send TimerFired after this long. There is one of each; setting it again moves it."""
-
-    timer: Timer
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Answer with Joined, AskedToWait or RefusedBy."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendHeartbeat:
-    """Answer with Advertised or RefusedBy. training: whether to say TRAINING, else READY.
-    round: the last one that was begun, -1 before the first."""
-
-    training: bool
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartWatch:
-    """Send Advertised for whatever the Watch stream says, from now to the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeginRound:
-    """Answer with Assigned or RefusedBy. ask: for the work; what was announced may be old."""
-
-    round: int
-    ask: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Answer with Trained, TrainingFailed or RefusedBy."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandIn:
-    """Answer with HandedIn or RefusedBy."""
-
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget the result of this round. invalid: the coordinator found it unusable."""
-
-    round: int
-    why: str
-    invalid: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Tell the coordinator that we go, so that it need not wait for the lease to run out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The last action. code: the process's exit status."""
-
-    code: int
-    message: str
-
-
-Action = (
-    SetTimer
-    | Rendezvous
-    | SendHeartbeat
-    | StartWatch
-    | BeginRound
-    | Train
-    | HandIn
-    | Drop
-    | Leave
-    | Exit
-)
-
-
-# --- what a refusal means -------------------------------------------------------------------------
-
-
-class _Verdict(Enum):
-    RETRY = auto()  # not now
-    REJOIN = auto()  # rendezvous first
-    OVER = auto()  # the round has all it needs
-    INVALID = auto()  # this update will never be taken
-    UNFIT = auto()  # nor will any other that we could make
-    FATAL = auto()  # whatever we send, the answer stays the same
-
-
-_BY_REASON = {
-    "NOT_A_MEMBER": _Verdict.REJOIN,
-    "NOT_IN_ROUND": _Verdict.RETRY,
-    "NOT_SELECTED": _Verdict.RETRY,
-    "UPLOAD_MISSING": _Verdict.RETRY,  # each attempt uploads anew
-    "UNAVAILABLE": _Verdict.RETRY,
-    "ROUND_CLOSED": _Verdict.OVER,
-    "STALE_ROUND": _Verdict.OVER,
-    "DUPLICATE_UPDATE": _Verdict.OVER,
-    "INVALID_UPDATE": _Verdict.INVALID,
-    "TOO_LARGE": _Verdict.UNFIT,
-    "INVALID_NAME": _Verdict.FATAL,
-    "INVALID_TAGS": _Verdict.FATAL,
-    "UPLOAD_NAME_TAKEN": _Verdict.FATAL,
-    "PROFILE_MISMATCH": _Verdict.FATAL,
-}
-
-# For what comes without a reason we know: from gRPC itself, a proxy, or a newer coordinator.
-_BY_STATUS = {
-    "PERMISSION_DENIED": _Verdict.REJOIN,
-    "ALREADY_EXISTS": _Verdict.OVER,
-    "INVALID_ARGUMENT": _Verdict.INVALID,
-    "UNAUTHENTICATED": _Verdict.FATAL,
-    "UNIMPLEMENTED": _Verdict.FATAL,
-}
-
-_EXHAUSTED = "RESOURCE_EXHAUSTED"
-
-
-def _verdict(refused: RefusedBy) -> _Verdict:
-    verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, _Verdict.RETRY)
-    if refused.call is Call.RENDEZVOUS and verdict is _Verdict.REJOIN:
-        return _Verdict.FATAL  # it is the rendezvous itself that is not permitted
-    if refused.call is not Call.HAND_IN and verdict in (_Verdict.INVALID, _Verdict.UNFIT):
-        return _Verdict.FATAL  # there is no update that could be at fault
-    if refused.call is Call.HAND_IN and not refused.reason and refused.status == _EXHAUSTED:
-        return _Verdict.UNFIT  # gRPC itself, or a proxy, finds the message too large
-    return verdict
-
-
 def jittered(chance: Random, retry_after_s: float) -> float:
     """How long to wait, asked to wait for so long: never shorter."""
     return chance.uniform(retry_after_s, (1.0 + RETRY_JITTER) * retry_after_s)
-
-
-# --- the protocol ---------------------------------------------------------------------------------
 
 
 class _Contact(Enum):
@@ -394,7 +102,7 @@ class Protocol:
 
     def __init__(self, chance: Random, held: Held | None = None) -> None:
         self._chance = chance
-        self._out: list[Action] = []
+        self._out: list[a.Action] = []
 
         self._contact = _Contact.JOINING
         self._contact_failures = 0
@@ -407,7 +115,7 @@ class Protocol:
         self._finishing = False
         self._cause = ""  # why the session is finished
 
-        self._advertised: Advertised | None = None
+        self._advertised: e.Advertised | None = None
         self._held = held.round if held is not None else None
         self._is_durable = held is not None  # what is held
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
@@ -427,7 +135,7 @@ class Protocol:
         """The session that we are in, or that the result we hold is of; empty if unknown."""
         return self._session_id
 
-    def handle(self, event: Event) -> tuple[Action, ...]:
+    def handle(self, event: e.Event) -> tuple[a.Action, ...]:
         """What to do now that this has happened; nothing after Exit."""
         if self._contact is _Contact.EXITED:
             return ()
@@ -435,46 +143,46 @@ class Protocol:
         actions, self._out = tuple(self._out), []
         return actions
 
-    def _on(self, event: Event) -> None:
+    def _on(self, event: e.Event) -> None:
         match event:
-            case Started():
-                self._out.append(SetTimer(Timer.CONTACT, 0.0))
-            case TimerFired(timer):
+            case e.Started():
+                self._out.append(a.SetTimer(Timer.CONTACT, 0.0))
+            case e.TimerFired(timer):
                 if timer is Timer.CONTACT:
                     self._make_contact()
                 else:
                     self._backing_off = False
                     self._go_on()
-            case Joined():
+            case e.Joined():
                 self._joined(event)
-            case AskedToWait(retry_after_s):
+            case e.AskedToWait(retry_after_s):
                 self._set_contact(
                     jittered(self._chance, retry_after_s)
                     if retry_after_s
                     else self._backoff_after_contact()
                 )
-            case Advertised():
+            case e.Advertised():
                 self._on_advertised(event)
-            case Saving():
+            case e.Saving():
                 if self._busy is not None:
                     self._busy.saving = True
-            case Assigned() | Trained() | HandedIn() | TrainingFailed():
+            case e.Assigned() | e.Trained() | e.HandedIn() | e.TrainingFailed():
                 self._on_outcome(event)
-            case RefusedBy():
+            case e.RefusedBy():
                 self._on_refused(event)
-            case ConnectionLost():
+            case e.ConnectionLost():
                 # All notice at the same instant, so each waits a little, by chance: among
                 # thousands for longer, or the coordinator would only be busy with connections.
                 if self._contact is _Contact.JOINED:
                     self._has_settled = False
                     self._set_contact(self._backoff(0))
-            case StopRequested() if self._finishing:
+            case e.StopRequested() if self._finishing:
                 self._exit_finished()
-            case StopRequested(code):
+            case e.StopRequested(code):
                 # Whoever leaves is replaced. One that comes back with its result before the lease
                 # is over still has its place, and the result is wanted.
                 if not self._comes_back_with_a_result:
-                    self._out.append(Leave())
+                    self._out.append(a.Leave())
                 self._exit(code, "asked to stop")
             case _:
                 assert_never(event)
@@ -490,7 +198,7 @@ class Protocol:
 
     def _make_contact(self) -> None:
         if self._contact is _Contact.JOINING:
-            self._out.append(Rendezvous())
+            self._out.append(a.Rendezvous())
             return
         # Counted from when it is sent: the lease runs on while the answer is on its way.
         # Earlier by chance: those who have come together would beat together for ever. The first
@@ -499,9 +207,9 @@ class Protocol:
         shortest = (1.0 - HEARTBEAT_JITTER) * whole if self._has_settled else 0.0
         self._has_settled = True
         self._set_contact(self._chance.uniform(shortest, whole))
-        self._out.append(SendHeartbeat(self._busy is not None, self._last_round))
+        self._out.append(a.SendHeartbeat(self._busy is not None, self._last_round))
 
-    def _joined(self, event: Joined) -> None:
+    def _joined(self, event: e.Joined) -> None:
         if event.session_id != self._session_id:
             self._forget_session(event.session_id)
         self._contact = _Contact.JOINED
@@ -510,10 +218,10 @@ class Protocol:
         self._spread_reconnects(event.reconnect_spread_s)
         if not self._watching:
             self._watching = True
-            self._out.append(StartWatch())
+            self._out.append(a.StartWatch())
         self._set_contact(0.0)  # a heartbeat, to learn the state
 
-    def _on_advertised(self, event: Advertised) -> None:
+    def _on_advertised(self, event: e.Advertised) -> None:
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
         if event.state is State.FINISHED:
@@ -543,7 +251,7 @@ class Protocol:
         if self._busy is not None and self._busy.call is Call.HAND_IN:
             if not self._finishing:
                 self._finishing = True
-                self._out.append(SetTimer(Timer.WORK, FINISHING_S))
+                self._out.append(a.SetTimer(Timer.WORK, FINISHING_S))
             return
         self._exit_finished()
 
@@ -592,41 +300,41 @@ class Protocol:
             self._last_round = round_
         match call:
             case Call.BEGIN_ROUND:
-                self._out.append(BeginRound(round_, ask=is_old))
+                self._out.append(a.BeginRound(round_, ask=is_old))
             case Call.TRAIN:
                 assert self._held is None, f"round {self._held} would be lost"
-                self._out.append(Train(round_))
+                self._out.append(a.Train(round_))
             case Call.HAND_IN:
                 assert self._held == round_, f"holding {self._held}, not {round_}"
-                self._out.append(HandIn(round_))
+                self._out.append(a.HandIn(round_))
             case _:
                 raise AssertionError(f"{call} is not work")
 
-    def _on_outcome(self, event: Assigned | Trained | HandedIn | TrainingFailed) -> None:
+    def _on_outcome(self, event: e.Assigned | e.Trained | e.HandedIn | e.TrainingFailed) -> None:
         busy, self._busy = self._busy, None
         if busy is None:
             return
         if busy.void:
-            if isinstance(event, Trained):
-                self._out.append(Drop(event.round, "it belongs to another session"))
+            if isinstance(event, e.Trained):
+                self._out.append(a.Drop(event.round, "it belongs to another session"))
             self._work()
             return
         match event:
-            case Assigned(round_, update_accepted):
+            case e.Assigned(round_, update_accepted):
                 self._on_assigned(round_, update_accepted)
-            case Trained(round_, is_durable):
+            case e.Trained(round_, is_durable):
                 self._work_failures = 0
                 self._held = round_
                 self._is_durable = is_durable
                 if round_ in self._done:
                     self._drop("its round is over")
                 self._work()
-            case HandedIn(round_):
+            case e.HandedIn(round_):
                 self._work_failures = 0
                 self._over(round_, "it is handed in")
                 self._go_on()
-            case TrainingFailed(round_, message):
-                self._out.append(Leave())
+            case e.TrainingFailed(round_, message):
+                self._out.append(a.Leave())
                 self._exit(1, f"training of round {round_} failed: {message}")
 
     def _on_assigned(self, round_: int, update_accepted: bool) -> None:
@@ -651,52 +359,52 @@ class Protocol:
 
     def _drop(self, why: str, *, invalid: bool = False) -> None:
         if self._held is not None:
-            self._out.append(Drop(self._held, why, invalid))
+            self._out.append(a.Drop(self._held, why, invalid))
             self._held = None
 
     # --- what went wrong ---
 
-    def _on_refused(self, event: RefusedBy) -> None:
-        verdict = _verdict(event)
+    def _on_refused(self, event: e.RefusedBy) -> None:
+        verdict = verdict_on(event)
         match event.call:
             case Call.RENDEZVOUS | Call.HEARTBEAT:
                 self._on_contact_refused(event, verdict)
             case _:
                 self._on_work_refused(event, verdict)
 
-    def _on_contact_refused(self, event: RefusedBy, verdict: _Verdict) -> None:
+    def _on_contact_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
         if self._finishing:
             return
-        if verdict is _Verdict.FATAL:
+        if verdict is Verdict.FATAL:
             self._give_up(event)
-        elif verdict is _Verdict.REJOIN:
+        elif verdict is Verdict.REJOIN:
             self._rejoin()
         else:
             self._set_contact(self._backoff_after_contact())
 
-    def _on_work_refused(self, event: RefusedBy, verdict: _Verdict) -> None:
+    def _on_work_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
         busy, self._busy = self._busy, None
         if busy is None:
             return
-        if self._finishing or (busy.void and verdict is not _Verdict.FATAL):
+        if self._finishing or (busy.void and verdict is not Verdict.FATAL):
             self._go_on()
             return
         match verdict:
-            case _Verdict.FATAL:
+            case Verdict.FATAL:
                 self._give_up(event)
                 return
-            case _Verdict.REJOIN:
+            case Verdict.REJOIN:
                 self._rejoin()
-            case _Verdict.OVER:
+            case Verdict.OVER:
                 self._over(busy.round, event.message or event.reason or event.status)
-            case _Verdict.INVALID | _Verdict.UNFIT:
-                if self._on_invalid(busy.round, event, for_good=verdict is _Verdict.UNFIT):
+            case Verdict.INVALID | Verdict.UNFIT:
+                if self._on_invalid(busy.round, event, for_good=verdict is Verdict.UNFIT):
                     return
-            case _Verdict.RETRY:
+            case Verdict.RETRY:
                 pass
         self._back_off()
 
-    def _on_invalid(self, round_: int, event: RefusedBy, *, for_good: bool) -> bool:
+    def _on_invalid(self, round_: int, event: e.RefusedBy, *, for_good: bool) -> bool:
         """Whether that was the end."""
         why = event.message or event.reason or event.status
         times = self._invalid[1] + 1 if self._invalid[0] == round_ else 1
@@ -704,14 +412,14 @@ class Protocol:
         self._drop(why, invalid=True)
         if not for_good and times < MAX_INVALID:
             return False
-        self._out.append(Leave())
+        self._out.append(a.Leave())
         self._exit(1, f"the update of round {round_} was refused: {why}")
         return True
 
     def _back_off(self) -> None:
         """Try again after a while, if then there is still something to do."""
         self._backing_off = True
-        self._out.append(SetTimer(Timer.WORK, self._backoff(self._work_failures)))
+        self._out.append(a.SetTimer(Timer.WORK, self._backoff(self._work_failures)))
         self._work_failures += 1
 
     def _go_on(self) -> None:
@@ -727,16 +435,16 @@ class Protocol:
         else:
             self._exit(1, f"the session has ended without a result: {self._cause}")
 
-    def _give_up(self, event: RefusedBy) -> None:
-        self._out.append(Leave())
+    def _give_up(self, event: e.RefusedBy) -> None:
+        self._out.append(a.Leave())
         self._exit(1, event.message or event.reason or event.status)
 
     def _exit(self, code: int, message: str) -> None:
         self._contact = _Contact.EXITED
-        self._out.append(Exit(code, message))
+        self._out.append(a.Exit(code, message))
 
     def _set_contact(self, after_s: float) -> None:
-        self._out.append(SetTimer(Timer.CONTACT, after_s))
+        self._out.append(a.SetTimer(Timer.CONTACT, after_s))
 
     def _spread_reconnects(self, spread_s: float) -> None:
         # Never longer than between two heartbeats: the lease is not much longer.

@@ -12,7 +12,7 @@ import structlog
 from numpy.typing import NDArray
 
 from xain_messaging.spare import Spare
-from xain_participant import protocol as p
+from xain_participant import events as e
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
@@ -22,6 +22,7 @@ from xain_participant.participant import (
     take_metrics,
 )
 from xain_participant.result import Keeper, NotKept, Result
+from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import ENCODING_BITS, can_encode
 from xain_workloads.model import Layout, TensorSpec
@@ -65,29 +66,29 @@ class Work:
         # Whether the participant's own code runs, which nobody can interrupt.
         self.in_participant = False
 
-    def do(self, call: p.Call, round_: int) -> p.Event:
+    def do(self, call: Call, round_: int) -> e.Event:
         """Carry out BEGIN_ROUND, TRAIN or HAND_IN. Never raises: an error is an event, too."""
         try:
             match call:
-                case p.Call.BEGIN_ROUND:
+                case Call.BEGIN_ROUND:
                     return self._begin_round()
-                case p.Call.TRAIN:
+                case Call.TRAIN:
                     return self._train(round_)
-                case p.Call.HAND_IN:
+                case Call.HAND_IN:
                     return self._hand_in(round_)
                 case _:
                     raise AssertionError(f"{call} is not work")
         except Refused as refused:
-            return p.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+            return e.RefusedBy(call, refused.reason, refused.status.name, refused.message)
         except BaseException as error:
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
-            return p.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
+            return e.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
 
-    def assign(self, assignment: pb.StartTrainingRoundResponse) -> p.Event:
+    def assign(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
         """Take an assignment that came without being asked for. Not while a piece is being done."""
         self._assignment = assignment
-        return p.Assigned(assignment.round, assignment.update_accepted)
+        return e.Assigned(assignment.round, assignment.update_accepted)
 
     def drop(self) -> None:
         """Forget the result. Not while a round is trained."""
@@ -100,10 +101,10 @@ class Work:
         on for long, and the next run may have kept its result in the same place by then."""
         self._is_abandoned = True
 
-    def _begin_round(self) -> p.Event:
+    def _begin_round(self) -> e.Event:
         return self.assign(self._client.start_round())
 
-    def _train(self, round_: int) -> p.Event:
+    def _train(self, round_: int) -> e.Event:
         assignment = self._assignment
         self._put = self._base = None
         weights = self._client.get_weights(assignment.model)
@@ -134,7 +135,7 @@ class Work:
             metrics_json,
             {name: value for point in measured for name, value in point.values.items()},
         )
-        return p.Trained(round_, self._keep(self.result))
+        return e.Trained(round_, self._keep(self.result))
 
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""
@@ -149,12 +150,12 @@ class Work:
             return False
         return True
 
-    def _hand_in(self, round_: int) -> p.Event:
+    def _hand_in(self, round_: int) -> e.Event:
         result = self.result
         if result is None:
             # Dropped while this waited for its turn: an advertisement said that it has arrived, or
             # that the session is another one. Either way there is nothing left to send.
-            return p.HandedIn(round_)
+            return e.HandedIn(round_)
         assert result.round == round_, f"a result of round {result.round}, not {round_}"
         offer = self._offer(round_)
         # Through the coordinator each attempt uploads anew what is not there, since one that came
@@ -173,7 +174,7 @@ class Work:
                 self._put = None
                 self._client.reject_offer(offer)
             raise
-        return p.HandedIn(round_)
+        return e.HandedIn(round_)
 
     def _offer(self, round_: int) -> pb.WeightsRef | None:
         """Where the store takes the update of this round, if it does."""

@@ -1,4 +1,4 @@
-"""Scripted coordinators and stores on free ports, and participants for a real coordinator."""
+"""Scripted coordinators and stores on free ports, agents for them, and for a real coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 import structlog
 
+from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
 from integration.participant.store import ScriptedStore
 from xain_coordinator.app import Coordinator
 from xain_participant import Agent, Participant
+from xain_participant.alive import Alive
 
 Serve = Callable[..., ScriptedCoordinator]
+Launch = Callable[..., Running]
 TakePart = Callable[[Coordinator, dict[str, Participant]], Awaitable[dict[str, int]]]
 
 
@@ -47,6 +50,28 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedStore]:
     store = ScriptedStore()
     yield store
     store.stop()
+
+
+@pytest.fixture
+def adder() -> Iterator[Adder]:
+    adder = Adder()
+    yield adder
+    adder.may_finish.set()  # whatever went wrong, its thread comes to an end
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Run agents in threads; all have come to an end when the test has."""
+    running: list[Running] = []
+
+    def start(participant: Participant, target: str, alive: Alive | None = None) -> Running:
+        running.append(Running(participant, target, alive))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.agent.stop()
+        one.code()
 
 
 @pytest.fixture

@@ -1,21 +1,18 @@
 """The agent end to end: threads, channel and clock, against a scripted coordinator."""
 
-import functools
 import json
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
+from integration.participant.agents import Adder, Running, large
 from integration.participant.scripted import (
     PATIENCE_S,
     Ledger,
@@ -24,107 +21,18 @@ from integration.participant.scripted import (
     refusal,
     refuse,
 )
-from integration.participant.store import (
-    SECRET,
-    Fault,
-    ScriptedStore,
-    break_off,
-    hang,
-    object_of,
-    send,
-    status,
-)
-from xain_participant import Agent, CoordinatorClient, Participant, Progress, direct, run
-from xain_participant import client as client_module
-from xain_participant import protocol as p
+from xain_participant import Agent, CoordinatorClient, Progress, run
 from xain_participant.alive import SLACK_S, Alive
+from xain_participant.events import HandedIn
+from xain_participant.protocol import MAX_BACKOFF_S
+from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_workloads.model import Layout, TensorSpec
+from xain_workloads.model import TensorSpec
 from xain_workloads.profile import DataProfile
 
 Serve = Callable[..., ScriptedCoordinator]
-
-
-class Adder(Participant):
-    """Adds 1 to every weight. It waits, when told to, until the test lets it go on."""
-
-    def __init__(self) -> None:
-        self.trained: list[float] = []  # the first weight of each model that was trained
-        self.models: list[tuple[Layout, Mapping[str, str]]] = []
-        self.initialised = 0
-        self.entered = threading.Event()
-        self.may_finish = threading.Event()
-        self.may_finish.set()
-        self.error: BaseException | None = None
-
-    def profile(self) -> DataProfile | None:
-        return DataProfile(5, 2)
-
-    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
-        self.models.append((layout, metadata))
-
-    def init_weights(self) -> Any:
-        self.initialised += 1
-        return np.ones(4, dtype=np.float32)
-
-    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
-        self.trained.append(float(weights[0]))
-        self.entered.set()
-        assert self.may_finish.wait(PATIENCE_S)
-        if self.error is not None:
-            raise self.error
-        self.update_metrics(loss=float(weights[0]))
-        return weights + 1, 5
-
-
-@pytest.fixture
-def adder() -> Iterator[Adder]:
-    adder = Adder()
-    yield adder
-    adder.may_finish.set()  # whatever went wrong, its thread comes to an end
-
-
-Launch = Callable[..., "Running"]
-
-
-@pytest.fixture
-def launch() -> Iterator[Launch]:
-    """Run agents in threads; all have come to an end when the test has."""
-    running: list[Running] = []
-
-    def start(participant: Participant, target: str, alive: Alive | None = None) -> Running:
-        running.append(Running(participant, target, alive))
-        return running[-1]
-
-    yield start
-    for one in running:
-        one.agent.stop()
-        one.code()
-
-
-class Running:
-    """An agent in a thread of its own."""
-
-    def __init__(self, participant: Participant, target: str, alive: Alive | None) -> None:
-        self.seen: list[Progress] = []
-        self.agent = Agent(participant, target, "ward-7", observer=self.seen.append, alive=alive)
-        self._code: int | None = None
-        # A daemon, so that a test that fails does not keep the others from ending.
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._code = self.agent.run()
-
-    def code(self) -> int:
-        self._thread.join(PATIENCE_S)
-        assert self._code is not None, "it has not come to an end"
-        return self._code
-
-    @property
-    def steps(self) -> list[tuple[str, int]]:
-        return [(seen.what, seen.round) for seen in self.seen]
+Launch = Callable[..., Running]
 
 
 def test_it_trains_every_round_and_ends_when_the_session_does(
@@ -232,11 +140,6 @@ def test_who_is_expired_while_training_joins_again_with_its_result(
     assert adder.trained == [0, 1]
 
 
-def large() -> Ledger:
-    """A session whose weights do not fit into a reference: they travel in streams."""
-    return Ledger(model=np.zeros(50_000, dtype=np.float32))
-
-
 def test_an_upload_by_a_stranger_leads_back_in(serve: Serve, adder: Adder) -> None:
     server = serve(large())
     server.before["PutWeights"].append(refusal("NOT_A_MEMBER", grpc.StatusCode.PERMISSION_DENIED))
@@ -291,179 +194,6 @@ def test_a_result_that_cannot_be_delivered_now_is_sent_again(
     assert server.calls["PutWeights"] == (5 if ledger is large else 0)
 
 
-@pytest.fixture
-def offering(serve: Serve, store: ScriptedStore) -> ScriptedCoordinator:
-    """A coordinator that offers to fetch and put weights at the store."""
-    server = serve(large())
-    server.store_url = store.url
-    server.store_objects = store.objects
-    return server
-
-
-def test_offered_weights_go_past_the_coordinator(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    assert run(adder, offering.target, "ward-7") == 0
-    assert store.methods == ["GET", "PUT"] * 2
-    assert offering.calls["GetWeights"] == offering.calls["PutWeights"] == 0
-    assert np.array_equal(offering.ledger.model, np.full(50_000, 2, np.float32))
-
-
-FAULTS: dict[str, Fault] = {
-    "refused": status(403),
-    "failing": status(503),
-    "redirecting": status(307, Location=f"/x?{SECRET}"),
-    "breaking off": break_off(0),
-    "no HTTP": send(f"{SECRET}\n"),
-    "malformed header": send(f"HTTP/1.1 403 {SECRET}\n: {SECRET}\n\n"),
-    "other bytes": object_of(SECRET.encode()),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_store_that_fails_is_gone_around_and_its_url_is_told_to_nobody(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    fault: Fault,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The session goes on at once through the coordinator, and the host is left alone."""
-    caplog.set_level(logging.DEBUG)
-    store.faults.extend([fault] * 10)
-    with capture_logs() as logs:
-        running = launch(adder, offering.target)
-        assert running.code() == 0
-    assert adder.trained == [0, 1]
-    assert (offering.calls["GetWeights"], offering.calls["PutWeights"]) == (2, 2)
-    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
-    assert [(e["log_level"], e["round"], e["method"], e["host"]) for e in failed] == [
-        ("warning", 0, "GET", store.host),
-        ("warning", 0, "PUT", store.host),
-    ]
-    assert store.methods in (["GET", "PUT"], ["GET", "PUT", "PUT"])  # one may begin again
-    assert SECRET not in f"{logs}{running.seen}{caplog.text}"
-
-
-def test_a_failure_inside_a_transfer_does_not_tell_the_url(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Not even a bug of our own, whose traceback is logged."""
-    monkeypatch.setattr(direct._Target, "host", property(lambda target: 1 / 0))
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
-    running = launch(adder, offering.target)
-    assert running.code() == 1
-    assert "ZeroDivisionError" in caplog.text
-    assert SECRET not in f"{running.seen}{caplog.text}"
-
-
-def test_an_update_that_lies_in_the_store_is_not_put_again(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    """Only what it is called is handed in again, however long the coordinator was away."""
-    offering.before["EndTrainingRound"].extend(
-        [failure(grpc.StatusCode.UNAVAILABLE), refusal("NOT_IN_ROUND")]
-    )
-    offering.tells_accepted = False
-    offering.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
-    assert run(adder, offering.target, "ward-7") == 0
-    assert offering.calls["EndTrainingRound"] == 5
-    assert store.methods.count("PUT") == 2
-    assert adder.trained == [0, 1]
-
-
-def test_an_update_that_the_coordinator_does_not_find_goes_through_it(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    """A store that says it has it may be another one than the coordinator's."""
-
-    def lose(_: Any) -> None:
-        del store.objects["/incoming/0/ward-7"]
-
-    offering.before["EndTrainingRound"].append(lose)
-    with capture_logs() as logs:
-        assert run(adder, offering.target, "ward-7") == 0
-    assert adder.trained == [0, 1]
-    assert store.methods.count("PUT") == 1
-    assert offering.calls["PutWeights"] == 2
-    (entry,) = [entry for entry in logs if entry["event"] == "offer_failed"]
-    assert (entry["method"], entry["host"]) == ("PUT", store.host)
-
-
-def test_without_direct_no_offer_is_used(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    """The operator of a site decides whether anything but the coordinator is spoken to."""
-    assert Agent(adder, offering.target, "ward-7", direct=False).run() == 0
-    assert store.methods == []
-
-
-def test_an_offer_is_for_its_round_only(
-    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
-) -> None:
-    with CoordinatorClient(offering.target, "ward-7", direct=direct.DirectTransfer()) as client:
-        client.rendezvous()
-        work = Work(adder, client, "ward-7")
-        assert work.do(p.Call.BEGIN_ROUND, 0) == p.Assigned(0)
-        assert work.do(p.Call.TRAIN, 0) == p.Trained(0)
-        work.assign(pb.StartTrainingRoundResponse(round=1, upload=client.start_round().upload))
-        assert work.do(p.Call.HAND_IN, 0) == p.HandedIn(0)
-    assert store.methods == ["GET"]
-    assert offering.calls["PutWeights"] == 1
-
-
-def test_a_store_that_is_away_is_worth_one_warning(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(direct, "PAUSE_S", 0)
-    store.faults.extend([status(503)] * 4)
-    with capture_logs() as logs:
-        assert run(adder, offering.target, "ward-7") == 0
-    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
-    assert [(e["log_level"], e["round"], e["method"]) for e in failed] == [
-        ("warning", 0, "GET"),
-        ("warning", 0, "PUT"),
-        ("debug", 1, "GET"),
-        ("debug", 1, "PUT"),
-    ]
-
-
-def test_stop_ends_a_transfer_that_hangs(
-    offering: ScriptedCoordinator,
-    store: ScriptedStore,
-    adder: Adder,
-    launch: Launch,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not the transfer's own time limit that ends it."""
-    patient = functools.partial(direct.DirectTransfer, chunk_timeout_s=10 * PATIENCE_S)
-    monkeypatch.setattr(client_module, "DirectTransfer", patient)
-    store.faults.append(hang)
-    running = launch(adder, offering.target)
-    store.wait_until(lambda: store.methods == ["GET"])
-    with capture_logs() as logs:
-        running.agent.stop(7)
-        assert running.code() == 7
-    workers = [thread for thread in threading.enumerate() if thread.name == "work-ward-7"]
-    for worker in workers:
-        worker.join(PATIENCE_S / 2)
-        assert not worker.is_alive()
-    assert adder.trained == []
-    assert "offer_failed" not in {entry["event"] for entry in logs}, "it is we who ended it"
-
-
 def test_an_invalid_update_is_logged_as_an_error_and_the_fourth_is_the_end(
     serve: Serve, adder: Adder
 ) -> None:
@@ -510,7 +240,7 @@ def test_a_result_that_is_dropped_before_its_turn_is_not_sent(serve: Serve, adde
     with CoordinatorClient(server.target, "ward-7") as client:
         work = Work(adder, client, "ward-7")
         assert work.result is None
-        assert work.do(p.Call.HAND_IN, 3) == p.HandedIn(3)
+        assert work.do(Call.HAND_IN, 3) == HandedIn(3)
     assert server.calls == {}
 
 
@@ -658,7 +388,7 @@ def test_a_health_check_sees_that_it_lives(
     server.stop()
     os.utime(file, (0, 0))
     wait_for_a_sign(file)
-    assert silence_s(file) <= p.MAX_BACKOFF_S + SLACK_S
+    assert silence_s(file) <= MAX_BACKOFF_S + SLACK_S
     running.agent.stop(7)
     assert running.code() == 7
 

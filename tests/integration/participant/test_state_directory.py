@@ -16,9 +16,10 @@ from structlog.testing import capture_logs
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, failure
 from xain_participant import Agent, Participant, StateDirectory, run
-from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient
+from xain_participant.events import Trained
 from xain_participant.result import NotKept, Result
+from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -119,12 +120,12 @@ def test_without_a_session_id_nothing_is_kept(serve: Serve, state: StateDirector
     with CoordinatorClient(server.target, "ward-7") as client:
         client.rendezvous()
         work = Work(adder, client, "ward-7", state)
-        work.do(p.Call.BEGIN_ROUND, 0)
-        assert work.do(p.Call.TRAIN, 0) == p.Trained(0, is_durable=False)
+        work.do(Call.BEGIN_ROUND, 0)
+        assert work.do(Call.TRAIN, 0) == Trained(0, is_durable=False)
         assert state.load() is None
         work.session_id = "s1"
-        work.do(p.Call.BEGIN_ROUND, 0)
-        assert work.do(p.Call.TRAIN, 0) == p.Trained(0, is_durable=True)
+        work.do(Call.BEGIN_ROUND, 0)
+        assert work.do(Call.TRAIN, 0) == Trained(0, is_durable=True)
         assert state.load() is not None
         work.drop()
         assert state.load() is None

@@ -8,8 +8,9 @@ import pytest
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from xain_participant import Participant
-from xain_participant import protocol as p
 from xain_participant.client import CoordinatorClient
+from xain_participant.events import Trained
+from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -52,7 +53,7 @@ def test_the_model_is_kept_only_for_an_encoding(
         assignment = client.start_round()
         assignment.encoding = encoding
         work.assign(assignment)
-        assert isinstance(work.do(p.Call.TRAIN, 0), p.Trained)
+        assert isinstance(work.do(Call.TRAIN, 0), Trained)
         base = work._base
         assert (base is not None) == is_kept
         assert base is None or np.array_equal(base, model), "not what training has made of it"
@@ -67,8 +68,8 @@ def test_a_round_uses_the_memory_of_the_one_before(
     with CoordinatorClient(server.target, "a", call_timeout_s=PATIENCE_S) as client:
         work = Work(participant, client, "a")
         for round_ in range(3):
-            work.do(p.Call.BEGIN_ROUND, round_)
-            work.do(p.Call.TRAIN, round_)
+            work.do(Call.BEGIN_ROUND, round_)
+            work.do(Call.TRAIN, round_)
             assert work.result is not None
             work.drop()
             others.append(np.empty(4_000_128, np.uint8))  # what is free has other uses

@@ -19,6 +19,7 @@ from xain_coordinator.core.errors import (
     UploadMissing,
 )
 from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
 
@@ -211,7 +212,7 @@ async def test_who_is_late_stands_in_the_log():
 async def test_many_updates_are_one_line_of_the_log(num_more):
     """Those that are committed together; a few have a line each. It comes before what follows from
     them."""
-    names = [f"p{i:02}" for i in range(1 + module.MAX_UPDATE_LINES + num_more)]
+    names = [f"p{i:02}" for i in range(1 + MAX_UPDATE_LINES + num_more)]
     bench = Bench(
         CoordinatorConfig.model_validate({"rounds": {"min_participants": len(names)}}).rules()
     )

@@ -4,39 +4,41 @@ from random import Random
 
 import pytest
 
-from xain_participant import protocol as p
-from xain_participant.protocol import Call, State, Timer
+from xain_participant import actions as a
+from xain_participant import events as e
+from xain_participant.protocol import FINISHING_S, MAX_RECONNECT_S, RETRY_JITTER, Held, Protocol
+from xain_participant.values import Call, State, Timer
 
 
 class Talk:
     """A protocol and what it has said. Timers are left out unless a test asks for them."""
 
-    def __init__(self, session: str = "s1", held: p.Held | None = None) -> None:
-        self.protocol = p.Protocol(Random(1), held)
+    def __init__(self, session: str = "s1", held: Held | None = None) -> None:
+        self.protocol = Protocol(Random(1), held)
         self.session = session
         self.timers: dict[Timer, float] = {}
 
-    def hear(self, *events: p.Event) -> list[p.Action]:
+    def hear(self, *events: e.Event) -> list[a.Action]:
         """The actions that follow from the last of the events."""
-        actions: tuple[p.Action, ...] = ()
+        actions: tuple[a.Action, ...] = ()
         for event in events:
             actions = self.protocol.handle(event)
             for action in actions:
-                if isinstance(action, p.SetTimer):
+                if isinstance(action, a.SetTimer):
                     self.timers[action.timer] = action.after_s
-        return [action for action in actions if not isinstance(action, p.SetTimer)]
+        return [action for action in actions if not isinstance(action, a.SetTimer)]
 
     def advertise(self, round_: int, state: State = State.ROUND, *, accepted: bool = False) -> list:
-        return self.hear(p.Advertised(state, round_, accepted, self.session))
+        return self.hear(e.Advertised(state, round_, accepted, self.session))
 
     def refuse(self, call: Call, reason: str = "", status: str = "UNAVAILABLE") -> list:
-        return self.hear(p.RefusedBy(call, reason, status, "because"))
+        return self.hear(e.RefusedBy(call, reason, status, "because"))
 
 
 @pytest.fixture
 def joined() -> Talk:
     talk = Talk()
-    talk.hear(p.Started(), p.TimerFired(Timer.CONTACT), p.Joined(talk.session, 5.0))
+    talk.hear(e.Started(), e.TimerFired(Timer.CONTACT), e.Joined(talk.session, 5.0))
     return talk
 
 
@@ -44,8 +46,8 @@ def joined() -> Talk:
 def holding(joined: Talk) -> Talk:
     """Has trained round 3 and is handing it in."""
     joined.advertise(3)
-    assert joined.hear(p.Assigned(3)) == [p.Train(3)]
-    assert joined.hear(p.Trained(3)) == [p.HandIn(3)]
+    assert joined.hear(e.Assigned(3)) == [a.Train(3)]
+    assert joined.hear(e.Trained(3)) == [a.HandIn(3)]
     return joined
 
 
@@ -54,24 +56,24 @@ def holding(joined: Talk) -> Talk:
 
 def test_it_begins_with_a_rendezvous() -> None:
     talk = Talk()
-    assert talk.hear(p.Started()) == []
+    assert talk.hear(e.Started()) == []
     assert talk.timers == {Timer.CONTACT: 0.0}
-    assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
 
 
 def test_who_is_accepted_watches_and_asks_for_the_state_at_once() -> None:
     talk = Talk()
-    assert talk.hear(p.Started(), p.Joined("s1", 5.0)) == [p.StartWatch()]
+    assert talk.hear(e.Started(), e.Joined("s1", 5.0)) == [a.StartWatch()]
     assert talk.timers[Timer.CONTACT] == 0.0
-    assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.SendHeartbeat(training=False, round=-1)]
+    assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.SendHeartbeat(training=False, round=-1)]
     assert talk.timers[Timer.CONTACT] <= 5.0
 
 
 def test_without_an_interval_heartbeats_come_as_often_as_xains() -> None:
     talk = Talk()
-    talk.hear(p.Started(), p.Joined("s1", 0.0), p.TimerFired(Timer.CONTACT))
+    talk.hear(e.Started(), e.Joined("s1", 0.0), e.TimerFired(Timer.CONTACT))
     assert talk.timers[Timer.CONTACT] <= 10.0
-    talk.hear(p.TimerFired(Timer.CONTACT))
+    talk.hear(e.TimerFired(Timer.CONTACT))
     assert 7.5 <= talk.timers[Timer.CONTACT] <= 10.0
 
 
@@ -80,15 +82,15 @@ def test_those_who_come_together_do_not_beat_together() -> None:
     first heartbeat after joining comes at any moment of the interval, and never later."""
     firsts = []
     for seed in range(1000):
-        protocol = p.Protocol(Random(seed))
-        protocol.handle(p.Started())
-        protocol.handle(p.Joined("s1", 10.0))
-        timer, beat = protocol.handle(p.TimerFired(Timer.CONTACT))
-        assert isinstance(timer, p.SetTimer)
-        assert isinstance(beat, p.SendHeartbeat)
+        protocol = Protocol(Random(seed))
+        protocol.handle(e.Started())
+        protocol.handle(e.Joined("s1", 10.0))
+        timer, beat = protocol.handle(e.TimerFired(Timer.CONTACT))
+        assert isinstance(timer, a.SetTimer)
+        assert isinstance(beat, a.SendHeartbeat)
         firsts.append(timer.after_s)
-        then, _ = protocol.handle(p.TimerFired(Timer.CONTACT))
-        assert isinstance(then, p.SetTimer)
+        then, _ = protocol.handle(e.TimerFired(Timer.CONTACT))
+        assert isinstance(then, a.SetTimer)
         assert 7.5 <= then.after_s <= 10.0
     assert max(sum(int(first) == second for first in firsts) for second in range(10)) < 150
     assert max(firsts) <= 10.0
@@ -98,28 +100,28 @@ def test_later_waits_as_long_as_the_coordinator_suggests() -> None:
     """A little longer, by chance: others may have been told the same."""
     waits = set()
     for seed in range(100):
-        protocol = p.Protocol(Random(seed))
-        protocol.handle(p.Started())
-        (timer,) = protocol.handle(p.AskedToWait(15.0))
-        assert isinstance(timer, p.SetTimer)
-        assert 15.0 <= timer.after_s <= 15.0 * (1 + p.RETRY_JITTER)
+        protocol = Protocol(Random(seed))
+        protocol.handle(e.Started())
+        (timer,) = protocol.handle(e.AskedToWait(15.0))
+        assert isinstance(timer, a.SetTimer)
+        assert 15.0 <= timer.after_s <= 15.0 * (1 + RETRY_JITTER)
         waits.add(timer.after_s)
-        assert protocol.handle(p.TimerFired(Timer.CONTACT)) == (p.Rendezvous(),)
+        assert protocol.handle(e.TimerFired(Timer.CONTACT)) == (a.Rendezvous(),)
     assert len(waits) > 50
 
 
 def test_later_without_a_suggestion_backs_off() -> None:
     talk = Talk()
-    talk.hear(p.Started(), p.AskedToWait(0.0))
+    talk.hear(e.Started(), e.AskedToWait(0.0))
     assert 0 < talk.timers[Timer.CONTACT] <= 0.2
 
 
 def test_an_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom() -> None:
     """Full jitter below a ceiling that doubles from 0.2 s to 10 s."""
     talk = Talk()
-    talk.hear(p.Started())
+    talk.hear(e.Started())
     for n in range(200):
-        assert talk.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+        assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
         assert talk.refuse(Call.RENDEZVOUS) == []
         assert 0 <= talk.timers[Timer.CONTACT] <= min(10.0, 0.2 * 2**n)
     assert talk.timers[Timer.CONTACT] > 0
@@ -128,32 +130,32 @@ def test_an_absent_coordinator_is_asked_again_for_ever_but_ever_more_seldom() ->
 def test_a_failed_heartbeat_is_repeated_before_the_next_one_is_due(joined: Talk) -> None:
     """The lease is hardly longer than the interval."""
     for _ in range(20):
-        assert joined.hear(p.TimerFired(Timer.CONTACT))
+        assert joined.hear(e.TimerFired(Timer.CONTACT))
         joined.refuse(Call.HEARTBEAT, status="DEADLINE_EXCEEDED")
         assert joined.timers[Timer.CONTACT] <= 5.0
 
 
 def test_a_watch_does_not_replace_heartbeats(joined: Talk) -> None:
     """Only heartbeats renew the lease, so what a stream says must not put them off."""
-    joined.hear(p.TimerFired(Timer.CONTACT))
+    joined.hear(e.TimerFired(Timer.CONTACT))
     joined.timers.clear()
     joined.advertise(0, State.STANDBY)
     assert Timer.CONTACT not in joined.timers
 
 
 def test_a_broken_watch_brings_the_next_heartbeat_forward(joined: Talk) -> None:
-    joined.hear(p.TimerFired(Timer.CONTACT))
-    assert joined.hear(p.ConnectionLost()) == []
+    joined.hear(e.TimerFired(Timer.CONTACT))
+    assert joined.hear(e.ConnectionLost()) == []
     assert joined.timers[Timer.CONTACT] <= 0.2
 
 
 def pause_after_loss(seed: int, spread_s: float, interval_s: float = 10.0) -> float:
     """How long one participant of many waits before it connects again."""
-    protocol = p.Protocol(Random(seed))
-    protocol.handle(p.Started())
-    protocol.handle(p.Joined("s1", interval_s, spread_s))
-    (timer,) = protocol.handle(p.ConnectionLost())
-    assert isinstance(timer, p.SetTimer)
+    protocol = Protocol(Random(seed))
+    protocol.handle(e.Started())
+    protocol.handle(e.Joined("s1", interval_s, spread_s))
+    (timer,) = protocol.handle(e.ConnectionLost())
+    assert isinstance(timer, a.SetTimer)
     return timer.after_s
 
 
@@ -176,21 +178,21 @@ def test_nobody_is_asked_to_wait_until_its_lease_is_over() -> None:
 
 def test_heartbeats_tell_when_the_fleet_has_grown(joined: Talk) -> None:
     """The Watch stream does not, and changes nothing."""
-    joined.hear(p.Advertised(State.STANDBY, 0, session_id="s1", reconnect_spread_s=4.0))
+    joined.hear(e.Advertised(State.STANDBY, 0, session_id="s1", reconnect_spread_s=4.0))
     joined.advertise(0, State.STANDBY)
     pauses = []
     for _ in range(50):
-        joined.hear(p.ConnectionLost())
+        joined.hear(e.ConnectionLost())
         pauses.append(joined.timers[Timer.CONTACT])
     assert 2.0 < max(pauses) <= 4.0
 
 
 def test_attempts_that_fail_are_spread_as_well(joined: Talk) -> None:
     """From the first one on: the coordinator is away for all of them."""
-    joined.hear(p.Advertised(State.STANDBY, 0, session_id="s1", reconnect_spread_s=4.0))
+    joined.hear(e.Advertised(State.STANDBY, 0, session_id="s1", reconnect_spread_s=4.0))
     pauses = []
     for _ in range(50):
-        joined.hear(p.ConnectionLost())
+        joined.hear(e.ConnectionLost())
         joined.refuse(Call.HEARTBEAT)
         pauses.append(joined.timers[Timer.CONTACT])
         joined.advertise(0, State.STANDBY)  # so that it is the first attempt each time
@@ -201,13 +203,13 @@ def test_a_member_looks_for_its_coordinator_every_other_second(joined: Talk) -> 
     """However long it was away: it is found as soon as it is back."""
     for _ in range(20):
         joined.refuse(Call.HEARTBEAT)
-        assert joined.timers[Timer.CONTACT] <= p.MAX_RECONNECT_S
+        assert joined.timers[Timer.CONTACT] <= MAX_RECONNECT_S
 
 
 def test_heartbeats_go_on_while_training(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
-    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.SendHeartbeat(training=True, round=3)]
+    joined.hear(e.Assigned(3))
+    assert joined.hear(e.TimerFired(Timer.CONTACT)) == [a.SendHeartbeat(training=True, round=3)]
 
 
 @pytest.mark.parametrize(
@@ -224,27 +226,27 @@ def test_heartbeats_go_on_while_training(joined: Talk) -> None:
 )
 def test_a_rendezvous_refused_for_good_ends_with_the_message(reason: str, status: str) -> None:
     talk = Talk()
-    talk.hear(p.Started(), p.TimerFired(Timer.CONTACT))
-    assert talk.refuse(Call.RENDEZVOUS, reason, status) == [p.Leave(), p.Exit(1, "because")]
+    talk.hear(e.Started(), e.TimerFired(Timer.CONTACT))
+    assert talk.refuse(Call.RENDEZVOUS, reason, status) == [a.Leave(), a.Exit(1, "because")]
 
 
 # --- a round ---
 
 
 def test_a_round_from_its_advertisement_to_its_acknowledgement(joined: Talk) -> None:
-    assert joined.advertise(3) == [p.BeginRound(3)]
-    assert joined.hear(p.Assigned(3)) == [p.Train(3)]
-    assert joined.hear(p.Trained(3)) == [p.HandIn(3)]
-    assert joined.hear(p.HandedIn(3)) == [p.Drop(3, "it is handed in")]
+    assert joined.advertise(3) == [a.BeginRound(3)]
+    assert joined.hear(e.Assigned(3)) == [a.Train(3)]
+    assert joined.hear(e.Trained(3)) == [a.HandIn(3)]
+    assert joined.hear(e.HandedIn(3)) == [a.Drop(3, "it is handed in")]
     assert joined.advertise(3) == [], "done, even if the advertisement is older than our update"
-    assert joined.advertise(4) == [p.BeginRound(4)]
+    assert joined.advertise(4) == [a.BeginRound(4)]
 
 
 def test_only_one_piece_of_work_at_a_time(joined: Talk) -> None:
     joined.advertise(3)
     assert joined.advertise(3) == []
     assert joined.advertise(4) == []
-    joined.hear(p.Assigned(3))
+    joined.hear(e.Assigned(3))
     assert joined.advertise(4) == []
 
 
@@ -257,40 +259,40 @@ def test_nobody_trains_what_is_accepted(joined: Talk, state: State) -> None:
 
 def test_an_assignment_can_say_that_the_update_is_accepted(joined: Talk) -> None:
     joined.advertise(3)
-    assert joined.hear(p.Assigned(3, update_accepted=True)) == []
-    assert joined.hear(p.TimerFired(Timer.WORK)) == []
+    assert joined.hear(e.Assigned(3, update_accepted=True)) == []
+    assert joined.hear(e.TimerFired(Timer.WORK)) == []
 
 
 def test_the_assignment_names_the_round(joined: Talk) -> None:
     """The advertisement may be older."""
     joined.advertise(3)
-    assert joined.hear(p.Assigned(4)) == [p.Train(4)]
+    assert joined.hear(e.Assigned(4)) == [a.Train(4)]
 
 
 def test_an_assignment_of_a_done_round_is_not_asked_for_in_a_busy_loop(holding: Talk) -> None:
-    holding.hear(p.HandedIn(3))
-    assert holding.advertise(4) == [p.BeginRound(4)]
-    assert holding.hear(p.Assigned(3)) == []
+    holding.hear(e.HandedIn(3))
+    assert holding.advertise(4) == [a.BeginRound(4)]
+    assert holding.hear(e.Assigned(3)) == []
     assert holding.timers[Timer.WORK] <= 0.2
-    assert holding.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(4)]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == [a.BeginRound(4)]
 
 
 def test_news_of_an_earlier_round_are_not_believed_without_asking(holding: Talk) -> None:
     """They may have been on their way for long, with work that is done; the answer says what is
     true now, and the result that is held is not given up for it."""
     assert holding.refuse(Call.HAND_IN) == []
-    assert holding.advertise(2) == [p.BeginRound(2, ask=True)]
-    assert holding.hear(p.Assigned(3)) == [p.HandIn(3)]
-    assert p.BeginRound(2, ask=True) in holding.hear(p.HandedIn(3))
-    assert holding.hear(p.Assigned(3, update_accepted=True)) == []
-    assert holding.advertise(4) == [p.BeginRound(4)]
+    assert holding.advertise(2) == [a.BeginRound(2, ask=True)]
+    assert holding.hear(e.Assigned(3)) == [a.HandIn(3)]
+    assert a.BeginRound(2, ask=True) in holding.hear(e.HandedIn(3))
+    assert holding.hear(e.Assigned(3, update_accepted=True)) == []
+    assert holding.advertise(4) == [a.BeginRound(4)]
 
 
 def test_rounds_may_go_backwards(holding: Talk) -> None:
     """XAIN's SDK never trained again when the coordinator had restarted from an older round."""
-    holding.hear(p.HandedIn(3))
-    assert holding.advertise(1) == [p.BeginRound(1, ask=True)]
-    assert holding.hear(p.Assigned(1)) == [p.Train(1)]
+    holding.hear(e.HandedIn(3))
+    assert holding.advertise(1) == [a.BeginRound(1, ask=True)]
+    assert holding.hear(e.Assigned(1)) == [a.Train(1)]
 
 
 @pytest.mark.parametrize("reason", ["NOT_IN_ROUND", "NOT_SELECTED", "ROUND_CLOSED", ""])
@@ -298,29 +300,29 @@ def test_a_beginning_that_is_refused_waits_for_the_coordinator(joined: Talk, rea
     joined.advertise(3)
     assert joined.refuse(Call.BEGIN_ROUND, reason, "FAILED_PRECONDITION") == []
     joined.advertise(3, State.STANDBY)
-    assert joined.hear(p.TimerFired(Timer.WORK)) == []
-    assert joined.advertise(4) == [p.BeginRound(4)]
+    assert joined.hear(e.TimerFired(Timer.WORK)) == []
+    assert joined.advertise(4) == [a.BeginRound(4)]
 
 
 def test_a_failed_download_begins_the_round_again(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
+    joined.hear(e.Assigned(3))
     assert joined.refuse(Call.TRAIN, status="DATA_LOSS") == []
-    assert joined.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(3)]
+    assert joined.hear(e.TimerFired(Timer.WORK)) == [a.BeginRound(3)]
 
 
 def test_a_participant_that_fails_leaves_and_exits_with_its_message(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
-    assert joined.hear(p.TrainingFailed(3, "KeyError: 'x'")) == [
-        p.Leave(),
-        p.Exit(1, "training of round 3 failed: KeyError: 'x'"),
+    joined.hear(e.Assigned(3))
+    assert joined.hear(e.TrainingFailed(3, "KeyError: 'x'")) == [
+        a.Leave(),
+        a.Exit(1, "training of round 3 failed: KeyError: 'x'"),
     ]
 
 
 # --- handing in ---
 
-REFUSED_FOR_GOOD = [p.Leave(), p.Exit(1, "the update of round 3 was refused: because")]
+REFUSED_FOR_GOOD = [a.Leave(), a.Exit(1, "the update of round 3 was refused: because")]
 
 NOT_NOW = [
     ("NOT_IN_ROUND", "FAILED_PRECONDITION"),
@@ -341,7 +343,7 @@ NOT_NOW = [
 def test_a_result_that_is_not_taken_now_is_kept(holding: Talk, reason: str, status: str) -> None:
     """And handed in when the round is advertised again, without waiting for the pause to end."""
     assert holding.refuse(Call.HAND_IN, reason, status) == []
-    assert holding.advertise(3) == [p.HandIn(3)]
+    assert holding.advertise(3) == [a.HandIn(3)]
 
 
 @pytest.mark.parametrize(("reason", "status"), NOT_NOW)
@@ -350,14 +352,14 @@ def test_a_result_that_is_not_taken_now_is_sent_after_a_pause(
 ) -> None:
     assert holding.refuse(Call.HAND_IN, reason, status) == []
     assert 0 < holding.timers[Timer.WORK] <= 0.2
-    assert holding.hear(p.TimerFired(Timer.WORK)) == [p.HandIn(3)]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == [a.HandIn(3)]
 
 
 def test_a_result_waits_while_the_round_is_paused(holding: Talk) -> None:
     holding.refuse(Call.HAND_IN, "NOT_IN_ROUND", "FAILED_PRECONDITION")
     assert holding.advertise(3, State.STANDBY) == []
-    assert holding.hear(p.TimerFired(Timer.WORK)) == []
-    assert holding.advertise(3) == [p.HandIn(3)]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(3) == [a.HandIn(3)]
 
 
 @pytest.mark.parametrize(
@@ -370,10 +372,10 @@ def test_a_result_waits_while_the_round_is_paused(holding: Talk) -> None:
     ],
 )
 def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, status: str) -> None:
-    assert holding.refuse(Call.HAND_IN, reason, status) == [p.Drop(3, "because")]
-    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+    assert holding.refuse(Call.HAND_IN, reason, status) == [a.Drop(3, "because")]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == []
     assert holding.advertise(3) == []
-    assert holding.advertise(4) == [p.BeginRound(4)]
+    assert holding.advertise(4) == [a.BeginRound(4)]
 
 
 @pytest.mark.parametrize(
@@ -388,12 +390,12 @@ def test_an_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
 ) -> None:
     """Three refusals are the coordinator's to judge. Whoever it asks for the round after them is
     needed there, and would keep it open for everybody."""
-    dropped = [p.Drop(3, "because", invalid=True)]
+    dropped = [a.Drop(3, "because", invalid=True)]
     for _ in range(3):
         assert holding.refuse(Call.HAND_IN, reason, status) == dropped
-        assert holding.hear(p.TimerFired(Timer.WORK)) == [p.BeginRound(3)]
-        assert holding.hear(p.Assigned(3)) == [p.Train(3)]
-        assert holding.hear(p.Trained(3)) == [p.HandIn(3)]
+        assert holding.hear(e.TimerFired(Timer.WORK)) == [a.BeginRound(3)]
+        assert holding.hear(e.Assigned(3)) == [a.Train(3)]
+        assert holding.hear(e.Trained(3)) == [a.HandIn(3)]
     assert holding.refuse(Call.HAND_IN, reason, status) == [*dropped, *REFUSED_FOR_GOOD]
 
 
@@ -403,70 +405,70 @@ def test_one_that_is_left_out_waits_for_a_round_that_is_its_own(holding: Talk) -
     for again in (True, True, False):
         holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
         if again:
-            holding.hear(p.TimerFired(Timer.WORK), p.Assigned(3), p.Trained(3))
+            holding.hear(e.TimerFired(Timer.WORK), e.Assigned(3), e.Trained(3))
     assert holding.advertise(3, State.STANDBY) == []
-    assert holding.hear(p.TimerFired(Timer.WORK)) == []
-    assert holding.advertise(7) == [p.BeginRound(7)]
-    holding.hear(p.Assigned(7), p.Trained(7))
+    assert holding.hear(e.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(7) == [a.BeginRound(7)]
+    holding.hear(e.Assigned(7), e.Trained(7))
     refused = holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
-    assert refused == [p.Drop(7, "because", invalid=True)]
+    assert refused == [a.Drop(7, "because", invalid=True)]
 
 
 @pytest.mark.parametrize("reason", ["TOO_LARGE", ""])
 def test_what_is_too_large_is_not_trained_again(holding: Talk, reason: str) -> None:
     """It would be as large. Without a reason it is gRPC's own limit, or a proxy's."""
     assert holding.refuse(Call.HAND_IN, reason, "RESOURCE_EXHAUSTED") == [
-        p.Drop(3, "because", invalid=True),
+        a.Drop(3, "because", invalid=True),
         *REFUSED_FOR_GOOD,
     ]
 
 
 def test_two_invalid_updates_of_different_rounds_are_two_accidents(holding: Talk) -> None:
     holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
-    assert holding.advertise(4) == [p.BeginRound(4)]
-    holding.hear(p.Assigned(4), p.Trained(4))
+    assert holding.advertise(4) == [a.BeginRound(4)]
+    holding.hear(e.Assigned(4), e.Trained(4))
     refused = holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
-    assert refused == [p.Drop(4, "because", invalid=True)]
+    assert refused == [a.Drop(4, "because", invalid=True)]
 
 
 def test_an_update_that_arrived_while_its_sending_was_queued_is_not_missed(holding: Talk) -> None:
     """The worker then finds nothing to send, and says that it is handed in."""
-    assert holding.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
-    assert holding.hear(p.HandedIn(3)) == []
-    assert holding.advertise(4) == [p.BeginRound(4)]
+    assert holding.advertise(3, accepted=True) == [a.Drop(3, "it is accepted")]
+    assert holding.hear(e.HandedIn(3)) == []
+    assert holding.advertise(4) == [a.BeginRound(4)]
 
 
 @pytest.mark.parametrize("reason", ["INVALID_NAME", "UPLOAD_NAME_TAKEN"])
 def test_a_name_that_is_refused_will_always_be(holding: Talk, reason: str) -> None:
     refused = holding.refuse(Call.HAND_IN, reason, "INVALID_ARGUMENT")
-    assert refused == [p.Leave(), p.Exit(1, "because")]
+    assert refused == [a.Leave(), a.Exit(1, "because")]
 
 
 def test_an_acknowledgement_that_was_lost_is_made_up_by_an_advertisement(holding: Talk) -> None:
     holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
-    assert holding.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
-    assert holding.hear(p.TimerFired(Timer.WORK)) == []
+    assert holding.advertise(3, accepted=True) == [a.Drop(3, "it is accepted")]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == []
 
 
 def test_the_next_round_replaces_a_result_that_never_got_through(holding: Talk) -> None:
     holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
-    assert holding.advertise(4) == [p.BeginRound(4)]
-    assert holding.hear(p.Assigned(4)) == [p.Drop(3, "round 4 is open"), p.Train(4)]
+    assert holding.advertise(4) == [a.BeginRound(4)]
+    assert holding.hear(e.Assigned(4)) == [a.Drop(3, "round 4 is open"), a.Train(4)]
 
 
 def test_an_assignment_of_the_held_round_hands_it_in(holding: Talk) -> None:
     """Whatever was advertised: the result is there, so it is not trained again."""
     holding.refuse(Call.HAND_IN, status="UNAVAILABLE")
     holding.advertise(4)
-    assert holding.hear(p.Assigned(3)) == [p.HandIn(3)]
+    assert holding.hear(e.Assigned(3)) == [a.HandIn(3)]
 
 
 def test_pauses_get_longer_and_an_answer_ends_them(holding: Talk) -> None:
     for n in range(100):
         holding.refuse(Call.HAND_IN)
         assert 0 <= holding.timers[Timer.WORK] <= min(10.0, 0.2 * 2**n)
-        assert holding.hear(p.TimerFired(Timer.WORK)) == [p.HandIn(3)]
-    holding.hear(p.HandedIn(3))
+        assert holding.hear(e.TimerFired(Timer.WORK)) == [a.HandIn(3)]
+    holding.hear(e.HandedIn(3))
     holding.advertise(4)
     holding.refuse(Call.BEGIN_ROUND)
     assert holding.timers[Timer.WORK] <= 0.2
@@ -481,28 +483,28 @@ def test_who_was_expired_joins_again_whatever_call_says_so(
     joined: Talk, call: Call, reason: str
 ) -> None:
     joined.advertise(3)
-    steps = {Call.TRAIN: [p.Assigned(3)], Call.HAND_IN: [p.Assigned(3), p.Trained(3)]}
+    steps = {Call.TRAIN: [e.Assigned(3)], Call.HAND_IN: [e.Assigned(3), e.Trained(3)]}
     joined.hear(*steps.get(call, []))
     assert joined.refuse(call, reason, "PERMISSION_DENIED") == []
     assert joined.timers[Timer.CONTACT] <= 0.2
-    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    assert joined.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
 
 
 def test_a_result_survives_the_expiry_of_its_maker(holding: Talk) -> None:
     holding.refuse(Call.HAND_IN, "NOT_A_MEMBER", "PERMISSION_DENIED")
-    assert holding.hear(p.TimerFired(Timer.WORK)) == [], "first we must be back"
-    assert holding.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
-    assert holding.hear(p.Joined(holding.session, 5.0)) == [], "the stream is still there"
-    assert holding.advertise(3) == [p.HandIn(3)]
+    assert holding.hear(e.TimerFired(Timer.WORK)) == [], "first we must be back"
+    assert holding.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+    assert holding.hear(e.Joined(holding.session, 5.0)) == [], "the stream is still there"
+    assert holding.advertise(3) == [a.HandIn(3)]
 
 
 def test_training_goes_on_while_its_maker_joins_again(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
+    joined.hear(e.Assigned(3))
     joined.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
-    assert joined.hear(p.Trained(3)) == []
-    joined.hear(p.Joined(joined.session, 5.0))
-    assert joined.advertise(3) == [p.HandIn(3)]
+    assert joined.hear(e.Trained(3)) == []
+    joined.hear(e.Joined(joined.session, 5.0))
+    assert joined.advertise(3) == [a.HandIn(3)]
 
 
 def test_strangers_do_not_act_on_advertisements(joined: Talk) -> None:
@@ -516,57 +518,57 @@ def test_strangers_do_not_act_on_advertisements(joined: Talk) -> None:
 def test_a_new_session_forgets_the_result(holding: Talk) -> None:
     """Its round numbers begin anew, and the result belongs to another model."""
     holding.refuse(Call.HAND_IN, "NOT_A_MEMBER", "PERMISSION_DENIED")
-    assert holding.hear(p.Joined("s2", 5.0)) == [p.Drop(3, "it belongs to another session")]
+    assert holding.hear(e.Joined("s2", 5.0)) == [a.Drop(3, "it belongs to another session")]
     holding.session = "s2"
-    assert holding.advertise(3) == [p.BeginRound(3)]
+    assert holding.advertise(3) == [a.BeginRound(3)]
 
 
 def test_a_new_session_wants_a_rendezvous(joined: Talk) -> None:
     joined.session = "s2"
     assert joined.advertise(0) == []
-    assert joined.hear(p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    assert joined.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
 
 
 def test_done_rounds_count_within_their_session(holding: Talk) -> None:
-    holding.hear(p.HandedIn(3), p.Joined("s2", 5.0))
+    holding.hear(e.HandedIn(3), e.Joined("s2", 5.0))
     holding.session = "s2"
-    assert holding.advertise(3) == [p.BeginRound(3)]
+    assert holding.advertise(3) == [a.BeginRound(3)]
 
 
 def test_what_was_trained_for_another_session_is_dropped(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3), p.Joined("s2", 5.0))
+    joined.hear(e.Assigned(3), e.Joined("s2", 5.0))
     joined.session = "s2"
     assert joined.advertise(3) == [], "the old work still runs"
-    assert joined.hear(p.Trained(3)) == [
-        p.Drop(3, "it belongs to another session"),
-        p.BeginRound(3),
+    assert joined.hear(e.Trained(3)) == [
+        a.Drop(3, "it belongs to another session"),
+        a.BeginRound(3),
     ]
 
 
 def test_an_acknowledgement_of_another_session_does_not_count(holding: Talk) -> None:
-    holding.hear(p.Joined("s2", 5.0))
+    holding.hear(e.Joined("s2", 5.0))
     holding.session = "s2"
     holding.advertise(3)
-    assert holding.hear(p.HandedIn(3)) == [p.BeginRound(3)]
+    assert holding.hear(e.HandedIn(3)) == [a.BeginRound(3)]
 
 
 def test_a_late_word_of_the_session_before_is_not_believed(joined: Talk) -> None:
-    joined.hear(p.Joined("s2", 5.0))
+    joined.hear(e.Joined("s2", 5.0))
     assert joined.advertise(7) == []
     assert joined.advertise(7, State.FINISHED) == []
     joined.session = "s2"
-    assert joined.advertise(0) == [p.BeginRound(0)]
+    assert joined.advertise(0) == [a.BeginRound(0)]
 
 
 def test_a_coordinator_without_session_ids_has_one_session(joined: Talk) -> None:
     """XAIN's has none."""
-    assert joined.hear(p.Advertised(State.ROUND, 0)) == [p.BeginRound(0)]
+    assert joined.hear(e.Advertised(State.ROUND, 0)) == [a.BeginRound(0)]
 
 
 # --- the end ---
 
-FINISHED = [p.Exit(0, "the session is finished")]
+FINISHED = [a.Exit(0, "the session is finished")]
 
 
 def test_finished_is_the_end(joined: Talk) -> None:
@@ -576,62 +578,62 @@ def test_finished_is_the_end(joined: Talk) -> None:
 
 def test_an_end_without_a_result_is_a_failure_with_its_cause(joined: Talk) -> None:
     """A script that waits for the exit status must not take a failed training for a done one."""
-    ended = p.Advertised(State.FINISHED, 2, False, "s1", "no model can be made")
+    ended = e.Advertised(State.FINISHED, 2, False, "s1", "no model can be made")
     assert joined.hear(ended) == [
-        p.Exit(1, "the session has ended without a result: no model can be made")
+        a.Exit(1, "the session has ended without a result: no model can be made")
     ]
 
 
 def test_a_completed_session_is_a_success(joined: Talk) -> None:
-    assert joined.hear(p.Advertised(State.FINISHED, 2, False, "s1", "completed")) == FINISHED
+    assert joined.hear(e.Advertised(State.FINISHED, 2, False, "s1", "completed")) == FINISHED
 
 
 def test_the_cause_is_remembered_while_the_last_acknowledgement_is_awaited(holding: Talk) -> None:
-    holding.hear(p.Advertised(State.FINISHED, 3, False, "s1", "disk full"))
-    *_, end = holding.hear(p.TimerFired(Timer.WORK))
-    assert end == p.Exit(1, "the session has ended without a result: disk full")
+    holding.hear(e.Advertised(State.FINISHED, 3, False, "s1", "disk full"))
+    *_, end = holding.hear(e.TimerFired(Timer.WORK))
+    assert end == a.Exit(1, "the session has ended without a result: disk full")
 
 
 def test_finished_is_for_strangers_too() -> None:
     talk = Talk()
-    talk.hear(p.Started())
+    talk.hear(e.Started())
     assert talk.advertise(9, State.FINISHED) == FINISHED
 
 
 def test_finished_does_not_wait_for_training(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
+    joined.hear(e.Assigned(3))
     assert joined.advertise(3, State.FINISHED) == FINISHED
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        p.HandedIn(3),
-        p.RefusedBy(Call.HAND_IN, "ROUND_CLOSED", "FAILED_PRECONDITION"),
-        p.RefusedBy(Call.HAND_IN, "INVALID_NAME", "INVALID_ARGUMENT"),
-        p.TimerFired(Timer.WORK),
+        e.HandedIn(3),
+        e.RefusedBy(Call.HAND_IN, "ROUND_CLOSED", "FAILED_PRECONDITION"),
+        e.RefusedBy(Call.HAND_IN, "INVALID_NAME", "INVALID_ARGUMENT"),
+        e.TimerFired(Timer.WORK),
     ],
 )
 def test_finished_waits_a_moment_for_our_last_acknowledgement(
-    holding: Talk, answer: p.Event
+    holding: Talk, answer: e.Event
 ) -> None:
     """The update that completes the last round is often ours, and its answer still on its way."""
     assert holding.advertise(3, State.FINISHED) == []
-    assert holding.timers[Timer.WORK] == p.FINISHING_S
+    assert holding.timers[Timer.WORK] == FINISHING_S
     assert holding.advertise(3, State.FINISHED) == []
     assert holding.refuse(Call.HEARTBEAT, "", "UNIMPLEMENTED") == []
-    assert [a for a in holding.hear(answer) if not isinstance(a, p.Drop)] == FINISHED
+    assert [action for action in holding.hear(answer) if not isinstance(action, a.Drop)] == FINISHED
 
 
 def test_who_is_asked_to_stop_says_goodbye(holding: Talk) -> None:
-    assert holding.hear(p.StopRequested(130)) == [p.Leave(), p.Exit(130, "asked to stop")]
+    assert holding.hear(e.StopRequested(130)) == [a.Leave(), a.Exit(130, "asked to stop")]
 
 
 def test_who_is_asked_to_stop_after_the_end_has_reached_it(holding: Talk) -> None:
     """A participant that is moved away at this moment need not be started again."""
     holding.advertise(3, State.FINISHED)
-    assert holding.hear(p.StopRequested(143)) == [p.Drop(3, "the session is finished"), *FINISHED]
+    assert holding.hear(e.StopRequested(143)) == [a.Drop(3, "the session is finished"), *FINISHED]
 
 
 # --- a result that outlives the process ---
@@ -640,48 +642,48 @@ def test_who_is_asked_to_stop_after_the_end_has_reached_it(holding: Talk) -> Non
 @pytest.fixture
 def back() -> Talk:
     """Killed after it had trained round 3, and started again."""
-    talk = Talk(held=p.Held("s1", 3))
-    assert talk.hear(p.Started(), p.TimerFired(Timer.CONTACT)) == [p.Rendezvous()]
+    talk = Talk(held=Held("s1", 3))
+    assert talk.hear(e.Started(), e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
     return talk
 
 
 def test_a_result_from_before_is_handed_in_without_training(back: Talk) -> None:
-    back.hear(p.Joined("s1", 5.0))
-    assert back.advertise(3) == [p.HandIn(3)]
-    assert back.hear(p.HandedIn(3)) == [p.Drop(3, "it is handed in")]
-    assert back.advertise(4) == [p.BeginRound(4)]
+    back.hear(e.Joined("s1", 5.0))
+    assert back.advertise(3) == [a.HandIn(3)]
+    assert back.hear(e.HandedIn(3)) == [a.Drop(3, "it is handed in")]
+    assert back.advertise(4) == [a.BeginRound(4)]
 
 
 def test_a_result_from_before_waits_for_its_round(back: Talk) -> None:
     """A coordinator that is starting has none open yet."""
-    back.hear(p.Joined("s1", 5.0))
+    back.hear(e.Joined("s1", 5.0))
     assert back.advertise(3, State.STANDBY) == []
-    assert back.advertise(3) == [p.HandIn(3)]
+    assert back.advertise(3) == [a.HandIn(3)]
 
 
 def test_a_result_from_before_that_has_arrived_is_dropped(back: Talk) -> None:
     """Its maker was killed between the acknowledgement and its removal."""
-    back.hear(p.Joined("s1", 5.0))
-    assert back.advertise(3, accepted=True) == [p.Drop(3, "it is accepted")]
+    back.hear(e.Joined("s1", 5.0))
+    assert back.advertise(3, accepted=True) == [a.Drop(3, "it is accepted")]
 
 
 def test_a_result_from_before_gives_way_to_another_round(back: Talk) -> None:
-    back.hear(p.Joined("s1", 5.0))
-    assert back.advertise(5) == [p.BeginRound(5)]
-    assert back.hear(p.Assigned(5)) == [p.Drop(3, "round 5 is open"), p.Train(5)]
+    back.hear(e.Joined("s1", 5.0))
+    assert back.advertise(5) == [a.BeginRound(5)]
+    assert back.hear(e.Assigned(5)) == [a.Drop(3, "round 5 is open"), a.Train(5)]
 
 
 @pytest.mark.parametrize("session", ["s2", ""])
 def test_a_result_from_before_is_not_for_another_session(back: Talk, session: str) -> None:
     """Nor for a coordinator that does not say which one it is."""
     back.session = session
-    dropped = p.Drop(3, "it belongs to another session")
-    assert back.hear(p.Joined(session, 5.0)) == [dropped, p.StartWatch()]
-    assert back.advertise(3) == [p.BeginRound(3)]
+    dropped = a.Drop(3, "it belongs to another session")
+    assert back.hear(e.Joined(session, 5.0)) == [dropped, a.StartWatch()]
+    assert back.advertise(3) == [a.BeginRound(3)]
 
 
 def test_a_result_of_a_finished_session_is_dropped(back: Talk) -> None:
-    ended = [p.Drop(3, "the session is finished"), *FINISHED]
+    ended = [a.Drop(3, "the session is finished"), *FINISHED]
     assert back.advertise(9, State.FINISHED) == ended
 
 
@@ -690,45 +692,45 @@ def test_who_stops_with_a_durable_result_keeps_its_place(joined: Talk, is_durabl
     """Until the lease is over; whoever leaves is replaced, and comes back with a result that nobody
     wants. Without one, the others need not wait."""
     joined.advertise(3)
-    joined.hear(p.Assigned(3), p.Trained(3, is_durable))
-    left = [] if is_durable else [p.Leave()]
-    assert joined.hear(p.StopRequested(143)) == [*left, p.Exit(143, "asked to stop")]
+    joined.hear(e.Assigned(3), e.Trained(3, is_durable))
+    left = [] if is_durable else [a.Leave()]
+    assert joined.hear(e.StopRequested(143)) == [*left, a.Exit(143, "asked to stop")]
 
 
 def test_who_stops_while_its_result_is_written_keeps_its_place(joined: Talk) -> None:
     """As far as we know it comes back with it."""
     joined.advertise(3)
-    assert joined.hear(p.Assigned(3), p.Saving(3)) == []
-    assert joined.hear(p.StopRequested(143)) == [p.Exit(143, "asked to stop")]
+    assert joined.hear(e.Assigned(3), e.Saving(3)) == []
+    assert joined.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
 
 
 def test_a_result_that_could_not_be_written_is_nothing_to_come_back_with(joined: Talk) -> None:
     joined.advertise(3)
-    joined.hear(p.Assigned(3), p.Saving(3), p.Trained(3, is_durable=False))
-    assert joined.hear(p.StopRequested(143)) == [p.Leave(), p.Exit(143, "asked to stop")]
+    joined.hear(e.Assigned(3), e.Saving(3), e.Trained(3, is_durable=False))
+    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
 
 
 def test_who_stops_with_a_result_from_before_keeps_its_place(back: Talk) -> None:
-    assert back.hear(p.StopRequested(143)) == [p.Exit(143, "asked to stop")]
+    assert back.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
 
 
-@pytest.mark.parametrize("stop_after", [p.HandedIn(3), p.TimerFired(Timer.CONTACT)])
-def test_who_stops_without_a_result_leaves(joined: Talk, stop_after: p.Event) -> None:
+@pytest.mark.parametrize("stop_after", [e.HandedIn(3), e.TimerFired(Timer.CONTACT)])
+def test_who_stops_without_a_result_leaves(joined: Talk, stop_after: e.Event) -> None:
     """Handed in, or in the middle of training, which is lost either way."""
     joined.advertise(3)
-    joined.hear(p.Assigned(3))
-    if isinstance(stop_after, p.HandedIn):
-        joined.hear(p.Trained(3, is_durable=True))
+    joined.hear(e.Assigned(3))
+    if isinstance(stop_after, e.HandedIn):
+        joined.hear(e.Trained(3, is_durable=True))
     joined.hear(stop_after)
-    assert joined.hear(p.StopRequested(143)) == [p.Leave(), p.Exit(143, "asked to stop")]
+    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
 
 
 def test_the_same_events_and_chance_give_the_same_actions() -> None:
     """So a recorded list of events replays a failure."""
 
-    def actions(seed: int) -> list[p.Action]:
-        protocol = p.Protocol(Random(seed))
-        events = [p.Started(), p.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"), p.Joined("s1")]
+    def actions(seed: int) -> list[a.Action]:
+        protocol = Protocol(Random(seed))
+        events = [e.Started(), e.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"), e.Joined("s1")]
         return [action for event in events for action in protocol.handle(event)]
 
     assert actions(1) == actions(1)

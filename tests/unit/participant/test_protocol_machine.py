@@ -14,8 +14,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from xain_participant import protocol as p
-from xain_participant.protocol import Call, State, Timer
+from xain_participant import actions as a
+from xain_participant import events as e
+from xain_participant.protocol import Held, Protocol
+from xain_participant.values import Call, State, Timer
 
 ROUNDS = st.integers(0, 3)
 SESSIONS = st.sampled_from(["", "s1", "s2", "s3"])
@@ -41,28 +43,28 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running: p.Action | None = None
+        self.running: a.Action | None = None
         self.held: int | None = None
-        self.on_disk: p.Held | None = None
+        self.on_disk: Held | None = None
         self.trained_in = ""  # the session in which the running training began
         self.timers: set[Timer] = set()
-        self.call: p.Action | None = None
-        self.exits: list[p.Exit] = []
+        self.call: a.Action | None = None
+        self.exits: list[a.Exit] = []
         self.acknowledged: set[int] = set()
         self.saving = False
         self.stale = False  # the running work may belong to a session that is gone
         self.session = ""
         self.watching = False
 
-    def hear(self, event: p.Event) -> None:
+    def hear(self, event: e.Event) -> None:
         match event:
-            case p.TimerFired(timer):
+            case e.TimerFired(timer):
                 self.timers.discard(timer)
-            case p.Joined(session_id) if session_id != self.session:
+            case e.Joined(session_id) if session_id != self.session:
                 self.session = session_id
                 self.acknowledged.clear()
                 self.stale = True
-            case p.Advertised(session_id=session_id) if session_id not in ("", self.session):
+            case e.Advertised(session_id=session_id) if session_id not in ("", self.session):
                 self.acknowledged.clear()
                 self.stale = True
         exited = bool(self.exits)
@@ -71,31 +73,31 @@ class World(RuleBasedStateMachine):
         for action in actions:
             self.carry_out(action)
 
-    def carry_out(self, action: p.Action) -> None:
+    def carry_out(self, action: a.Action) -> None:
         assert not self.exits, "Exit is the last action"
         match action:
-            case p.SetTimer(timer, after_s):
+            case a.SetTimer(timer, after_s):
                 assert 0 <= after_s <= 60
                 self.timers.add(timer)
-            case p.BeginRound() | p.Train() | p.HandIn():
+            case a.BeginRound() | a.Train() | a.HandIn():
                 assert self.running is None, "two pieces of work at a time"
                 self.running = action
                 self.stale = self.saving = False
-                if isinstance(action, p.Train):
+                if isinstance(action, a.Train):
                     assert self.held is None, "a result is thrown away without being dropped"
                     assert action.round not in self.acknowledged, "nobody wants it again"
                     self.trained_in = self.protocol.session_id
-                if isinstance(action, p.HandIn):
+                if isinstance(action, a.HandIn):
                     assert self.held == action.round, "nothing to hand in"
-            case p.Rendezvous() | p.SendHeartbeat():
+            case a.Rendezvous() | a.SendHeartbeat():
                 self.call = action
-            case p.StartWatch():
+            case a.StartWatch():
                 assert not self.watching, "two streams"
                 self.watching = True
-            case p.Drop(round_):
+            case a.Drop(round_):
                 assert self.held == round_, "dropped what is not held"
                 self.held = self.on_disk = None
-            case p.Exit():
+            case a.Exit():
                 self.exits.append(action)
 
     alive = precondition(lambda self: not self.exits)
@@ -104,94 +106,94 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.timers)
     @rule(data=st.data())
     def time_passes(self, data: st.DataObject) -> None:
-        self.hear(p.TimerFired(data.draw(st.sampled_from(sorted(self.timers, key=str)))))
+        self.hear(e.TimerFired(data.draw(st.sampled_from(sorted(self.timers, key=str)))))
 
     @alive
-    @precondition(lambda self: isinstance(self.call, p.Rendezvous))
+    @precondition(lambda self: isinstance(self.call, a.Rendezvous))
     @rule(session=SESSIONS, accepted=st.sampled_from([True, True, True, False]))
     def rendezvous_answered(self, session: str, accepted: bool) -> None:
         self.call = None
-        self.hear(p.Joined(session, 5.0) if accepted else p.AskedToWait(3.0))
+        self.hear(e.Joined(session, 5.0) if accepted else e.AskedToWait(3.0))
 
     @alive
     @precondition(lambda self: self.call is not None)
     @rule(reason=REASONS)
     def contact_refused(self, reason: tuple[str, str]) -> None:
         call, self.call = self.call, None
-        if isinstance(call, p.Rendezvous):
-            self.hear(p.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"))
+        if isinstance(call, a.Rendezvous):
+            self.hear(e.RefusedBy(Call.RENDEZVOUS, "", "UNAVAILABLE"))
         else:
-            self.hear(p.RefusedBy(Call.HEARTBEAT, *reason))
+            self.hear(e.RefusedBy(Call.HEARTBEAT, *reason))
 
     @alive
     @rule(round_=ROUNDS, accepted=st.booleans(), late=SESSIONS, is_late=st.integers(0, 9))
     def advertised(self, round_: int, accepted: bool, late: str, is_late: int) -> None:
         state = State.STANDBY if round_ == 3 else State.ROUND
         session = late if is_late == 0 else self.session
-        self.hear(p.Advertised(state, round_, accepted, session))
+        self.hear(e.Advertised(state, round_, accepted, session))
 
     @alive
-    @precondition(lambda self: isinstance(self.running, p.BeginRound))
+    @precondition(lambda self: isinstance(self.running, a.BeginRound))
     @rule(round_=ROUNDS, same=st.sampled_from([True, True, False]), accepted=st.booleans())
     def assigned(self, round_: int, same: bool, accepted: bool) -> None:
-        assert isinstance(self.running, p.BeginRound)
+        assert isinstance(self.running, a.BeginRound)
         number, self.running = self.running.round if same else round_, None
-        self.hear(p.Assigned(number, accepted))
+        self.hear(e.Assigned(number, accepted))
 
     @alive
-    @precondition(lambda self: isinstance(self.running, p.Train) and self.trained_in)
+    @precondition(lambda self: isinstance(self.running, a.Train) and self.trained_in)
     @rule()
     def saving_begins(self) -> None:
-        assert isinstance(self.running, p.Train)
+        assert isinstance(self.running, a.Train)
         self.saving = True
-        self.hear(p.Saving(self.running.round))
+        self.hear(e.Saving(self.running.round))
 
     @alive
-    @precondition(lambda self: isinstance(self.running, p.Train))
+    @precondition(lambda self: isinstance(self.running, a.Train))
     @rule(disk_is_full=st.booleans())
     def trained(self, disk_is_full: bool) -> None:
-        assert isinstance(self.running, p.Train)
+        assert isinstance(self.running, a.Train)
         self.held, self.running = self.running.round, None
         if self.trained_in and not disk_is_full:
-            self.on_disk = p.Held(self.trained_in, self.held)
-        self.hear(p.Trained(self.held, is_durable=self.on_disk is not None))
+            self.on_disk = Held(self.trained_in, self.held)
+        self.hear(e.Trained(self.held, is_durable=self.on_disk is not None))
 
     @alive
-    @precondition(lambda self: isinstance(self.running, p.HandIn))
+    @precondition(lambda self: isinstance(self.running, a.HandIn))
     @rule()
     def handed_in(self) -> None:
-        assert isinstance(self.running, p.HandIn)
+        assert isinstance(self.running, a.HandIn)
         number, self.running = self.running.round, None
         if not self.stale:
             self.acknowledged.add(number)
-        self.hear(p.HandedIn(number))
+        self.hear(e.HandedIn(number))
 
     @alive
     @precondition(lambda self: self.running is not None)
     @rule(reason=REASONS)
     def work_refused(self, reason: tuple[str, str]) -> None:
-        calls = {p.BeginRound: Call.BEGIN_ROUND, p.Train: Call.TRAIN, p.HandIn: Call.HAND_IN}
+        calls = {a.BeginRound: Call.BEGIN_ROUND, a.Train: Call.TRAIN, a.HandIn: Call.HAND_IN}
         call, self.running = calls[type(self.running)], None
-        self.hear(p.RefusedBy(call, *reason))
+        self.hear(e.RefusedBy(call, *reason))
 
     @initialize(session=st.sampled_from(["", "s1", "s2"]), round_=ROUNDS)
     def begins(self, session: str, round_: int) -> None:
         """With a result from before, but for the session without a name."""
         if session:
-            self.on_disk = p.Held(session, round_)
+            self.on_disk = Held(session, round_)
         self.start()
 
-    @precondition(lambda self: self.held is not None or isinstance(self.running, p.Train))
+    @precondition(lambda self: self.held is not None or isinstance(self.running, a.Train))
     @rule(has_trained=st.booleans())
     def killed_and_started_again(self, has_trained: bool) -> None:
         """Also after the end. What is on the disk is all that it knows, and it may be there before
         anybody was told."""
-        if has_trained and isinstance(self.running, p.Train) and self.trained_in:
-            self.on_disk = p.Held(self.trained_in, self.running.round)
+        if has_trained and isinstance(self.running, a.Train) and self.trained_in:
+            self.on_disk = Held(self.trained_in, self.running.round)
         self.start()
 
     def start(self) -> None:
-        self.protocol = p.Protocol(Random(0), self.on_disk)
+        self.protocol = Protocol(Random(0), self.on_disk)
         self.held = self.on_disk.round if self.on_disk is not None else None
         self.session = self.on_disk.session_id if self.on_disk is not None else ""
         self.running = self.call = None
@@ -199,20 +201,20 @@ class World(RuleBasedStateMachine):
         self.exits.clear()
         self.acknowledged.clear()
         self.stale = self.watching = False
-        self.hear(p.Started())
+        self.hear(e.Started())
 
     @rule()
     def stream_breaks(self) -> None:
         """Also after the end, when nothing must follow."""
-        self.hear(p.ConnectionLost())
+        self.hear(e.ConnectionLost())
 
     @invariant()
     def who_stops_gives_up_its_place_only_without_a_result_to_come_back_with(self) -> None:
         if not self.exits:
-            actions = deepcopy(self.protocol).handle(p.StopRequested(143))
-            if actions[-1] == p.Exit(143, "asked to stop"):
+            actions = deepcopy(self.protocol).handle(e.StopRequested(143))
+            if actions[-1] == a.Exit(143, "asked to stop"):
                 is_saving = self.running is not None and self.saving and not self.stale
-                assert (p.Leave() in actions) == (self.on_disk is None and not is_saving)
+                assert (a.Leave() in actions) == (self.on_disk is None and not is_saving)
 
     @invariant()
     def the_disk_has_nothing_else_than_what_is_held(self) -> None:
@@ -227,17 +229,17 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def a_result_is_not_trained_again(self) -> None:
-        if isinstance(self.running, p.Train):
+        if isinstance(self.running, a.Train):
             assert self.running.round != self.held
 
     def teardown(self) -> None:
         """However it stands, FINISHED ends it, at the latest when the next timers are over."""
         for session in ("s4", ""):  # whatever it thinks of these, it has not heard of both before
-            self.hear(p.Advertised(State.FINISHED, 9, session_id=session))
+            self.hear(e.Advertised(State.FINISHED, 9, session_id=session))
         if not self.exits:
-            self.hear(p.TimerFired(Timer.WORK))
+            self.hear(e.TimerFired(Timer.WORK))
         (end,) = self.exits
-        assert end == p.Exit(0, "the session is finished") or end.code == 1
+        assert end == a.Exit(0, "the session is finished") or end.code == 1
         if end.code == 0:
             assert self.on_disk is None, "nobody wants it any more"
 

@@ -1,0 +1,136 @@
+"""Types of single settings: what may be written for each, as text or not, and what it becomes."""
+
+import json
+import re
+from fractions import Fraction
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, PlainValidator
+
+from xain_coordinator.core import pacing
+from xain_coordinator.core.values import Expression
+from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
+from xain_messaging import tags as tag_rules
+from xain_messaging.process.fields import Allowed
+
+
+def _fraction(value: object) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise ValueError("no number")
+    try:
+        return pacing.exact_fraction(value)
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+
+
+ExactFraction = Annotated[
+    Fraction,
+    PlainValidator(_fraction),
+    PlainSerializer(str),
+    Allowed('a number above 0 and at most 1, or a fraction as text such as "1/3"'),
+]
+
+
+def _excess(value: object) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise ValueError("no number")
+    try:
+        excess = Fraction(str(value))
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    if excess < 0:
+        raise ValueError(f"must not be negative, got {value}")
+    return excess
+
+
+ExactExcess = Annotated[
+    Fraction,
+    PlainValidator(_excess),
+    PlainSerializer(str),
+    Allowed('a number, not negative, such as 0.3, or a fraction as text such as "1/3"'),
+]
+
+
+# No name of a participant begins like this.
+_LIST = re.compile(r'\s*\[\s*["\[]')
+
+
+def _parse_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists in lists, too deep") from None
+
+
+def _quorum(value: object) -> Expression:
+    """Lists as tuples, which do not change. What they say is looked at later."""
+    if isinstance(value, str):
+        # In the environment and in flags a list is text.
+        return _quorum(_parse_list(value)) if _LIST.match(value) else value
+    if isinstance(value, list | tuple):
+        return tuple(_quorum(part) for part in value)
+    raise ValueError("neither text nor a list")
+
+
+Quorum = Annotated[
+    Expression,
+    PlainValidator(_quorum),
+    Allowed(
+        'a conditional event such as "participant:update:80%", "hospital-a:update:1", or a list of '
+        'them that ends in "AND" or "OR"'
+    ),
+]
+
+
+def _tag_values(value: object) -> tuple[str, ...]:
+    """One value, or a list of them: those that a tag may have."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError("neither text nor a list")
+    for one in values:
+        if not isinstance(one, str) or tag_rules.why_not_value(one) is not None:
+            raise ValueError("no value of a tag")
+    return tuple(values)
+
+
+TagValues = Annotated[
+    tuple[str, ...],
+    PlainValidator(_tag_values),
+    Allowed(f'{tag_rules.VALUE_RULE}, such as "north", or a list of such texts'),
+]
+
+
+def _url(value: object) -> str:
+    """ "" or an http(s) URL of a server, without a slash at its end."""
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    if value == "":
+        return value
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("no URL of a server")
+    if parts.query or parts.fragment or (parts.port is not None and parts.port < 1):
+        raise ValueError("no URL of a server")
+    return value.rstrip("/")
+
+
+OptionalUrl = Annotated[
+    str, BeforeValidator(_url), Allowed('a URL such as "https://host:9000", without user or query')
+]
+
+
+def _key_prefix(value: str) -> str:
+    if value and len(key_to_name(value).encode()) > MAX_PREFIX_BYTES:
+        raise ValueError("no room for the rest of a key")
+    return value
+
+
+KeyPrefix = Annotated[
+    str,
+    AfterValidator(_key_prefix),
+    Allowed(
+        f'the beginning of a key, such as "trials/7", of at most {MAX_PREFIX_BYTES} bytes and '
+        "without a slash at its ends"
+    ),
+]

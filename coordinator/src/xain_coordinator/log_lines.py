@@ -1,0 +1,96 @@
+"""What the log says of events, once they are durable."""
+
+import logging
+from collections.abc import Sequence
+
+import structlog
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.session import Session
+from xain_coordinator.history import MAX_NAMES_OF_A_ROUND
+from xain_coordinator.ports import Record
+
+log = structlog.get_logger(__name__)
+
+# Of more updates that are committed together there is one line in the log. A person reads the names
+# of a few; of thousands the lines alone would cost a noticeable part of the round.
+MAX_UPDATE_LINES = 8
+
+
+def log_many_updates(records: Sequence[Record]) -> bool:
+    """One line for the updates of a commit if they are too many for a line each, which there is at
+    debug all the same. Returns whether there was one."""
+    accepted = [r.event for r in records if isinstance(r.event, e.UpdateAccepted)]
+    if len(accepted) <= MAX_UPDATE_LINES or logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
+        return False
+    for number in dict.fromkeys(event.round for event in accepted):
+        names = [event.update.participant_id for event in accepted if event.round == number]
+        log.info("updates_accepted", round=number, num_updates=len(names), **_named(names))
+    return True
+
+
+def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
+    fields: dict[str, object] = {"round": session.round}
+    match event:
+        case e.ParticipantJoined(participant_id, tags=tags):
+            if tags:
+                fields |= {"tags": dict(tags), "eligible": session.rules.is_eligible(tags)}
+            log.info(
+                "participant_joined",
+                participant=participant_id,
+                connected=len(session.members),
+                required=session.rules.num_required,
+                **fields,
+            )
+        case e.ParticipantLeft(participant_id, cause):
+            log.info("participant_left", participant=participant_id, cause=cause, **fields)
+        case e.RoundOpened(number, selected):
+            log.info("round_opened", round=number, **_named(selected))
+        case e.ParticipantsSelected(number, selected):
+            log.info("participants_selected", round=number, **_named(selected))
+        case e.RoundPaused(number):
+            log.warning("round_paused", round=number, connected=len(session.members))
+        case e.RoundResumed(number):
+            log.info("round_resumed", round=number, connected=len(session.members))
+        case e.UpdateAccepted(number, update, staleness):
+            log.info(
+                "update_accepted",
+                round=number,
+                participant=update.participant_id,
+                num_samples=update.num_samples,
+                staleness=staleness,
+            )
+        case e.UpdateRefused(participant_id, number, reason):
+            log.warning(
+                "update_refused",
+                round=number,
+                participant=participant_id,
+                reason=reason,
+                in_a_row=before.in_a_row(participant_id) + 1,
+            )
+        case e.ParticipantLeftOut(participant_id, until):
+            log.warning("participant_left_out", participant=participant_id, until=until, **fields)
+        case e.RoundOverdue(number):
+            log.warning("round_overdue", round=number, **_awaited(before))
+        case e.RoundClosed(number, _, "deadline"):
+            log.warning("round_closed_at_deadline", round=number, **_awaited(before))
+        case e.ModelPublished(number, model):
+            log.info("model_published", round=number, key=model.ref.key)
+        case e.SessionFinished(cause):
+            log.info("session_finished", cause=cause, **fields)
+        case _:
+            log.debug(type(event).__name__, **fields)
+
+
+def _awaited(session: Session) -> dict[str, object]:
+    """Who has not handed in."""
+    round_ = session.open_round
+    return _named(round_.outstanding) if round_ is not None else {}
+
+
+def _named(participants: Sequence[str]) -> dict[str, object]:
+    """For a line that a person can read: of thousands the first, and how many they are."""
+    fields: dict[str, object] = {"participant": list(participants[:MAX_NAMES_OF_A_ROUND])}
+    if len(participants) > MAX_NAMES_OF_A_ROUND:
+        fields["num_participants"] = len(participants)
+    return fields

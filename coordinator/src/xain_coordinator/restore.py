@@ -1,0 +1,35 @@
+"""The session that a journal tells of: its latest snapshot, and the records since."""
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.session import begin, evolve
+from xain_coordinator.history import History
+from xain_coordinator.ports import Journal, JournalError, Snapshot
+
+
+def restore(journal: Journal) -> tuple[Snapshot, int] | None:
+    """What the records of the journal's latest session fold to, and how many of them a snapshot
+    covers. None if there is no session. Raises JournalError."""
+    saved = journal.snapshot()
+    num_saved = 0 if saved is None else saved.num_records
+    records = iter(journal.load(num_saved))
+    if saved is None:
+        first = next(records, None)
+        if first is None:
+            return None
+        if not isinstance(first.event, e.SessionOpened):
+            raise JournalError(
+                f"the journal begins with {type(first.event).__name__}, not with a session"
+            )
+        saved = Snapshot(1, first.at, begin(first.event), History())
+    number, at, session, history = saved.num_records, saved.at, saved.session, saved.history
+    for record in records:
+        try:
+            session = evolve(session, record.event)
+            history.apply(record.event)
+        except Exception as error:  # whatever a record leads to that this version never writes
+            raise JournalError(
+                f"the journal cannot be replayed: record {number}, {type(record.event).__name__}: "
+                f"{type(error).__name__}: {error}; use the version of the program that wrote it"
+            ) from error
+        number, at = number + 1, record.at
+    return Snapshot(number, at, session, history), num_saved

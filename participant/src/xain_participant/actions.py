@@ -1,0 +1,90 @@
+"""What must be done, in the order in which the protocol says it. What comes of it is an event."""
+
+from dataclasses import dataclass
+
+from xain_participant.values import Timer
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send TimerFired after this long. There is one of each; setting it again moves it."""
+
+    timer: Timer
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Answer with Joined, AskedToWait or RefusedBy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Answer with Advertised or RefusedBy. training: whether to say TRAINING, else READY.
+    round: the last one that was begun, -1 before the first."""
+
+    training: bool
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWatch:
+    """Send Advertised for whatever the Watch stream says, from now to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """Answer with Assigned or RefusedBy. ask: for the work; what was announced may be old."""
+
+    round: int
+    ask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Answer with Trained, TrainingFailed or RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandIn:
+    """Answer with HandedIn or RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the result of this round. invalid: the coordinator found it unusable."""
+
+    round: int
+    why: str
+    invalid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell the coordinator that we go, so that it need not wait for the lease to run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The last action. code: the process's exit status."""
+
+    code: int
+    message: str
+
+
+Action = (
+    SetTimer
+    | Rendezvous
+    | SendHeartbeat
+    | StartWatch
+    | BeginRound
+    | Train
+    | HandIn
+    | Drop
+    | Leave
+    | Exit
+)

@@ -1,0 +1,28 @@
+"""What events and actions speak of."""
+
+from enum import Enum, auto
+
+
+class State(Enum):
+    """What the coordinator advertises to this participant."""
+
+    STANDBY = auto()
+    ROUND = auto()
+    FINISHED = auto()
+
+
+class Call(Enum):
+    """What was refused."""
+
+    RENDEZVOUS = auto()
+    HEARTBEAT = auto()
+    BEGIN_ROUND = auto()
+    TRAIN = auto()  # the download of the global model, before it
+    HAND_IN = auto()
+
+
+class Timer(Enum):
+    """CONTACT: the next rendezvous or heartbeat is due. WORK: so is another attempt at the work."""
+
+    CONTACT = auto()
+    WORK = auto()

@@ -1,0 +1,432 @@
+"""Two coordinators of one session, which meet when a journal was copied."""
+
+import asyncio
+import contextlib
+import io
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.journals import copy_journal
+from support.process import CoordinatorProcess
+from support.s3_servers import S3Server
+from support.wire import Member
+from xain_coordinator import fencing
+from xain_coordinator.app import EXIT_ERROR, EXIT_FENCED, Coordinator
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.fencing import TakenOver
+from xain_coordinator.stores.files import FileStore
+from xain_coordinator.xain06.bucket import XainBucket
+from xain_proto.fl import coordinator_pb2 as pb
+
+# A coordinator that never looks but before it publishes, and stops (SIGSTOP) where it is told to.
+ODD = """
+import os, signal, sys, threading
+from xain_coordinator import app, cli, fencing, work
+
+fencing.LOOK_EVERY_S = 100_000
+{odd}
+cli.main()
+"""
+
+STOPS_BEFORE_AGGREGATION = """
+aggregate = work.aggregate
+
+def stopping(*arguments):
+    # To this thread, so that it does not get any further before the process stops.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+    return aggregate(*arguments)
+
+work.aggregate = stopping
+"""
+
+
+class OddProcess(CoordinatorProcess):
+    """odd: statements that come first."""
+
+    odd = ""
+
+    async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
+        flags = [f"--set={key}={value}" for key, value in self._settings.items()]
+        program = ["-c", ODD.format(odd=self.odd), f"--data-dir={self.folder}"]
+        return await self.run([*program, f"--port={self.port}", *flags, *extra])
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+
+class Ward:
+    """Coordinators whose weights are in one folder, and their members."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[CoordinatorProcess] = []
+        self.members: list[Member] = []
+
+    def process(self, name: str, kind: type[CoordinatorProcess] = CoordinatorProcess) -> Any:
+        settings: dict[str, object] = {
+            "storage.path": self.folder / "weights",
+            "rounds.rounds": 2,
+            "rounds.min_participants": 2,
+            # A member of these tests beats once, and its round may take as long as it takes.
+            "server.heartbeat_timeout_s": 600,
+            "server.drain_s": 1,
+        }
+        process = kind(self.folder / name, settings)
+        self.processes.append(process)
+        return process
+
+    def enter(self, process: CoordinatorProcess, name: str) -> Member:
+        self.members.append(Member(process.port, name))
+        return self.members[-1]
+
+    async def begin(self, process: CoordinatorProcess) -> tuple[Member, Member]:
+        """Two members in round 0, the first of which has handed in a one."""
+        await process.start()
+        a, b = self.enter(process, "a"), self.enter(process, "b")
+        await a.rendezvous()
+        await b.rendezvous()
+        await a.until(pb.ROUND, 0)
+        await a.hand_in([1.0])
+        return a, b
+
+    def copy(self, source: CoordinatorProcess, target: CoordinatorProcess) -> None:
+        """The journal as a snapshot of the machine has it: while nothing is being written."""
+        copy_journal(source.folder, target.folder)
+
+    def models(self) -> list[str]:
+        keys = FileStore(self.folder / "weights").keys()
+        return sorted(key.partition("/")[2] for key in keys if key.endswith("/global"))
+
+    def owners(self) -> list[str]:
+        return sorted(str(path) for path in (self.folder / "weights").glob("*/owners/*"))
+
+
+@pytest.fixture
+async def ward(tmp_path: Path) -> AsyncIterator[Ward]:
+    ward = Ward(tmp_path)
+    yield ward
+    for process in ward.processes:
+        await process.end()
+    for member in ward.members:
+        await member.close()
+
+
+def last_words(process: CoordinatorProcess, event: str) -> str:
+    """What the log says of the error."""
+    lines = process.log().splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]  # gRPC has lines of its own
+    (line,) = [each for each in told if each["event"] == event]
+    error: str = line["error"]
+    return error
+
+
+@pytest.mark.e2e
+async def test_the_older_hears_and_ends(ward: Ward) -> None:
+    """By itself, although nothing is to be published, and with the status that says why. Started
+    again it does not serve, and the newer goes on to the end as if it were alone."""
+    older, newer = ward.process("older"), ward.process("newer")
+    a, _ = await ward.begin(older)
+    ward.copy(older, newer)
+    watch = a.watch()
+    await watch.read()
+    await newer.start()
+    assert await asyncio.wait_for(older.died(), 60) == EXIT_FENCED
+    assert (await watch.code()).name == "UNAVAILABLE"
+    error = last_words(older, "coordinator_failed")
+    assert "another coordinator has taken over" in error
+    assert f"owner 2 (host {socket.gethostname()}, pid " in error
+
+    a, b = ward.enter(newer, "a"), ward.enter(newer, "b")
+    assert (await a.heartbeat()).update_accepted
+    assert await older.fails() == EXIT_FENCED
+    assert "has gone on from another copy" in last_words(older, "cannot_start")
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    assert await older.fails() == EXIT_FENCED
+    for member in (a, b):
+        await member.hand_in([5.0], round_=1)
+    await a.until(pb.FINISHED, 1)
+    models = [np.load(io.BytesIO(await a.download(f"{r}/global"))).tolist() for r in (1, 2)]
+    assert models == [[2.0], [5.0]]
+    assert await newer.stop() == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+async def test_what_wakes_up_publishes_nothing(ward: Ward) -> None:
+    """Stopped while it aggregates, as a machine is that moves, and overtaken: it does not bring its
+    model to an end, which is another one than the newer will make."""
+    older, newer = ward.process("older", OddProcess), ward.process("newer")
+    older.odd = STOPS_BEFORE_AGGREGATION
+    _, b = await ward.begin(older)
+    ward.copy(older, newer)
+    await b.hand_in([3.0])
+    await newer.start()
+    assert ward.models() == ["0/global"]
+    older.resume()
+    assert await asyncio.wait_for(older.died(), 60) == EXIT_FENCED
+    assert ward.models() == ["0/global"]
+    a, b = ward.enter(newer, "a"), ward.enter(newer, "b")
+    await b.hand_in([9.0])
+    await a.until(pb.ROUND, 1)
+    assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [5.0]
+
+
+@pytest.mark.e2e
+async def test_a_copy_from_another_round_ends_nobody(ward: Ward) -> None:
+    """A backup whose session has gone on since could not publish any more, its rounds being over.
+    It does not start, and who works on the session does not hear of it. An operator may choose to
+    go on from it; then the other one ends."""
+    running, backup = ward.process("running"), ward.process("backup")
+    a, b = await ward.begin(running)
+    ward.copy(running, backup)
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    before = ward.owners()
+    assert await backup.fails() == EXIT_FENCED
+    error = last_words(backup, "cannot_start")
+    assert "/1/global, which the journal" in error
+    assert "start that one" in error
+    assert ward.owners() == before
+    await a.hand_in([5.0], round_=1)
+
+    (model,) = (ward.folder / "weights").glob("*/1/global.weights")
+    model.unlink()
+    await backup.start()
+    assert await asyncio.wait_for(running.died(), 60) == EXIT_FENCED
+    b = ward.enter(backup, "b")
+    await b.hand_in([7.0])
+    await b.until(pb.ROUND, 1)
+    assert np.load(io.BytesIO(await b.download("1/global"))).tolist() == [4.0]
+
+
+@pytest.mark.e2e
+async def test_a_copy_whose_updates_are_dropped_says_what_it_is(ward: Ward) -> None:
+    """The session has gone on since: that comes first. Made to go on from it all the same, it ends
+    with what is missing, and why."""
+    running, backup = ward.process("running"), ward.process("backup")
+    a, b = await ward.begin(running)
+    ward.copy(running, backup)
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    for member in (a, b):
+        await member.hand_in([5.0], round_=1)
+    await a.until(pb.FINISHED, 1)
+    weights = ward.folder / "weights"
+    async with asyncio.timeout(60):
+        while list(weights.glob("*/0/a.*")):  # noqa: ASYNC110  # files have no event to wait for
+            await asyncio.sleep(0.02)
+    assert await backup.fails() == EXIT_FENCED
+    assert "which the journal" in last_words(backup, "cannot_start")
+    assert await running.stop() == 0
+    for model in [*weights.glob("*/1/global.weights"), *weights.glob("*/2/global.weights")]:
+        model.unlink()
+    assert await backup.fails() == EXIT_ERROR
+    assert "([storage] keep_updates)" in backup.log().splitlines()[-1]
+
+
+@pytest.mark.e2e
+async def test_a_start_that_fails_ends_nobody(ward: Ward) -> None:
+    """On a busy port, or without its weights, a copy leaves the one that runs in its place."""
+    running, copy = ward.process("running"), ward.process("copy")
+    a, b = await ward.begin(running)
+    ward.copy(running, copy)
+    before = ward.owners()
+    assert len(before) == 1
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        copy.port = busy.getsockname()[1]
+        assert await copy.fails() == EXIT_ERROR
+    assert "cannot listen on" in last_words(copy, "cannot_start")
+    elsewhere = ward.folder / "elsewhere"
+    assert await copy.fails(f"--set=storage.path={elsewhere}") == EXIT_ERROR
+    assert not list(elsewhere.glob("*/owners/*"))
+    assert ward.owners() == before
+    await b.hand_in([3.0])
+    await a.until(pb.ROUND, 1)
+    assert running.status is None
+
+
+# A coordinator on S3 whose takeover is not answered at first, or never.
+UNANSWERED = """
+fencing.LOOK_EVERY_S = 100_000
+app.FIRST_RETRY_S = 1.0
+app.LAST_STEPS_S = 0.2
+take_over = fencing.Fence.take_over
+tries = []
+
+def unanswered(fence):
+    tries.append(1)
+    if len(tries) == 1:
+        from xain_coordinator.ports import StoreUnavailable
+        raise StoreUnavailable("no answer")
+    take_over(fence)
+
+fencing.Fence.take_over = unanswered
+"""
+
+HANGS = """
+import time
+app.LAST_STEPS_S = 0.2
+
+def hanging(fence):
+    print("it hangs", file=sys.stderr, flush=True)
+    time.sleep(10_000)  # until it is stopped
+
+fencing.Fence.take_over = hanging
+"""
+
+
+@pytest.mark.e2e
+async def test_a_takeover_without_an_answer_is_tried_again(ward: Ward, seaweedfs: S3Server) -> None:
+    """As the other requests of a start are. That the first attempt is over does not end the
+    process."""
+    process = ward.process("a", OddProcess)
+    process.odd = UNANSWERED
+    settings = seaweedfs.settings(seaweedfs.new_bucket())
+    await process.start(*(f"--set=storage.{key}={value}" for key, value in settings.items()))
+    assert '"next_try_s"' in process.log()
+    assert await process.stop() == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+async def test_sigterm_is_heard_while_a_takeover_hangs(ward: Ward) -> None:
+    process = ward.process("a", OddProcess)
+    process.odd = HANGS
+    spawned = await process.spawn()
+    seen = False
+    while not seen:
+        await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+        seen = "it hangs" in process.log()
+    spawned.terminate()
+    assert await asyncio.wait_for(spawned.wait(), 60) == 0
+    assert '"serving"' not in process.log()
+
+
+# --- inside the test's process ---
+
+
+async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
+    seaweedfs: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model for XAIN's participants is published twice. Overtaken between the two, a coordinator
+    does not show it to them; and the newer one has it all the same, since it is the same."""
+    monkeypatch.setattr(fencing, "LOOK_EVERY_S", 100_000.0)
+    bucket = seaweedfs.new_bucket()
+
+    def config(name: str) -> CoordinatorConfig:
+        folder = tmp_path / name
+        spool = {"path": str(folder / "spool"), "format": "xain-pickle"}
+        return CoordinatorConfig.model_validate(
+            {
+                "storage": seaweedfs.settings(bucket, **spool),
+                "journal": {"path": str(folder / "journal.sqlite")},
+                "metrics": {"kind": "none"},
+                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
+                "rounds": {"rounds": 2, "min_participants": 1},
+            }
+        )
+
+    publish = XainBucket.publish
+    between, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def waiting(self: XainBucket, model: GlobalModel) -> None:
+        if model.round == 1 and not go_on.is_set():
+            loop.call_soon_threadsafe(between.set)
+            go_on.wait(60)
+        publish(self, model)
+
+    monkeypatch.setattr(XainBucket, "publish", waiting)
+    with contextlib.closing(seaweedfs.client()) as client:
+
+        def keys() -> set[str]:
+            """Without the session's id."""
+            listed = client.list_objects_v2(Bucket=bucket)["Contents"]
+            return {each["Key"].replace(older.driver.session.session_id, "S") for each in listed}
+
+        async with running(config("older")) as older:
+            a = Member(older.port, "a")
+            await a.rendezvous()
+            await a.until(pb.ROUND, 0)
+            await a.hand_in([1.0])
+            await asyncio.wait_for(between.wait(), 60)
+            await a.close()
+            copy_journal(tmp_path / "older", tmp_path / "newer")
+            newer = Coordinator(config("newer"))
+            try:
+                # What its start does before it serves; the rest would publish the same model.
+                assert newer._fence is not None
+                await asyncio.to_thread(newer._fence.take_over)
+                go_on.set()
+                await asyncio.wait_for(older.driver.failed.wait(), 60)
+                assert isinstance(older.driver.failure, TakenOver)
+                assert "participant" not in str(older.driver.failure)
+                assert {"S/1/global", "0/global"} <= keys()
+                assert "1/global" not in keys()
+                await newer.start()
+                a = Member(newer.port, "a")
+                await a.until(pb.ROUND, 1)
+                await a.close()
+                assert "1/global" in keys()
+            finally:
+                await newer.stop()
+
+
+async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Path) -> None:
+    """Between its first look at the journal and the end of its start the session goes on without
+    it: it does not overtake the coordinator that is ahead."""
+
+    def config(name: str) -> CoordinatorConfig:
+        return CoordinatorConfig.model_validate(
+            {
+                "storage": {"path": str(tmp_path / "weights")},
+                "journal": {"path": str(tmp_path / name / "journal.sqlite")},
+                "metrics": {"kind": "none"},
+                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
+                "rounds": {"rounds": 2, "min_participants": 2},
+            }
+        )
+
+    async with running(config("original")) as original:
+        a, b = Member(original.port, "a"), Member(original.port, "b")
+        await a.rendezvous()
+        await b.rendezvous()
+        await a.until(pb.ROUND, 0)
+        await a.hand_in([1.0])
+        copy_journal(tmp_path / "original", tmp_path / "copy")
+        copy = Coordinator(config("copy"))
+        try:
+            await b.hand_in([3.0])
+            await a.until(pb.ROUND, 1)
+            with pytest.raises(TakenOver, match="/1/global"):
+                await copy.start()
+        finally:
+            await copy.stop()
+        await a.hand_in([5.0], round_=1)
+        await b.hand_in([7.0], round_=1)
+        await a.until(pb.FINISHED, 1)
+        assert original.driver.failure is None
+        await a.close()
+        await b.close()
+
+
+@contextlib.asynccontextmanager
+async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
+    coordinator = Coordinator(config)
+    try:
+        await coordinator.start()
+        yield coordinator
+    finally:
+        await coordinator.stop()

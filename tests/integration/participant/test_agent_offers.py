@@ -1,0 +1,208 @@
+"""An agent that is offered to fetch and put weights at a store, past the coordinator."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from integration.participant.agents import Adder, Running, large
+from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator, failure, refusal
+from integration.participant.store import (
+    SECRET,
+    Fault,
+    ScriptedStore,
+    break_off,
+    hang,
+    object_of,
+    send,
+    status,
+)
+from xain_participant import Agent, CoordinatorClient, direct, run
+from xain_participant import client as client_module
+from xain_participant.events import Assigned, HandedIn, Trained
+from xain_participant.values import Call
+from xain_participant.work import Work
+from xain_proto.fl import coordinator_pb2 as pb
+
+Serve = Callable[..., ScriptedCoordinator]
+Launch = Callable[..., Running]
+
+
+@pytest.fixture
+def offering(serve: Serve, store: ScriptedStore) -> ScriptedCoordinator:
+    """A coordinator that offers to fetch and put weights at the store."""
+    server = serve(large())
+    server.store_url = store.url
+    server.store_objects = store.objects
+    return server
+
+
+def test_offered_weights_go_past_the_coordinator(
+    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
+) -> None:
+    assert run(adder, offering.target, "ward-7") == 0
+    assert store.methods == ["GET", "PUT"] * 2
+    assert offering.calls["GetWeights"] == offering.calls["PutWeights"] == 0
+    assert np.array_equal(offering.ledger.model, np.full(50_000, 2, np.float32))
+
+
+FAULTS: dict[str, Fault] = {
+    "refused": status(403),
+    "failing": status(503),
+    "redirecting": status(307, Location=f"/x?{SECRET}"),
+    "breaking off": break_off(0),
+    "no HTTP": send(f"{SECRET}\n"),
+    "malformed header": send(f"HTTP/1.1 403 {SECRET}\n: {SECRET}\n\n"),
+    "other bytes": object_of(SECRET.encode()),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_store_that_fails_is_gone_around_and_its_url_is_told_to_nobody(
+    offering: ScriptedCoordinator,
+    store: ScriptedStore,
+    adder: Adder,
+    launch: Launch,
+    fault: Fault,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The session goes on at once through the coordinator, and the host is left alone."""
+    caplog.set_level(logging.DEBUG)
+    store.faults.extend([fault] * 10)
+    with capture_logs() as logs:
+        running = launch(adder, offering.target)
+        assert running.code() == 0
+    assert adder.trained == [0, 1]
+    assert (offering.calls["GetWeights"], offering.calls["PutWeights"]) == (2, 2)
+    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
+    assert [(e["log_level"], e["round"], e["method"], e["host"]) for e in failed] == [
+        ("warning", 0, "GET", store.host),
+        ("warning", 0, "PUT", store.host),
+    ]
+    assert store.methods in (["GET", "PUT"], ["GET", "PUT", "PUT"])  # one may begin again
+    assert SECRET not in f"{logs}{running.seen}{caplog.text}"
+
+
+def test_a_failure_inside_a_transfer_does_not_tell_the_url(
+    offering: ScriptedCoordinator,
+    store: ScriptedStore,
+    adder: Adder,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not even a bug of our own, whose traceback is logged."""
+    monkeypatch.setattr(direct._Target, "host", property(lambda target: 1 / 0))
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    running = launch(adder, offering.target)
+    assert running.code() == 1
+    assert "ZeroDivisionError" in caplog.text
+    assert SECRET not in f"{running.seen}{caplog.text}"
+
+
+def test_an_update_that_lies_in_the_store_is_not_put_again(
+    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
+) -> None:
+    """Only what it is called is handed in again, however long the coordinator was away."""
+    offering.before["EndTrainingRound"].extend(
+        [failure(grpc.StatusCode.UNAVAILABLE), refusal("NOT_IN_ROUND")]
+    )
+    offering.tells_accepted = False
+    offering.after["EndTrainingRound"].append(failure(grpc.StatusCode.UNAVAILABLE))
+    assert run(adder, offering.target, "ward-7") == 0
+    assert offering.calls["EndTrainingRound"] == 5
+    assert store.methods.count("PUT") == 2
+    assert adder.trained == [0, 1]
+
+
+def test_an_update_that_the_coordinator_does_not_find_goes_through_it(
+    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
+) -> None:
+    """A store that says it has it may be another one than the coordinator's."""
+
+    def lose(_: Any) -> None:
+        del store.objects["/incoming/0/ward-7"]
+
+    offering.before["EndTrainingRound"].append(lose)
+    with capture_logs() as logs:
+        assert run(adder, offering.target, "ward-7") == 0
+    assert adder.trained == [0, 1]
+    assert store.methods.count("PUT") == 1
+    assert offering.calls["PutWeights"] == 2
+    (entry,) = [entry for entry in logs if entry["event"] == "offer_failed"]
+    assert (entry["method"], entry["host"]) == ("PUT", store.host)
+
+
+def test_without_direct_no_offer_is_used(
+    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
+) -> None:
+    """The operator of a site decides whether anything but the coordinator is spoken to."""
+    assert Agent(adder, offering.target, "ward-7", direct=False).run() == 0
+    assert store.methods == []
+
+
+def test_an_offer_is_for_its_round_only(
+    offering: ScriptedCoordinator, store: ScriptedStore, adder: Adder
+) -> None:
+    with CoordinatorClient(offering.target, "ward-7", direct=direct.DirectTransfer()) as client:
+        client.rendezvous()
+        work = Work(adder, client, "ward-7")
+        assert work.do(Call.BEGIN_ROUND, 0) == Assigned(0)
+        assert work.do(Call.TRAIN, 0) == Trained(0)
+        work.assign(pb.StartTrainingRoundResponse(round=1, upload=client.start_round().upload))
+        assert work.do(Call.HAND_IN, 0) == HandedIn(0)
+    assert store.methods == ["GET"]
+    assert offering.calls["PutWeights"] == 1
+
+
+def test_a_store_that_is_away_is_worth_one_warning(
+    offering: ScriptedCoordinator,
+    store: ScriptedStore,
+    adder: Adder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct, "PAUSE_S", 0)
+    store.faults.extend([status(503)] * 4)
+    with capture_logs() as logs:
+        assert run(adder, offering.target, "ward-7") == 0
+    failed = [entry for entry in logs if entry["event"] == "offer_failed"]
+    assert [(e["log_level"], e["round"], e["method"]) for e in failed] == [
+        ("warning", 0, "GET"),
+        ("warning", 0, "PUT"),
+        ("debug", 1, "GET"),
+        ("debug", 1, "PUT"),
+    ]
+
+
+def test_stop_ends_a_transfer_that_hangs(
+    offering: ScriptedCoordinator,
+    store: ScriptedStore,
+    adder: Adder,
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not the transfer's own time limit that ends it."""
+    patient = functools.partial(direct.DirectTransfer, chunk_timeout_s=10 * PATIENCE_S)
+    monkeypatch.setattr(client_module, "DirectTransfer", patient)
+    store.faults.append(hang)
+    running = launch(adder, offering.target)
+    store.wait_until(lambda: store.methods == ["GET"])
+    with capture_logs() as logs:
+        running.agent.stop(7)
+        assert running.code() == 7
+    workers = [thread for thread in threading.enumerate() if thread.name == "work-ward-7"]
+    for worker in workers:
+        worker.join(PATIENCE_S / 2)
+        assert not worker.is_alive()
+    assert adder.trained == []
+    assert "offer_failed" not in {entry["event"] for entry in logs}, "it is we who ended it"

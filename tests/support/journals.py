@@ -1,0 +1,22 @@
+"""Journals as files."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def copy_journal(source: Path, target: Path) -> None:
+    """In a process of its own: closing a file gives up its process's locks on it."""
+    target.mkdir(exist_ok=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, shutil, sys\n"
+            "for path in pathlib.Path(sys.argv[1]).glob('journal.sqlite*'):\n"
+            "    shutil.copy(path, sys.argv[2])\n",
+            *(str(source), str(target)),
+        ],
+        check=True,
+        timeout=60,
+    )
