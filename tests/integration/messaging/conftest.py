@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from support.lossy import JoinLossy, LossyDriver
 from support.messaging import DRIVERS, PATIENCE_S, discovery_of, driver_maker
 from support.peers import PeerProcess
 from support.process import CoordinatorProcess
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_messaging.drivers.in_process import Switchboard
+from xain_messaging.links import Bounds
 from xain_messaging.ports import Discovery
 from xain_messaging.proxy import Proxy
-
-MakeProxy = Callable[..., Proxy]
 
 
 class Group:
@@ -79,6 +81,31 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
         made = Group(discovery, request.param)
         stack.callback(made.close)
         yield made
+
+
+@pytest.fixture
+def lossy() -> Iterator[JoinLossy]:
+    """Peers of one group, with their drivers; closed in the end."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    made: list[Proxy] = []
+
+    def join_one(name: str, bounds: Bounds | None = None) -> tuple[Proxy, LossyDriver]:
+        driver = LossyDriver(switchboard)
+        proxy = Proxy(
+            "g",
+            "peer",
+            name=name,
+            discovery=discovery,
+            driver=driver,
+            bounds=bounds,
+            timeout_s=PATIENCE_S,
+        )
+        made.append(proxy)
+        return proxy, driver
+
+    yield join_one
+    for proxy in made:
+        proxy.close(0.0)
 
 
 # --- every driver with every discovery ------------------------------------------------------------

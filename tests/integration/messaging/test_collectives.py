@@ -15,17 +15,12 @@ from hypothesis import strategies as st
 
 from integration.messaging.conftest import Group as Proxies
 from support.messaging import PATIENCE_S, discovery_of, until
-from support.peers import (
-    OPERATIONS,
-    OPERATORS,
-    arrays_of,
-    given_to,
-    results_of,
-    same,
-)
-from xain_messaging import collectives
-from xain_messaging.codec import snapshot
+from support.peers import OPERATIONS, OPERATORS, arrays_of, given_to, results_of, same
+from xain_messaging.codec import encode, snapshot
 from xain_messaging.collectives import Group
+from xain_messaging.collectives.agreement import MAX_ASKED, MAX_GROUP_NAME, MAX_NAME
+from xain_messaging.collectives.members import ID_LENGTH
+from xain_messaging.collectives.registry import MAX_NAMES, MAX_WHY
 from xain_messaging.errors import CollectiveFailed, MessagingError, PeersMissing
 from xain_messaging.links import COLLECTIVE, Bounds, Delivery
 from xain_messaging.messages import Message
@@ -90,7 +85,7 @@ def test_as_numpy(
     names = [proxy.name for proxy in members[:number]]
     groups = [proxy.group(f"group-{number}", names) for proxy in members[:number]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
+        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
         for operation in OPERATIONS:
             if operation == "reduce_scatter" and not shape:
                 continue  # there is no axis to cut
@@ -131,7 +126,7 @@ def test_groups_that_overlap(
         return [getattr(group, of)(*given_to(of, arrays, group.rank)) for of in calls]
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(jobs)) as pool:
-        patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
+        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
         found = [pool.submit(work, *job) for job in jobs]
         for (group, arrays), future in zip(jobs, found, strict=True):
             expected = [results_of(of, arrays)[group.rank] for of in calls]
@@ -275,7 +270,7 @@ def test_the_time_of_an_operation_is_all_that_it_takes(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever has none left does not wait for room to tell the others that."""
-    monkeypatch.setattr(collectives, "ABORT_S", 2 * PATIENCE_S)
+    monkeypatch.setattr("xain_messaging.collectives.operation.ABORT_S", 2 * PATIENCE_S)
     workers = group.all(3, bounds=Bounds(max_messages=1))
     for other in workers[1:]:
         workers[0].isend(Message("in the way", workers[0].name, other.name))
@@ -318,13 +313,14 @@ def test_a_member_that_dies_at_any_step(
     arrays = [np.arange(size) * (rank + 1) for rank in range(number)]
     num_sent = itertools.count()
     with discovery_of("in-process") as discovery, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "RING_BYTES", 0 if ring else 1 << 30)
+        patch.setattr("xain_messaging.collectives.group.RING_BYTES", 0 if ring else 1 << 30)
         proxies = Proxies(discovery, "in-process")
         try:
             made = proxies.all(number)
             until(lambda: all(len(p.peers["worker"]) == number - 1 for p in made), "all")
             groups = [proxy.group("worker") for proxy in made]
-            post = groups[victim]._post
+            endpoint = made[victim].endpoint
+            post = endpoint.post
 
             def die_or_post(*arguments: Any) -> None:
                 if next(num_sent) == step:
@@ -340,7 +336,7 @@ def test_a_member_that_dies_at_any_step(
                     if group.rank == victim:
                         made[victim].close(0.0)
 
-            patch.setattr(groups[victim], "_post", die_or_post)
+            patch.setattr(endpoint, "post", die_or_post)
             with ThreadPoolExecutor(number) as pool:
                 calls = [pool.submit(work, group) for group in groups]
                 found = failures(calls)
@@ -384,7 +380,7 @@ def test_who_comes_late_has_all_that_the_others_have_given(members: list[Proxy])
     that it has not made yet."""
     root, number = members[0], 600
     givers = dict(zip("AB", members[1:3], strict=True))
-    before = len(root._collectives._arrived)
+    before = len(root._collectives.registry._arrived)
     for name, proxy in givers.items():
         group = proxy.group(name, [root.name, proxy.name])
         for i in range(number):
@@ -392,7 +388,7 @@ def test_who_comes_late_has_all_that_the_others_have_given(members: list[Proxy])
 
     def all_is_there() -> bool:
         root.receive_by_id("nothing", 0.0)  # to receive what comes
-        return len(root._collectives._arrived) == before + 2 * number
+        return len(root._collectives.registry._arrived) == before + 2 * number
 
     until(all_is_there, "all parts")
     for name, proxy in givers.items():
@@ -415,13 +411,13 @@ def test_what_the_dead_have_sent_is_not_kept(group: Proxies) -> None:
         return bool(num_parts())
 
     def num_parts() -> int:
-        return sum(len(arrived.parts) for arrived in anna._collectives._arrived.values())
+        return sum(len(arrived.parts) for arrived in anna._collectives.registry._arrived.values())
 
     until(has_come, "the part")
     ben.close()
     until(lambda: "worker" not in anna.peers, "ben to be gone")
     anna.group("alone", ["anna"])
-    assert not anna._collectives._arrived
+    assert not anna._collectives.registry._arrived
 
 
 WRONG_CALLS: list[tuple[str, tuple[Any, ...]]] = [
@@ -456,7 +452,7 @@ def test_a_call_with_wrong_arguments_counts(
 
 def test_groups_are_not_without_end(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name for every step would be kept for ever; those of members who have gone are not."""
-    monkeypatch.setattr(collectives, "MAX_GROUPS", 3)
+    monkeypatch.setattr("xain_messaging.collectives.registry.MAX_GROUPS", 3)
     workers = group.all(3)
     for _ in range(2):
         groups = [workers[0].group(f"step {i}", [p.name for p in workers]) for i in range(3)]
@@ -545,7 +541,7 @@ def test_who_waits_in_a_group_that_is_over_is_told(group: Proxies) -> None:
 
 def test_who_is_only_late_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was asked, and has given its part since; so it may go on in another group of that name."""
-    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
     workers = group.all(3)
     names = [proxy.name for proxy in workers]
     pair = [proxy.group("some", names[:2]) for proxy in workers[:2]]
@@ -553,7 +549,7 @@ def test_who_is_only_late_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch
 
     def was_asked() -> bool:
         workers[1].receive_by_id("nothing", 0.01)  # to receive what comes
-        return bool(workers[1]._collectives._questions)
+        return bool(workers[1]._collectives.registry._questions)
 
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(pair[0].all_reduce, np.array([1]))]
@@ -568,7 +564,7 @@ def test_who_is_only_late_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch
 def test_who_is_only_ahead_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has given its part to one that still waits for another's, and asks for the next one in
     another group of that name."""
-    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
     workers = group.all(3)
     names = [proxy.name for proxy in workers]
     three = [proxy.group("some", names) for proxy in workers]
@@ -578,7 +574,7 @@ def test_who_is_only_ahead_agrees(group: Proxies, monkeypatch: pytest.MonkeyPatc
         first = pool.submit(three[1].reduce, one, root=1)
         assert three[0].reduce(one, root=1) is None
         second = pool.submit(pair[0].all_reduce, one)
-        until(lambda: names[0] in workers[1]._collectives._questions, "the question")
+        until(lambda: names[0] in workers[1]._collectives.registry._questions, "the question")
         assert three[2].reduce(one, root=1) is None
         assert first.result(PATIENCE_S)[0] == 3
         assert pair[1].all_reduce(one)[0] == 2
@@ -589,14 +585,14 @@ def test_a_part_that_waits_for_room_is_copied_once(
     group: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often is looked for room."""
-    monkeypatch.setattr(collectives, "LOOK_S", 0.01)
+    monkeypatch.setattr("xain_messaging.collectives.operation.LOOK_S", 0.01)
     copied = []
 
     def copy(frames: Any) -> Any:
         copied.append(frames)
         return snapshot(frames)
 
-    monkeypatch.setattr(collectives, "snapshot", copy)
+    monkeypatch.setattr("xain_messaging.collectives.operation.snapshot", copy)
     workers = group.all(2, bounds=Bounds(max_messages=1))
     one = workers[1].group("worker")
     one.reduce(np.ones(3))
@@ -608,30 +604,34 @@ def test_a_part_that_waits_for_room_is_copied_once(
 def test_what_others_say_is_not_kept_at_any_length(group: Proxies) -> None:
     """Nor is what is of no group."""
     workers = group.all(2)
-    here, there = [proxy.group("worker") for proxy in workers]
+    here = workers[0].group("worker")
     failure = {"failure": "x" * 100_000, "missing": ["y" * 100_000] * 1000}
     members = [["y" * 100_000, 1], 7, *([f"worker-{i}", 1] for i in range(2000))]
     question = {"asks": "z" * 100_000, "members": members, "numbers": [None, *[["g", 1]] * 2000]}
-    for place, body in [
-        (("g" * 100_000, 0), failure),
-        ((here.id, 0), question),
-    ]:
-        there._try_to_post(0, place, body)
-    questions = workers[0]._collectives._questions
+
+    def say(group_id: str, body: dict[str, Any]) -> None:
+        to = workers[0].endpoint.member.incarnation
+        where = {"group": group_id, "number": 0, "to": to}
+        message = Message("collective", workers[1].name, workers[0].name, {**where, **body})
+        workers[1].endpoint.post(message, COLLECTIVE, encode(message), 0.0)
+
+    say("g" * 100_000, failure)
+    say(here.id, question)
+    questions = workers[0]._collectives.registry._questions
     until(lambda: not workers[0].receive_by_id("none", 0.01) and bool(questions), "the question")
     ((asker, kept),) = questions.items()
     assert asker == workers[1].name
-    assert len(kept.name) == collectives.MAX_WHY
-    assert [len(name) for name, _ in kept.members[:2]] == [collectives.MAX_NAME, len("worker-0")]
-    assert len(kept.members) == collectives.MAX_ASKED - 1  # one is none
+    assert len(kept.name) == MAX_GROUP_NAME
+    assert [len(name) for name, _ in kept.members[:2]] == [MAX_NAME, len("worker-0")]
+    assert len(kept.members) == MAX_ASKED - 1  # one is none
     assert len(kept.numbers) == 1
-    there._try_to_post(0, (here.id, 0), failure)
-    until(lambda: not there.is_under_way and has_failed(workers[0]), "the word")
-    ((place, (why, names)),) = workers[0]._collectives._failed.items()
+    say(here.id, failure)
+    until(lambda: has_failed(workers[0]), "the word")
+    ((place, (why, names)),) = workers[0]._collectives.registry._failed.items()
     assert place == (here.id, 0)
-    assert len(why) == collectives.MAX_WHY
-    assert len(names) == collectives.MAX_NAMES
-    assert len(names[0]) == collectives.MAX_NAME
+    assert len(why) == MAX_WHY
+    assert len(names) == MAX_NAMES
+    assert len(names[0]) == MAX_NAME
     assert not questions
 
 
@@ -639,7 +639,7 @@ def test_who_is_no_member_asks_nothing(group: Proxies) -> None:
     """There may be any number of such names, and of processes of each."""
     (worker,) = group.all(1)
     body = {
-        "group": "g" * collectives.ID_LENGTH,
+        "group": "g" * ID_LENGTH,
         "number": 0,
         "to": worker.endpoint.member.incarnation,
         "asks": "z",
@@ -654,13 +654,13 @@ def test_who_is_no_member_asks_nothing(group: Proxies) -> None:
         delivery = Delivery(name, incarnation, 1, COLLECTIVE, [], 0)
         with worker.endpoint.lock:
             message = Message("collective", name, "somebody", body)
-            worker._collectives._on_message(message, delivery)
-        assert (name in worker._collectives._questions) == is_kept
+            worker._collectives.registry._on_message(message, delivery)
+        assert (name in worker._collectives.registry._questions) == is_kept
 
 
 def has_failed(proxy: Proxy) -> bool:
     proxy.receive_by_id("nothing", 0.01)  # to receive what comes
-    return bool(proxy._collectives._failed)
+    return bool(proxy._collectives.registry._failed)
 
 
 def test_a_second_thread_is_refused_and_does_not_count(group: Proxies) -> None:

@@ -12,16 +12,8 @@ import pytest
 
 from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
-from support.peers import (
-    OPERATIONS,
-    PeerProcess,
-    arrays_of,
-    collective,
-    given_to,
-    results_of,
-    same,
-)
-from xain_messaging import collectives
+from support.peers import OPERATIONS, PeerProcess, arrays_of, collective, given_to, results_of, same
+from xain_messaging.collectives import Group as CollectiveGroup
 from xain_messaging.errors import CollectiveFailed
 from xain_messaging.links import Bounds
 from xain_messaging.ports import Discovery
@@ -86,7 +78,7 @@ def pool_for(proxies: list[Proxy]) -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def has_begun_in(group: collectives.Group, call: "Future[Any]") -> bool:
+def has_begun_in(group: CollectiveGroup, call: "Future[Any]") -> bool:
     return group.is_under_way or call.done()
 
 
@@ -135,7 +127,7 @@ def test_a_member_that_is_killed_fails_the_others(group_of_processes: Group) -> 
 
         def victim_is_in_it(place: tuple[str, int] = place) -> bool:
             workers[0].receive_by_id("nothing", 0.01)  # to receive what comes
-            arrived = workers[0]._collectives._arrived.get(place)
+            arrived = workers[0]._collectives.registry._arrived.get(place)
             return arrived is not None and any(sender == NAMES[3] for sender, _ in arrived.parts)
 
         victim.begin(collective, "worker", None, operation, *arguments)
@@ -172,7 +164,7 @@ def test_a_member_that_is_closed_fails_the_others(
     arrays = [np.full(size, rank + 1.0) for rank in range(4)]
     only_gives = operation in ("gather", "reduce")  # all but the first
 
-    def call(group: collectives.Group) -> Any:
+    def call(group: CollectiveGroup) -> Any:
         return getattr(group, operation)(*given_to(operation, arrays, group.rank))
 
     for has_begun in (False, True):

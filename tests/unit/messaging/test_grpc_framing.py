@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xain_messaging.codec import MAX_FRAMES, Frame
-from xain_messaging.drivers.grpc_streams import (
+from xain_messaging.drivers.grpc_framing import (
     CHUNK_BYTES,
     Malformed,
     from_chunks,

@@ -1,0 +1,166 @@
+"""The operations of a group, each with its arguments and its result."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from xain_messaging.collectives.algorithms import (
+    direct_gather,
+    disseminate,
+    pairwise,
+    ring_gather,
+    ring_reduce,
+    tree_broadcast,
+    tree_gather,
+    tree_reduce,
+)
+from xain_messaging.collectives.members import Members
+from xain_messaging.collectives.operation import Array, Operation, begun
+from xain_messaging.collectives.registry import Registry
+from xain_messaging.endpoint import Endpoint
+
+# From here on the time of the bytes counts for more than that of the steps.
+RING_BYTES = 256 << 10
+
+Operator: TypeAlias = Literal["sum", "product", "min", "max"]
+_OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+class Collectives:
+    """The groups of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.registry = Registry(endpoint)
+        self._endpoint = endpoint
+
+    def group(self, name: str, members: Sequence[str], timeout_s: float) -> "Group":
+        """The one of these processes; the same for the same. Raises MessagingError for too many."""
+        group = Group(self._endpoint, self.registry, name, members, timeout_s)
+        with self._endpoint.lock:
+            known = self.registry.known(group)
+        assert isinstance(known, Group)  # nothing else is kept there
+        return known
+
+
+class Group(Members):
+    """See Proxy.group, and Members."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        registry: Registry,
+        name: str,
+        members: Sequence[str],
+        timeout_s: float,
+    ) -> None:
+        super().__init__(endpoint, name, members)
+        self._registry = registry
+        self._timeout_s = timeout_s
+
+    def reduce(
+        self, array: Array, op: Operator = "sum", root: int = 0, timeout_s: float | None = None
+    ) -> Array | None:
+        """All arrays combined, element by element, at `root`; None at the others."""
+        with self._begun(f"reduce {op} {root}", timeout_s, is_one_way=True) as operation:
+            array, combine = operation.given(array), _operator(op)
+            self._check_rank(root)
+            if array.nbytes < RING_BYTES:
+                return tree_reduce(operation, array, combine, root)
+            mine = ring_reduce(operation, _parts(array, self.size), combine)
+            parts = direct_gather(operation, mine, root)
+            return None if parts is None else np.concatenate(parts).reshape(array.shape)
+
+    def all_reduce(
+        self, array: Array, op: Operator = "sum", timeout_s: float | None = None
+    ) -> Array:
+        """All arrays combined, element by element, at every member: the same bits."""
+        with self._begun(f"all_reduce {op}", timeout_s) as operation:
+            array, combine = operation.given(array), _operator(op)
+            if array.nbytes < RING_BYTES:
+                reduced = tree_reduce(operation, array, combine, 0)
+                return tree_broadcast(operation, reduced, 0).reshape(array.shape)
+            mine = ring_reduce(operation, _parts(array, self.size), combine)
+            return np.concatenate(ring_gather(operation, mine)).reshape(array.shape)
+
+    def reduce_scatter(
+        self, array: Array, op: Operator = "sum", timeout_s: float | None = None
+    ) -> Array:
+        """All arrays combined, element by element; each member gets its part of the first axis, cut
+        as by np.array_split. array: of at least one axis."""
+        with self._begun(f"reduce_scatter {op}", timeout_s) as operation:
+            array, combine = operation.given(array), _operator(op)
+            if not array.ndim:
+                raise ValueError("a single number has no axis to be cut along")
+            parts: list[Array] = np.array_split(array, self.size)
+            shape = parts[self.rank].shape
+            if array.nbytes >= RING_BYTES:
+                flat = [part.reshape(-1) for part in parts]
+                return ring_reduce(operation, flat, combine).reshape(shape)
+            reduced = tree_reduce(operation, array, combine, 0)
+            if reduced is None:
+                return operation.receive(0, 0).reshape(shape)
+            for rank, part in enumerate(np.array_split(reduced, self.size)):
+                if rank:
+                    operation.send(rank, 0, part)
+            return reduced[: shape[0]].copy()
+
+    def gather(self, array: Array, root: int = 0, timeout_s: float | None = None) -> Array | None:
+        """All arrays at `root`, by rank along a new first axis; None at the others."""
+        with self._begun(f"gather {root}", timeout_s, is_one_way=True) as operation:
+            array = operation.given(array)
+            self._check_rank(root)
+            gather = tree_gather if array.nbytes < RING_BYTES else direct_gather
+            parts = gather(operation, array.reshape(-1), root)
+            return None if parts is None else np.stack(parts).reshape(self.size, *array.shape)
+
+    def all_gather(self, array: Array, timeout_s: float | None = None) -> Array:
+        """All arrays at every member, by rank along a new first axis."""
+        with self._begun("all_gather", timeout_s) as operation:
+            array = operation.given(array)
+            shape = (self.size, *array.shape)
+            if array.nbytes >= RING_BYTES:
+                return np.stack(ring_gather(operation, array.reshape(-1))).reshape(shape)
+            parts = tree_gather(operation, array.reshape(-1), 0)
+            whole = None if parts is None else np.stack(parts)
+            return tree_broadcast(operation, whole, 0).reshape(shape)
+
+    def all_to_all(self, arrays: Sequence[Array], timeout_s: float | None = None) -> list[Array]:
+        """One array for each member, by rank, ourselves among them. Returns what each member had
+        for us. The arrays may be of any shapes and dtypes."""
+        with self._begun("all_to_all", timeout_s) as operation:
+            if len(arrays) != self.size:
+                raise ValueError(f"{len(arrays)} arrays for {self.size} members")
+            return pairwise(operation, arrays)
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Returns when every member has called it."""
+        with self._begun("barrier", timeout_s) as operation:
+            disseminate(operation)
+
+    def _begun(
+        self, kind: str, timeout_s: float | None, *, is_one_way: bool = False
+    ) -> AbstractContextManager[Operation]:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return begun(self, self._endpoint, self._registry, kind, timeout_s, is_one_way=is_one_way)
+
+    def _check_rank(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"the root {root} is none of the ranks 0 to {self.size - 1}")
+
+
+def _operator(op: str) -> Callable[..., Any]:
+    if op not in _OPERATORS:
+        raise ValueError(f"no operator {op!r}; there are {', '.join(_OPERATORS)}")
+    return _OPERATORS[op]
+
+
+def _parts(array: Array, number: int) -> list[Array]:
+    """Of all elements in their order."""
+    return np.array_split(array.reshape(-1), number)

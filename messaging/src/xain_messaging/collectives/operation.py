@@ -1,0 +1,243 @@
+"""One operation of a group: what goes between its members until it is over."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_messaging.codec import Frame, encode, snapshot
+from xain_messaging.collectives.agreement import Differs
+from xain_messaging.collectives.members import Members, Place
+from xain_messaging.collectives.registry import Arrived, Registry
+from xain_messaging.endpoint import Endpoint
+from xain_messaging.errors import CollectiveFailed, MessagingError, OutboxFull
+from xain_messaging.links import COLLECTIVE
+from xain_messaging.messages import Message
+
+# How long the word that an operation has failed waits for room on its way to another member; never
+# beyond the operation's own time.
+ABORT_S = 1.0
+
+# Who waits for room looks so often whether the operation has failed meanwhile; and who waits for a
+# part asks after so long whether the groups are the same.
+LOOK_S = 0.25
+
+# A member may give its part and leave. The word of that goes another way than the part, and may be
+# so much faster.
+ON_ITS_WAY_S = 0.5
+
+T = TypeVar("T")
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Operation:
+    """What the members send each other for it. begun() makes one.
+
+    rank: our own; size: how many members there are.
+    """
+
+    def __init__(
+        self, group: Members, endpoint: Endpoint, registry: Registry, kind: str, timeout_s: float
+    ) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self._group = group
+        self._endpoint = endpoint
+        self._registry = registry
+        self._kind = kind
+        self._deadline = time.monotonic() + timeout_s
+
+    def given(self, array: ArrayLike) -> Array:
+        """What the caller has given. Its dtype and shape have to be those of the others."""
+        plain = native(array)
+        self._kind = f"{self._kind} {plain.dtype.str} {plain.shape}"
+        return plain
+
+    def send(self, rank: int, step: int, part: Array | None) -> None:
+        flat = None if part is None else part if part.ndim < 2 else np.ascontiguousarray(part)
+        body = {"kind": self._kind, "step": step, "part": flat}
+        message = self._message(rank, self._group.place, body)
+        frames = snapshot(encode(message))
+        name = self._group.members[rank]
+
+        def look() -> bool:
+            self._arrived()
+            if self._group.has_gone(name):
+                raise self._failure_for([name])
+            return True
+
+        while True:
+            now = time.monotonic()
+            self._wait_for(look, now)
+            try:
+                return self._post(message, frames, min(self._deadline, now + LOOK_S))
+            except OutboxFull as full:
+                # It may be full because the operation has failed, here or there: look again.
+                if now >= self._deadline:
+                    why = f"{self._kind} has failed: {full}"
+                    raise CollectiveFailed(why, (name,)) from full
+
+    def receive(self, rank: int, step: int) -> Array:
+        """The part that this member sends in this step."""
+        name = self._group.members[rank]
+
+        def take() -> list[Array] | None:
+            entry = self._arrived().parts.pop((name, step), None)
+            if entry is None:
+                return None
+            message, delivery = entry
+            self._endpoint.take(delivery)
+            return [message.body["part"]]
+
+        def take_or_give_up() -> list[Array] | None:
+            return take() or ([] if self._group.has_gone(name) else None)
+
+        asks_at = min(self._deadline, time.monotonic() + LOOK_S)
+        taken = self._wait_for(take_or_give_up, asks_at)
+        if taken is None:
+            self._ask(rank)
+            taken = self._wait_for(take_or_give_up, self._deadline)
+        if taken is None:
+            why = f"{self._kind} has failed: {name!r} has not sent its part in time"
+            raise CollectiveFailed(why, (name,))
+        if not taken:
+            taken = self._wait_for(take, min(self._deadline, time.monotonic() + ON_ITS_WAY_S))
+        if not taken:
+            raise self._failure_for([name])
+        return taken[0]
+
+    # --- its beginning and its end, for begun() ---
+
+    def begin(self, is_one_way: bool) -> None:
+        with self._endpoint.lock:
+            gone = self._group.gone
+            if gone and not (is_one_way and self._registry.has(self._group)):
+                raise self._failure_for(gone)
+            self._registry.keep(self._group)
+
+    def tell(self, why: str, missing: Sequence[str]) -> None:
+        """The others, those whose part is missing too, since they may only be late; as far as they
+        can be told."""
+        deadline = min(self._deadline, time.monotonic() + ABORT_S)
+        for rank, name in enumerate(self._group.members):
+            if rank != self.rank and not self._group.has_gone(name):
+                body = {"failure": why, "missing": list(missing)}
+                self._try_to_post(rank, self._group.place, body, deadline)
+
+    def answer(self, differs: Differs) -> None:
+        rank = self._group.members.index(differs.member)
+        self._try_to_post(rank, differs.place, {"failure": str(differs), "missing": []})
+
+    def failure_of(self, error: MessagingError) -> CollectiveFailed:
+        return CollectiveFailed(f"{self._kind} has failed: {error}")
+
+    def end(self) -> None:
+        with self._endpoint.lock:
+            self._registry.forget(self._group.place)
+            self._group.number += 1
+
+    # --- between members ---
+
+    def _message(self, rank: int, place: Place, body: dict[str, Any]) -> Message:
+        group_id, number = place
+        name = self._group.members[rank]
+        where = {"group": group_id, "number": number, "to": self._group.incarnations[name]}
+        return Message("collective", self._endpoint.name, name, {**where, **body})
+
+    def _post(self, message: Message, frames: list[Frame], deadline: float) -> None:
+        self._endpoint.post(message, COLLECTIVE, frames, deadline)
+
+    def _try_to_post(
+        self, rank: int, place: Place, body: dict[str, Any], deadline: float = 0.0
+    ) -> None:
+        """What is only to be quicker than time."""
+        message = self._message(rank, place, body)
+        with suppress(MessagingError):
+            self._post(message, encode(message), deadline)
+
+    def _ask(self, rank: int) -> None:
+        group = self._group
+        with self._endpoint.lock:
+            numbers = self._registry.numbers(group.name, group.members[rank])
+        members = list(group.incarnations.items())
+        body = {"asks": group.name, "members": members, "numbers": numbers}
+        self._try_to_post(rank, group.place, body)
+
+    def _wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
+        """As that of the endpoint. Who waits in a group that is over is told so, and no more."""
+        while True:
+            try:
+                return self._endpoint.wait_for(attempt, deadline)
+            except Differs as differs:
+                if not differs.is_over:
+                    raise
+                self.answer(differs)
+
+    def _arrived(self) -> Arrived:
+        """Raises CollectiveFailed if another member says that the operation has failed, or calls
+        another one, or is in another group."""
+        self._registry.check(self._group)
+        arrived = self._registry.arrived(self._group.place)
+        if others := arrived.kinds - {self._kind}:
+            raise CollectiveFailed(
+                f"{self._kind!r} is called here, and {min(others)!r} at another member"
+            )
+        return arrived
+
+    def _failure_for(self, gone: Sequence[str]) -> CollectiveFailed:
+        return CollectiveFailed(
+            f"{self._kind} has failed: not there any more, or another process by now: "
+            f"{', '.join(gone)}; make the group anew",
+            gone,
+        )
+
+
+@contextmanager
+def begun(
+    group: Members,
+    endpoint: Endpoint,
+    registry: Registry,
+    kind: str,
+    timeout_s: float,
+    *,
+    is_one_way: bool,
+) -> Iterator[Operation]:
+    """The next one of the group. kind: which, and with what; it has to be that of the others.
+
+    is_one_way: who has given its part is done, and may leave before others have begun. In all other
+    operations nobody is done before all have begun.
+    """
+    if not group.turn.acquire(blocking=False):
+        raise CollectiveFailed(
+            f"another thread has an operation of the group {group.name!r} under way; this call "
+            "has done nothing and does not count: use a group from one thread at a time"
+        )
+    operation = Operation(group, endpoint, registry, kind, timeout_s)
+    try:
+        operation.begin(is_one_way)
+        yield operation
+    except CollectiveFailed as failed:
+        operation.tell(str(failed), failed.missing)
+        if isinstance(failed, Differs):
+            operation.answer(failed)
+        raise
+    except MessagingError as error:
+        operation.tell(str(error), ())
+        raise operation.failure_of(error) from error
+    except Exception as error:  # wrong arguments, a part that is none: the others must not wait
+        operation.tell(f"{type(error).__name__} at {endpoint.name!r}: {error}", ())
+        raise
+    finally:
+        operation.end()
+        group.turn.release()
+
+
+def native(array: ArrayLike) -> Array:
+    """In the machine's byte order, as what the others send comes out: so that all members have the
+    same bits."""
+    plain: Array = np.asarray(array)
+    return plain.astype(plain.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,48 @@
+"""Discoveries of each kind, and members who have left in the end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.discovery import Peer
+from support.messaging import DISCOVERIES, discovery_of
+from xain_messaging.discovery.redis import _ARRIVE, RedisMembership
+from xain_messaging.discovery.registry import Registry
+from xain_messaging.ports import Discovery
+
+
+@pytest.fixture(params=DISCOVERIES)
+def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
+    with discovery_of(request.param) as discovery:
+        yield discovery
+
+
+@pytest.fixture(autouse=True)
+def everybody_leaves() -> Iterator[None]:
+    """Also those of a test that has failed."""
+    yield
+    while Peer.made:
+        Peer.made.pop().leave()
+
+
+@pytest.fixture
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of those who come to a barrier, of a registry in this process or of a Redis."""
+    names: list[str] = []
+    arrive, call = Registry.arrive, RedisMembership._call
+
+    def note_arrival(registry: Registry, group: str, barrier: str, name: str, *rest: Any) -> Any:
+        arrival = arrive(registry, group, barrier, name, *rest)
+        names.append(name)
+        return arrival
+
+    def note_call(membership: RedisMembership, script: str, *rest: Any, **options: Any) -> Any:
+        given = call(membership, script, *rest, **options)
+        if script is _ARRIVE:
+            names.append(membership._name)
+        return given
+
+    monkeypatch.setattr(Registry, "arrive", note_arrival)
+    monkeypatch.setattr(RedisMembership, "_call", note_call)
+    return names

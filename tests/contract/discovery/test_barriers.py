@@ -1,0 +1,202 @@
+"""Barriers of the members of a group."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from support.discovery import Line, Peer, Service
+from support.messaging import LEASE_S, PATIENCE_S, until
+from xain_messaging.discovery.redis import _GIVE_UP
+from xain_messaging.discovery.registry import MAX_BARRIERS
+from xain_messaging.discovery.server import MembershipServer
+from xain_messaging.errors import Closed, DiscoveryUnavailable, MessagingError, TimedOut
+from xain_messaging.ports import Discovery
+from xain_proto.messaging import membership_pb2 as pb
+
+
+def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
+    """Nobody goes on before the last has come; and it can be used again."""
+    peers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+    passed: list[int] = []
+
+    def wait(i: int) -> None:
+        peers[i].membership.barrier("epoch", 3, PATIENCE_S)
+        passed.append(i)
+
+    for _ in range(3):
+        passed.clear()
+        with ThreadPoolExecutor() as pool:
+            early = [pool.submit(wait, i) for i in range(2)]
+            with pytest.raises(TimedOut, match="other"):
+                peers[2].membership.barrier("other", 2, 0.2)
+            assert not passed
+            wait(2)
+            for future in early:
+                future.result(PATIENCE_S)
+    for peer in peers:
+        peer.leave()
+
+
+def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
+    """Two who wait one after the other do not open it."""
+    first, second = Peer(discovery, "anna"), Peer(discovery, "ben")
+    for peer in (first, second):
+        with pytest.raises(TimedOut):
+            peer.membership.barrier("epoch", 2, 0.2)
+    first.leave()
+    second.leave()
+
+
+def test_who_has_left_is_at_no_barrier(discovery: Discovery) -> None:
+    """It waits no more, and is not counted; nor is who comes under its name, but for something
+    else."""
+    anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        anna.leave()
+        assert isinstance(waiting.exception(PATIENCE_S), Closed)
+    with pytest.raises(Closed, match="anna"):
+        anna.membership.barrier("epoch", 1, PATIENCE_S)
+    again = Peer(discovery, "anna")
+    with pytest.raises(TimedOut):
+        ben.membership.barrier("epoch", 2, 0.5)
+    again.leave()
+    ben.leave()
+
+
+def test_a_newer_call_at_a_barrier_ends_the_older(
+    discovery: Discovery, arrivals: list[str]
+) -> None:
+    """A member waits there once, and is counted as long as the newer call waits."""
+    anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
+    with ThreadPoolExecutor() as pool:
+        older = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
+        until(lambda: arrivals.count("anna") > 0, "the older to have come")
+        newer = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
+        error = older.exception(PATIENCE_S)
+        assert isinstance(error, MessagingError)
+        assert "a newer call waits at the barrier 'epoch'" in str(error)
+        ben.membership.barrier("epoch", 2, PATIENCE_S)
+        newer.result(PATIENCE_S)
+    anna.leave()
+    ben.leave()
+
+
+@pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])
+def test_a_barrier_has_a_name_and_is_for_somebody(
+    discovery: Discovery, name: str, number: int
+) -> None:
+    """All else is the caller's mistake."""
+    peer = Peer(discovery, "anna")
+    with pytest.raises(ValueError, match="barrier"):
+        peer.membership.barrier(name, number, PATIENCE_S)
+    peer.leave()
+
+
+class Pair:
+    """Two members by a Redis. do: what happens just before the first says that it gives up."""
+
+    def __init__(self, service: Service) -> None:
+        self.anna: Any = Peer(service.discovery, "anna").membership
+        self.ben = Peer(service.discovery, "ben").membership
+        self.do: Callable[[], None] = lambda: None
+        call = self.anna._call
+
+        def call_after_that(script: str, *arguments: Any, timeout_s: float) -> Any:
+            if script is _GIVE_UP:
+                self.do()
+            return call(script, *arguments, timeout_s=PATIENCE_S)
+
+        self.anna._call = call_after_that
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Service("redis", LEASE_S) as service:
+        yield (made := Pair(service))
+        made.anna.leave()
+        made.ben.leave()
+
+
+def test_who_gives_up_at_the_last_moment_is_counted_or_not(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Redis: when the barrier opens before the word comes that one has given up, the others
+    have gone on, and so does that one."""
+    monkeypatch.setattr("xain_messaging.discovery.redis.LINGER_S", PATIENCE_S)
+    pair.do = lambda: pair.ben.barrier("epoch", 2, PATIENCE_S)
+    pair.anna.barrier("epoch", 2, 0.0)
+
+
+def test_who_gives_up_unheard_is_not_counted_for_long(pair: Pair) -> None:
+    """In a Redis, which knows until when each waits."""
+
+    def fail() -> None:
+        raise DiscoveryUnavailable("it hangs")
+
+    pair.do = fail
+    with pytest.raises(TimedOut):
+        pair.anna.barrier("epoch", 2, 0.2)
+    client = pair.anna._client
+    (waiting,) = client.hvals("xain:{training}:waiting:epoch")
+    until_ms = int(waiting.partition("/")[0])
+
+    def is_over() -> bool:
+        seconds, microseconds = client.time()
+        return bool(1000 * seconds + microseconds / 1000 > until_ms + 1)
+
+    until(is_over, "its time to be over")
+    with pytest.raises(TimedOut):
+        pair.ben.barrier("epoch", 2, 0.5)
+
+
+def test_the_end_of_an_older_call_at_a_barrier_leaves_the_newer_there(arrivals: list[str]) -> None:
+    """The line of the older was dead, which is noticed when the newer waits already."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        Line(server.target, "anna").join() as anna,
+        Line(server.target, "ben").join() as ben,
+    ):
+        older = anna.barrier("epoch", 2)
+        until(lambda: len(arrivals) == 1, "the older")
+        newer = anna.barrier("epoch", 2)
+        until(lambda: len(arrivals) == 2, "the newer")
+        older.cancel()
+        # A call of anna's that is answered after the service has heard of that.
+        anna.stub.Renew(pb.RenewRequest(**anna.who), timeout=PATIENCE_S)
+        ben.barrier("epoch", 2).result()
+        newer.result()
+
+
+def test_barriers_of_a_member_are_bounded(arrivals: list[str]) -> None:
+    """At a service, where each takes up a call; there is room again when one is over."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        Line(server.target, "anna").join() as anna,
+        Line(server.target, "ben").join() as ben,
+    ):
+        waiting = [anna.barrier(f"b{i}", 2) for i in range(MAX_BARRIERS)]
+        until(lambda: len(arrivals) == MAX_BARRIERS, "anna to wait at all")
+        assert anna.barrier("another", 1).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        ben.barrier("b0", 2).result()
+        waiting[0].result()
+        anna.barrier("another", 1).result()
+        for call in waiting[1:]:
+            call.cancel()
+
+
+def test_the_service_says_in_time_that_a_barrier_has_not_opened() -> None:
+    """Before the caller's own time is over: so both know that it was not counted."""
+    with MembershipServer(settle_s=0.0) as server, Line(server.target, "anna").join() as anna:
+
+        def says_so() -> bool:
+            call = anna.barrier("epoch", 2, timeout_s=1.0)
+            assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return "'epoch' has not opened" in call.details()
+
+        until(says_so, "an answer that is faster than a tenth of a second")

@@ -1,0 +1,106 @@
+"""Who is in a group, by every discovery."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.discovery import Peer, is_refused
+from support.messaging import PATIENCE_S, until
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.discovery.redis import RedisDiscovery
+from xain_messaging.errors import DiscoveryUnavailable, NameTaken
+from xain_messaging.ports import Discovery
+
+
+def test_a_newcomer_knows_all_and_is_known_to_all(discovery: Discovery) -> None:
+    """Whoever joins hears of those who are there before it goes on, and they hear of it."""
+    first = Peer(discovery, "anna", address="there")
+    second = Peer(discovery, "ben")
+    assert second.sees == {"anna": "there", "ben": "here"}
+    until(lambda: first.sees == {"anna": "there", "ben": "here"}, "anna to hear of ben")
+    second.leave()
+    until(lambda: first.sees == {"anna": "there"}, "anna to hear that ben has left")
+    first.leave()
+    assert not first.lost
+    assert not second.lost
+
+
+def test_groups_do_not_know_each_other(discovery: Discovery) -> None:
+    """The same name may be in two groups."""
+    one = Peer(discovery, "anna", group="one")
+    two = Peer(discovery, "anna", group="two")
+    assert one.sees == two.sees == {"anna": "here"}
+    one.leave()
+    two.leave()
+
+
+def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
+    """Ranks of a role are 0, 1, 2 and on; one that has become free is given again, and to the name
+    that had it if that comes back."""
+    workers = [Peer(discovery, f"worker-{i}") for i in range(3)]
+    master = Peer(discovery, "master", role="master")
+    assert [worker.rank for worker in workers] == [0, 1, 2]
+    assert master.rank == 0
+    for worker in workers[:2]:
+        worker.leave()
+    back = Peer(discovery, "worker-1", address="elsewhere")
+    assert back.rank == 1
+    until(lambda: master.sees.get("worker-1") == "elsewhere", "the new address")
+    another = Peer(discovery, "worker-3")
+    assert another.rank == 0
+    for peer in (*workers, master, back, another):
+        peer.leave()
+
+
+def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:
+    """So that nobody takes what an older one sent for the newer one's."""
+    before = Peer(discovery, "anna")
+    before.leave()
+    after = Peer(discovery, "anna")
+    assert after.membership.member.incarnation > before.membership.member.incarnation
+    after.leave()
+
+
+def test_a_name_is_one_processs_for_as_long_as_that_lives(discovery: Discovery) -> None:
+    """A second one is refused, and gets the name when the first has left."""
+    first = Peer(discovery, "anna")
+    is_refused(NameTaken, "anna", lambda time_s: Peer(discovery, "anna", timeout_s=time_s))
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(Peer, discovery, "anna", address="elsewhere")
+        first.leave()
+        assert second.result(PATIENCE_S).sees == {"anna": "elsewhere"}
+        second.result().leave()
+
+
+def test_one_who_has_left_is_no_member_whatever_it_does(discovery: Discovery) -> None:
+    """leave() of an old member does not remove the one that has its name now."""
+    first = Peer(discovery, "anna")
+    first.leave()
+    second = Peer(discovery, "anna")
+    first.leave()
+    third = Peer(discovery, "ben")
+    assert third.sees.keys() == {"anna", "ben"}
+    second.leave()
+    third.leave()
+
+
+def test_many_join_at_once(discovery: Discovery) -> None:
+    """Each has a rank of its own, and in the end all know all."""
+    number = 12
+    with ThreadPoolExecutor(number) as pool:
+        peers = list(pool.map(lambda i: Peer(discovery, f"worker-{i}"), range(number)))
+    assert sorted(peer.rank for peer in peers) == list(range(number))
+    until(lambda: all(len(peer.sees) == number for peer in peers), "all to know all")
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(Peer.leave, peers))
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:1", "redis://127.0.0.1:1"])
+def test_nobody_there(target: str) -> None:
+    """A discovery that does not answer is named in the error."""
+    discovery: Discovery
+    discovery = (
+        RedisDiscovery(target) if target.startswith("redis") else CoordinatorDiscovery(target)
+    )
+    with pytest.raises(DiscoveryUnavailable, match=r"127\.0\.0\.1:1\b"):
+        Peer(discovery, "anna", timeout_s=0.3)

@@ -1,0 +1,190 @@
+"""The Membership service: what it takes of members, and the streams on which it tells them."""
+
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from support.discovery import Line, Peer, Service, is_refused
+from support.fault_proxy import FaultProxy
+from support.messaging import LEASE_S, PATIENCE_S, until
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.discovery.server import MembershipServer
+from xain_messaging.discovery.service import KEEPALIVE, MAX_MEMBERS, MembershipService
+from xain_messaging.errors import DiscoveryUnavailable, NameTaken
+from xain_proto.messaging import membership_pb2 as pb
+from xain_proto.messaging.membership_pb2_grpc import MembershipStub
+
+
+def test_what_members_say_of_themselves_is_checked() -> None:
+    """Nobody comes back with what no service has told it: the processes that have its name later
+    would seem to be older."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        stub: Any = MembershipStub(channel)
+
+        def join(former: pb.Member | None = None) -> pb.Member:
+            request = pb.JoinRequest(group="g", role="r", name="anna", address="x", former=former)
+            answer: pb.JoinResponse = stub.Join(request, timeout=PATIENCE_S)
+            return answer.member
+
+        now = time.time_ns()
+        for rank, incarnation in ((-7, now), (2**31 - 1, now), (0, 0), (0, 2**64 - 1)):
+            with pytest.raises(grpc.RpcError) as caught:
+                join(pb.Member(rank=rank, incarnation=incarnation))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        # Another service's clock may have been ahead.
+        before = join(pb.Member(rank=3, incarnation=now + 10**12))
+        assert (before.rank, before.incarnation) == (3, now + 10**12)
+        stub.Leave(pb.LeaveRequest(group="g", name="anna", incarnation=before.incarnation))
+        assert join().incarnation > before.incarnation
+
+
+def test_the_newest_stream_of_a_member_ends_the_older_ones() -> None:
+    """Their lines may be dead, and nobody has noticed yet; it must not be the newest that hears
+    nothing."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        Line(server.target, "anna").join() as anna,
+        Line(server.target, "ben") as ben,
+    ):
+        older: list[Any] = []
+        for _ in range(10):
+            newest = anna.watch()
+            assert [member.name for member in next(newest).members] == ["anna"]
+            for call in older:
+                assert call.code() is grpc.StatusCode.ABORTED
+            older = [newest]
+        ben.join()
+        assert [member.name for member in next(newest).members] == ["anna", "ben"]
+        newest.cancel()
+
+
+def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a newer one, and when its member leaves: what it is being told never goes out."""
+    services: list[MembershipService] = []
+
+    class Service(MembershipService):
+        def __init__(self, *rest: Any) -> None:
+            super().__init__(*rest)
+            services.append(self)
+
+    monkeypatch.setattr("xain_messaging.discovery.server.MembershipService", Service)
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        Line(server.target, "crowd") as crowd,
+        ExitStack() as stack,
+    ):
+        for i in range(MAX_MEMBERS // 2):  # so that a few rosters are more than a line holds
+            crowd.who = {"group": "g", "name": f"w{i}"}
+            crowd.join("x" * 256)
+        (service,) = services
+        lines = [stack.enter_context(Line(server.target, "anna")) for _ in range(3)]
+        lines[0].join()
+        anna = ("g", "anna", lines[0].who["incarnation"])
+        told = []
+
+        def is_stuck() -> bool:
+            """After one more change, and all those before it."""
+            crowd.move()
+            stream = service._lines.get(anna)
+            told.append(stream is not None and stream not in ended and stream.is_writing)
+            return all(told[-10:])
+
+        ended, calls = set(), []
+        over = []
+        has_ended = service._registry.line_has_ended
+        monkeypatch.setattr(
+            service._registry,
+            "line_has_ended",
+            lambda *rest: over.append(rest) or has_ended(*rest),  # type: ignore[func-returns-value]  # it is called
+        )
+        for line in lines:
+            line.who = lines[0].who
+            calls.append(line.watch())
+            told.append(False)
+            until(is_stuck, "the stream to be stuck")
+            ended.add(service._lines[anna])
+        until(lambda: len(over) == 2, "the older streams to be over")
+        crowd.stub.Leave(pb.LeaveRequest(**lines[0].who), timeout=PATIENCE_S)
+        until(lambda: not service._lines, "the last one to be over")
+
+
+def test_a_stream_that_is_refused_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats go on meanwhile, so nobody would notice; and it is tried again and again."""
+
+    async def refuse(service: MembershipService, request: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+        yield
+
+    monkeypatch.setattr(MembershipService, "Watch", refuse)
+    with (
+        capture_logs() as logs,
+        MembershipServer(settle_s=0.0) as server,
+        pytest.raises(DiscoveryUnavailable, match="does not say who is in the group"),
+    ):
+        Peer(CoordinatorDiscovery(server.target), "anna", timeout_s=2.0)
+    said = [entry for entry in logs if entry["event"] == "discovery_refuses"]
+    assert [(entry["log_level"], entry["error"]) for entry in said] == [("warning", "no room")]
+
+
+def test_a_line_that_ends_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service asks now and then whether somebody is there: long before a lease is over the
+    member has gone."""
+    monkeypatch.setitem(KEEPALIVE, "grpc.keepalive_time_ms", 200)
+    monkeypatch.setitem(KEEPALIVE, "grpc.keepalive_timeout_ms", 200)
+    monkeypatch.setitem(KEEPALIVE, "grpc.http2.ping_timeout_ms", 200)  # or it is a minute
+    with MembershipServer(lease_s=3600.0, settle_s=0.0) as server:
+        port = int(server.target.rpartition(":")[2])
+        with FaultProxy(port) as proxy:
+            watcher = Peer(CoordinatorDiscovery(server.target), "anna")
+            Peer(CoordinatorDiscovery(f"127.0.0.1:{proxy.port}"), "ben")
+            until(lambda: watcher.sees.keys() == {"anna", "ben"}, "anna to hear of ben")
+            proxy.blackhole()
+            until(lambda: watcher.sees.keys() == {"anna"}, "anna to hear that ben is gone")
+            proxy.heal()
+            until(lambda: watcher.sees.keys() == {"anna", "ben"}, "ben to be back")
+
+
+def test_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is one too many waits for its time, and has the place of one who leaves."""
+    monkeypatch.setattr("xain_messaging.discovery.service.MAX_MEMBERS", 2)
+    with Service("coordinator", LEASE_S) as service:
+        discovery = service.discovery
+        first, second = Peer(discovery, "anna"), Peer(discovery, "ben", group="another")
+
+        def join(name: str, timeout_s: float) -> Peer:
+            return Peer(discovery, name, timeout_s=timeout_s)
+
+        for name, why, text in (
+            ("cleo", DiscoveryUnavailable, "2 members already"),
+            ("anna", NameTaken, "anna"),
+        ):
+            is_refused(why, text, partial(join, name))
+        first.leave()
+        third = Peer(discovery, "cleo")
+        second.leave()
+        third.leave()
+
+
+def test_a_server_whose_port_is_taken() -> None:
+    """It says so, leaves nothing behind, and can be stopped as one that has served."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        server = MembershipServer(f"127.0.0.1:{other.getsockname()[1]}")
+        with pytest.raises(OSError, match="cannot listen"):
+            server.start()
+        assert server._thread is not None
+        assert not server._thread.is_alive()
+        server.stop()
+    with server:
+        Peer(CoordinatorDiscovery(server.target), "anna").leave()

@@ -1,0 +1,124 @@
+"""Members whose process is killed, or held up for longer than its lease."""
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from support.discovery import NETWORKED, Peer, Service, is_refused
+from support.messaging import PATIENCE_S, until
+from support.peers import PeerProcess, answer, member
+from xain_messaging.errors import MembershipLost, NameTaken
+from xain_messaging.ports import Discovery
+
+
+def process(discovery: Discovery, name: str, timeout_s: float = PATIENCE_S) -> PeerProcess:
+    options = {"name": name, "join_timeout_s": timeout_s, "timeout_s": PATIENCE_S}
+    return PeerProcess("training", "worker", None, discovery, "in-process", options)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_the_entry_of_a_killed_process_expires(kind: str) -> None:
+    """As long as it lives its name is refused to others, in this process and in another; when it
+    has been killed those who watch hear of it, and the name is free, with its rank."""
+    with Service(kind, lease_s=3.0) as service:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        before = ben.do(member)
+        until(lambda: watcher.sees.keys() == {"anna", "ben"}, "anna to hear of ben")
+        found = service.discovery
+        is_refused(NameTaken, "ben", lambda time_s: process(found, "ben", time_s))
+        is_refused(NameTaken, "ben", lambda time_s: Peer(found, "ben", timeout_s=time_s))
+        ben.end()
+        until(lambda: watcher.sees.keys() == {"anna"}, "anna to hear that ben has died")
+        again = process(service.discovery, "ben")
+        after = again.do(member)
+        assert after.rank == before.rank == 1
+        assert after.incarnation > before.incarnation
+        until(lambda: watcher.sees.keys() == {"anna", "ben"}, "anna to hear of the next")
+        again.end()
+        assert not watcher.lost
+        watcher.leave()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("meanwhile", ["nobody", "another", "another that has left"])
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_one_who_was_taken_for_dead_hears_of_it(kind: str, meanwhile: str) -> None:
+    """A process that was held up for longer than its lease is a member again when it goes on, as
+    who it was; unless another one has come under its name meanwhile: then it is told so, and the
+    other keeps the name. If that has left it is the same, since peers that have heard of it do not
+    listen to an older one any more."""
+    with Service(kind, lease_s=3.0) as service:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        try:
+            before = ben.do(member)
+            until(lambda: "ben" in watcher.sees, "anna to hear of ben")
+            ben.suspend()
+            until(lambda: "ben" not in watcher.sees, "ben to be taken for dead")
+            if meanwhile != "nobody":
+                other = Peer(service.discovery, "ben", address="elsewhere")
+                if meanwhile == "another that has left":
+                    other.leave()
+            ben.resume()
+            if meanwhile != "nobody":
+                with pytest.raises(MembershipLost, match="taken for dead"):
+                    ben.do(answer, 1)
+                assert not other.lost
+                if meanwhile == "another":
+                    until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to know it")
+                    other.leave()
+            else:
+                until(lambda: "ben" in watcher.sees, "ben to be back")
+                assert watcher.rosters[-1]["ben"] == ben.do(member) == before
+        finally:
+            ben.end()
+            watcher.leave()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_one_whose_place_was_taken_does_not_have_it_again(kind: str) -> None:
+    """Also where the service was started again with nothing, and that one is back first: those who
+    have heard of the later one are not told of the earlier one, which gives way when the later one
+    is back."""
+    with Service(kind, lease_s=3.0) as service, ExitStack() as stack:
+        watcher = Peer(service.discovery, "anna")
+        ben = process(service.discovery, "ben")
+        stack.callback(ben.end)
+        before = ben.do(member)
+        until(lambda: "ben" in watcher.sees, "anna to hear of ben")
+        ben.suspend()
+        stack.callback(ben.resume)
+        until(lambda: "ben" not in watcher.sees, "ben to be taken for dead")
+        other = Peer(service.discovery, "ben", address="elsewhere")
+        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of the other")
+        service.stop()
+        may_come_back = threading.Event()
+        stack.callback(may_come_back.set)
+        ask = other.membership._ask_to_join  # type: ignore[attr-defined]  # of those over a network
+
+        def ask_later(timeout_s: float) -> Any:
+            may_come_back.wait(PATIENCE_S)
+            return ask(timeout_s)
+
+        other.membership._ask_to_join = ask_later  # type: ignore[attr-defined]  # as above
+        service.start()
+        ben.resume()
+        newcomer = Peer(service.discovery, "carl", role="other")
+        until(lambda: newcomer.sees.get("ben") == before.address, "ben to be back")
+        Peer(service.discovery, "dora", role="other")
+        until(lambda: "dora" in watcher.sees, "anna to hear what the service lists")
+        may_come_back.set()
+        until(lambda: newcomer.sees.get("ben") == "elsewhere", "the other to be back")
+        until(lambda: watcher.sees.get("ben") == "elsewhere", "anna to hear of it")
+        told = [roster["ben"].incarnation for roster in watcher.rosters if "ben" in roster]
+        assert told == sorted(told)
+        assert told[-1] == other.membership.member.incarnation
+        assert not other.lost
+        assert not watcher.lost
+        with pytest.raises(MembershipLost, match="taken for dead"):
+            ben.do(answer, 1)

@@ -1,0 +1,148 @@
+"""Services over a network that are away, start again or hang."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from support.discovery import NETWORKED, Peer, Service, all_are_back, is_refused
+from support.fault_proxy import FaultProxy
+from support.messaging import LEASE_S, PATIENCE_S, RedisServer, until
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.discovery.redis import RedisDiscovery
+from xain_messaging.discovery.server import MembershipServer
+from xain_messaging.errors import Closed, DiscoveryUnavailable, TimedOut
+from xain_messaging.ports import Discovery
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_a_service_that_was_away_changes_nothing(kind: str) -> None:
+    """Killed and started again with nothing, it knows all members as who they were, and none has
+    been told meanwhile that another has gone."""
+    with Service(kind, LEASE_S) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
+        until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
+        before = [peer.membership.member for peer in peers]
+        told = [len(peer.rosters) for peer in peers]
+        service.stop()
+        with pytest.raises(DiscoveryUnavailable):
+            Peer(service.discovery, "newcomer", timeout_s=0.5)
+        service.start()
+        newcomer = Peer(service.discovery, "newcomer", role="other")
+        until(lambda: all(len(peer.sees) == 4 for peer in peers), "all to know the newcomer")
+        until(lambda: len(newcomer.sees) == 4, "the newcomer to know all")
+        assert [peer.membership.member for peer in peers] == before
+        assert all(
+            len(roster) >= 3
+            for peer, number in zip(peers, told, strict=True)
+            for roster in peer.rosters[number:]
+        )
+        assert not any(peer.lost for peer in peers)
+        for peer in (*peers, newcomer):
+            peer.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_newcomers_let_those_go_first_who_come_back(kind: str) -> None:
+    """One that is faster than they after a restart gets neither the name nor the rank of one of
+    them, but is told to come again."""
+    with Service(kind, LEASE_S) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(2)]
+        before = [peer.membership.member for peer in peers]
+        service.stop()
+        service.settle_s = PATIENCE_S
+        service.start()
+
+        def join(name: str, timeout_s: float) -> Peer:
+            return Peer(service.discovery, name, timeout_s=timeout_s)
+
+        for name in ("worker-0", "newcomer"):
+            is_refused(DiscoveryUnavailable, "newcomers are let in", partial(join, name))
+        all_are_back(peers)
+        assert [peer.membership.member for peer in peers] == before
+        assert not any(peer.lost for peer in peers)
+        for peer in peers:
+            peer.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_who_leaves_a_service_that_has_just_been_started_has_gone(kind: str) -> None:
+    """For the others it is not on its way back: they hear of it at once, not a lease later."""
+    with Service(kind, lease_s=3600.0) as service:
+        peers = [Peer(service.discovery, f"worker-{i}") for i in range(3)]
+        until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to know all")
+        for is_restarted in (False, True):
+            if is_restarted:
+                service.stop()
+                service.start()
+                all_are_back(peers)
+                peers.append(Peer(service.discovery, "newcomer"))
+                until(lambda: all(len(peer.sees) == 3 for peer in peers), "all to hear of it")
+            peers.pop(1).leave()
+            until(lambda: all(len(peer.sees) == 2 for peer in peers), "it to be gone")
+        for peer in peers:
+            peer.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_a_clock_that_is_set_back_makes_nobody_older(kind: str) -> None:
+    """Of all that those have heard of who come back to a service that was started again, newcomers
+    are the later ones: also than one who does not come back."""
+    with Service(kind, lease_s=3600.0) as service:
+        anna: Any = Peer(service.discovery, "anna").membership
+        day = 10**9 * 3600 * 12 if kind == "coordinator" else 10**6 * 3600 * 12
+        ahead = anna.member.incarnation + day
+        anna._heard = ahead  # of one who came later, by a clock that was ahead
+        service.stop()
+        service.start()
+        anna.barrier("back", 1, PATIENCE_S)
+        ben = Peer(service.discovery, "ben")
+        assert ben.membership.member.incarnation > ahead
+        assert anna.member.incarnation < ahead
+        ben.leave()
+
+
+@contextmanager
+def hangs(kind: str) -> Iterator[tuple[Discovery, Callable[[], None]]]:
+    """A discovery, and what lets its service hang: it takes what is sent, and does not answer."""
+    if kind == "redis":
+        with RedisServer() as redis:
+            discovery: Discovery = RedisDiscovery(redis.url, LEASE_S, settle_s=0.0)
+            try:
+                yield discovery, lambda: redis.signal(signal.SIGSTOP)
+            finally:
+                redis.signal(signal.SIGCONT)
+    else:
+        with MembershipServer(settle_s=0.0) as server:
+            port = int(server.target.rpartition(":")[2])
+            with FaultProxy(port) as proxy:
+                try:
+                    yield CoordinatorDiscovery(f"127.0.0.1:{proxy.port}"), proxy.blackhole
+                finally:
+                    proxy.heal()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_times_hold_whatever_the_service_does(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that hangs keeps nobody for longer than the time that was given; to leave takes a
+    moment."""
+    monkeypatch.setattr("xain_messaging.discovery.remote.CALL_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(f"xain_messaging.discovery.{kind}.CALL_TIMEOUT_S", 3600.0)
+    with ThreadPoolExecutor() as pool, hangs(kind) as (discovery, hang):
+        anna = Peer(discovery, "anna")
+        hang()
+        barrier = pool.submit(anna.membership.barrier, "epoch", 2, 0.5)
+        assert isinstance(barrier.exception(PATIENCE_S), TimedOut)
+        joining = pool.submit(Peer, discovery, "ben", timeout_s=0.3)
+        assert isinstance(joining.exception(PATIENCE_S), DiscoveryUnavailable)
+        waiting = pool.submit(anna.membership.barrier, "epoch", 2, 7200.0)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        pool.submit(anna.leave).result(PATIENCE_S)
+        assert isinstance(waiting.exception(PATIENCE_S), Closed)
+        until(lambda: "membership" not in {t.name for t in threading.enumerate()}, "the threads")

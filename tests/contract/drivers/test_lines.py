@@ -1,0 +1,84 @@
+"""Lines to peers: who comes later, who goes, and what has been sent meanwhile."""
+
+import time
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+
+from support.drivers import next_event, received
+from support.fault_proxy import FaultProxy
+from support.messaging import PATIENCE_S, until
+from xain_messaging.ports import Arrived, Driver, Lost
+
+
+def test_a_peer_may_come_later(make_networked: Callable[[], Driver]) -> None:
+    """What is sent before anybody listens comes when somebody does, or its sender is told that it
+    was lost; then what it sends again comes."""
+    here, there = make_networked(), make_networked()
+    host, _, port = there.address.rpartition(":")
+    with FaultProxy(int(port)) as proxy:
+        proxy.refuse()
+        here.connect("there", f"{host}:{proxy.port}")
+        here.send("there", [b"1"])
+        num_sent = 1
+        give_up_at = time.monotonic() + PATIENCE_S
+        event = here.receive(0.2)
+        proxy.heal()
+        while (arrived := there.receive(0.05)) is None:
+            assert time.monotonic() < give_up_at, "neither has it come nor is it said to be lost"
+            if event == Lost("there"):
+                num_sent += 1
+                here.send("there", [b"%d" % num_sent])
+            event = here.receive(0.05)
+        assert isinstance(arrived, Arrived)
+        assert 1 <= int(bytes(arrived.frames[0])) <= num_sent
+
+
+def test_a_broken_connection_is_told_and_made_again(make_networked: Callable[[], Driver]) -> None:
+    """When the peer dies its senders hear Lost; what they send from then on reaches whoever comes
+    to the same address."""
+    here, there = make_networked(), make_networked()
+    here.connect("there", there.address)
+    here.send("there", [b"1"])
+    assert received(there) == [b"1"]
+    there.close(0.0)
+    assert next_event(here) == Lost("there")
+    here.send("there", [b"2"])  # waits, or is lost with a word: either is right
+    other = make_networked()
+    here.connect("there", other.address)
+    here.send("there", [b"3"])
+    until(lambda: received(other) == [b"3"], "the third")
+
+
+def test_a_large_message_is_let_go(make_networked: Callable[[], Driver]) -> None:
+    """When the peer has it, its sender's memory is free; and when that has dropped it, its own:
+    though nothing follows on the line."""
+    here, there = make_networked(), make_networked()
+    here.connect("there", there.address)
+    array = np.zeros(3 << 20, np.uint8)
+    sent = weakref.ref(array)
+    here.send("there", [b"head", b"envelope", array.data])
+    del array
+    event = next_event(there)
+    assert isinstance(event, Arrived)
+    assert isinstance(event.frames[2], memoryview)
+    came = weakref.ref(event.frames[2])
+    until(lambda: sent() is None, "the sender to let it go")
+    del event
+    until(lambda: came() is None, "the receiver to let it go")
+
+
+def test_close_in_a_pause_lets_what_waits_go_out(make_networked: Callable[[], Driver]) -> None:
+    """The line has broken, and its next attempt is to come: it comes at once."""
+    here, there = make_networked(), make_networked()
+    host, _, port = there.address.rpartition(":")
+    with FaultProxy(int(port)) as proxy:
+        here.connect("there", f"{host}:{proxy.port}")
+        here.send("there", [b"1"])
+        assert received(there) == [b"1"]
+        proxy.cut()
+        assert next_event(here) == Lost("there")
+        here.send("there", [b"2"])
+        here.close(PATIENCE_S)
+        assert received(there) == [b"2"]

@@ -1,0 +1,106 @@
+"""Peers that cannot be connected to or sent to, and a system that has no room for it."""
+
+import errno
+import threading
+
+from support.lossy import LossyDriver, tags
+from support.messaging import PATIENCE_S, until
+from xain_messaging.codec import Frames
+from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
+from xain_messaging.drivers.zeromq import ZmqDriver
+from xain_messaging.messages import Message
+from xain_messaging.proxy import Proxy
+
+
+def test_who_cannot_be_reached_keeps_nobody_else_away() -> None:
+    """An address that is none for this driver: the others are connected all the same."""
+    discovery = InProcessDiscovery()
+    discovery.join(
+        "g",
+        "peer",
+        "odd",
+        "no address of zmq",
+        timeout_s=1.0,
+        on_change=lambda roster: None,
+        on_lost=lambda error: None,
+    )
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    with (
+        Proxy("g", "peer", name="a", driver=ZmqDriver(), **options) as a,
+        Proxy("g", "peer", {"peer": 2}, name="b", driver=ZmqDriver(), **options) as b,
+    ):
+        a.isend(Message("x", "a", "b"))
+        assert tags(b, 1) == ["x"]
+
+
+class Full(LossyDriver):
+    """The system has no room for another connection or thread, for the next so many attempts."""
+
+    num_refused = 0
+    num_unsent = 0
+
+    def send(self, peer: str, frames: Frames) -> None:
+        if self.num_unsent:
+            self.num_unsent -= 1
+            raise RuntimeError("can't start new thread")
+        super().send(peer, frames)
+
+    def connect(self, peer: str, address: str) -> None:
+        if self.num_refused:
+            self.num_refused -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        super().connect(peer, address)
+
+
+def test_who_could_not_be_connected_to_is_tried_again() -> None:
+    """By whoever waits, though nobody comes or goes; what was kept goes out then."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    line = Full(switchboard)
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    with Proxy("g", "peer", name="a", driver=line, **options) as a:
+        waits = threading.Thread(target=lambda: a.receive_once())
+        waits.start()
+        until(lambda: a.endpoint._is_receiving, "it to wait")
+        line.num_refused = 3
+        driver = InProcessDriver(switchboard)
+        with Proxy("g", "peer", name="b", driver=driver, **options) as b:
+            a.isend(Message("kept", "a", "b"))
+            assert tags(b, 1) == ["kept"]
+            assert line.num_refused == 0
+            assert not a.endpoint._unreached
+            b.isend(Message("end", "b", "a"))
+            waits.join(PATIENCE_S)
+            assert not waits.is_alive()
+            line.num_refused = 10**9
+            a.endpoint._connect(a.endpoint.roster["b"])
+            assert a.endpoint._unreached.keys() == {"b"}
+        until(lambda: "peer" not in a.peers, "b to be gone")
+        assert not a.endpoint._unreached
+
+
+def test_what_could_not_be_sent_goes_out_later() -> None:
+    """It is kept, so its sender need not know; and all that follows stays behind it."""
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    line = Full(switchboard)
+    options = {"discovery": discovery, "timeout_s": PATIENCE_S}
+    with (
+        Proxy("g", "peer", name="a", driver=line, **options) as a,
+        Proxy("g", "peer", name="b", driver=InProcessDriver(switchboard), **options) as b,
+    ):
+        a.isend(Message("0", "a", "b"))
+        line.num_unsent = 3
+        for tag in "12":
+            a.isend(Message(tag, "a", "b"))
+        found: list[str] = []
+
+        def all_has_come() -> bool:
+            a.receive_by_id("none", 0.02)
+            found.extend(message.tag for message in b.receive(0.02))
+            return len(found) >= 3
+
+        until(all_has_come, "all")
+        assert found == ["0", "1", "2"]
+        assert line.num_unsent == 0
+        a.isend(Message("3", "a", "b"))
+        assert tags(b, 1) == ["3"]
