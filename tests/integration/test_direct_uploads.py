@@ -30,11 +30,11 @@ class Reachable(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.removed = threading.Event()
+        self.removed: list[tuple[str, ...]] = []
 
     def delete(self, *keys: str) -> None:
         super().delete(*keys)
-        self.removed.set()
+        self.removed.append(keys)
 
     def download_url(self, key: str) -> str:
         if not self.signs:
@@ -86,7 +86,7 @@ async def first_round(start: Any, join: Any, *names: str, **settings: Any) -> tu
 
 
 async def test_an_update_put_directly_counts(store, start, join):
-    """The offer names both ways; what was put is moved to its place, and used."""
+    """The offer names both ways; what was put is copied to its place, and used."""
     coordinator, member = await first_round(start, join)
     work = await member.start()
     session = coordinator.driver.session.session_id
@@ -97,8 +97,22 @@ async def test_an_update_put_directly_counts(store, start, join):
     await member.end(await put(store, work, npy(vector)), round_=1)
     await member.until(pb.FINISHED, 1)
     assert await member.download("2/global") == npy(vector)
-    assert await asyncio.to_thread(store.removed.wait, 60)
-    assert list(store.keys(f"{session}/incoming")) == []
+    await until(lambda: not list(store.keys(f"{session}/incoming")))
+
+
+async def test_what_was_put_goes_with_its_round(store, start, join):
+    """All of it together: a deletion for each hand-in would keep a slow store from what somebody
+    waits for."""
+    coordinator, a, b = await first_round(start, join, "a", "b")
+    for member in (a, b):
+        await member.end(
+            await put(store, await member.start(), npy(np.ones(SIZE, np.float32))), round_=1
+        )
+    await a.until(pb.FINISHED, 1)
+    session = coordinator.driver.session.session_id
+    await until(lambda: not list(store.keys(f"{session}/incoming")))
+    (removed,) = [keys for keys in store.removed if any("/incoming/" in key for key in keys)]
+    assert set(removed) == {f"{session}/{incoming_key(1, name)}" for name in "ab"}
 
 
 async def test_small_models_are_not_offered(store, start, join):

@@ -125,6 +125,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: float | None = None  # no lease ends before it; None: not known
         self._due = 0.0  # what the timer waits for
+        self._looked_at = 0.0  # when the leases were last looked through
         self._active_at = 0.0
         self.lateness = Lateness(session.rules.lease_s, session.rules.heartbeat_time_s)
         self._closing = False
@@ -201,7 +202,9 @@ class Driver:
         """
         if self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
-        now = self._active_at = self.clock.now()
+        now = self.clock.now()
+        self._note_stall(now)
+        self._active_at = now
         records: list[Record] = []
         effects: Sequence[Effect] = ()
         outcome: Reply | Refusal
@@ -225,6 +228,9 @@ class Driver:
                 for event in decision.events
                 if not isinstance(event, e.SoftEvent)
             ]
+            if isinstance(command, Tick):
+                # Before it is on the disk: that we stand still until then is to be seen, too.
+                self._arm()
         if isinstance(outcome, UploadTo):
             return outcome  # an instruction to ourselves: nobody hears of it, so it need not wait
         if not records and not self._waiting and not self._committing:
@@ -362,35 +368,43 @@ class Driver:
         The leases, of which there may be thousands, are looked through at ticks only. Whoever comes
         in between, or is heard again, has a longer one than the first that was found then.
         """
+        now = self.clock.now()
+        self._note_stall(now)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._expiry is None:
             self._expiry = next_expiry(self._decided)
-        now = self.clock.now()
         due = [at for at in (self._expiry, next_wait(self._decided)) if at is not None]
         if self.lateness.at(now):
-            due = [max(at, now + LOOK_AGAIN_S) if at == self._expiry else at for at in due]
+            # From the last look, not from now: however often there is a commit, they are looked at.
+            again_at = self._looked_at + LOOK_AGAIN_S
+            due = [max(at, again_at) if at == self._expiry else at for at in due]
         if due and not self._closing:
             self._due = max(now, min(due))
             self._timer = asyncio.get_running_loop().call_later(self._due - now, self._on_timer)
 
+    def _note_stall(self, now: float) -> None:
+        """Whoever is the first to do something after we stood still notes it: it makes us look
+        active, or puts another timer in the place of the one that was missed."""
+        if self._timer is not None:
+            self.lateness.woke(now, self._due, self._active_at)
+
     def _on_timer(self) -> None:
-        self.lateness.woke(self.clock.now(), self._due, self._active_at)
         self._spawn(self._tick())
 
     async def _tick(self) -> None:
+        now = self._looked_at = self.clock.now()
+        self._note_stall(now)
         self._expiry = None  # to be found anew, after those who have gone
         try:
-            await self.submit(Tick(self.lateness.at(self.clock.now())))
+            await self.submit(Tick(self.lateness.at(now)))
         except Unavailable:
             return
         except Exception as error:
             # Nobody waits for a tick: going on would be a session whose time stands still.
             log.exception("tick_crashed", round=self.session.round)
             self.fail(error)
-            return
-        self._arm()
 
     # --- watching ---
 

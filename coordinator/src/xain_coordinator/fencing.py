@@ -3,7 +3,8 @@
 Two of them meet when a journal was copied: restored from a backup, in a snapshot of a machine, or
 on a disk that its former machine still has. Each start therefore takes the next number, as an
 object "owners/NUMBER.TOKEN" beside the session's weights, and the greatest name is the owner. The
-others notice when they look, which they do every few seconds and right before they publish.
+others notice when they look, which they do every few seconds, and right before they publish or
+remove anything.
 
 What a coordinator that was overtaken has acknowledged does not count any more, so it must not come
 back and overtake in its turn, as whatever restarts it would have it do. A start therefore notes its
@@ -171,8 +172,9 @@ def _number(name: str) -> int:
 
 
 class FencedStore:
-    """A store that calls `check` right before an object is published: written once, and never to be
-    replaced. If `check` raises, it is not written."""
+    """A store that calls `check` right before an object is published, which is written once and
+    never replaced, and before any are removed: the owner may need what we do not. If `check`
+    raises, nothing is written or removed."""
 
     def __init__(self, store: WeightsStore, check: Callable[[], None]) -> None:
         self._store = store
@@ -202,6 +204,7 @@ class FencedStore:
         return self._store.keys(prefix)
 
     def delete(self, *keys: str) -> None:
+        self._check()
         self._store.delete(*keys)
 
 

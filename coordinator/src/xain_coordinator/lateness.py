@@ -5,11 +5,13 @@ meanwhile only when their senders' leases have run out. To let those participant
 and to take them in again costs more than the signs of life did, so that it would not end.
 """
 
-from statistics import median
+from statistics import median_low
 
-# Of so many senders the median counts, each by its latest call: so no single one says how late we
-# are, however often it calls.
+# Of so many senders the median counts, each by its latest call, and of two in the middle the lesser
+# one. So no single one can say that we are later than another has seen, however often it calls.
 NUM_SENDERS = 31
+# Of fewer the median may be the word of one; then only what we have missed ourselves counts.
+MIN_SENDERS = 3
 # Less is what any event loop is late.
 MIN_LATE_S = 0.1
 
@@ -43,7 +45,9 @@ class Lateness:
     def at(self, now: float) -> float:
         """Of what came after `now` minus this, some may not have been taken up."""
         recent = [waited for noted, waited in self._waits.values() if noted + self._lease_s > now]
-        said = min(median(recent), self._lease_s) if recent else 0.0
+        said = 0.0
+        if len(recent) >= MIN_SENDERS:
+            said = min(median_low(recent), self._lease_s)
         noted, stalled = self._stalled
         late = max(said, stalled if noted + self._lease_s > now else 0.0)
         return late if late >= MIN_LATE_S else 0.0

@@ -4,6 +4,7 @@ Updates are what participants have learnt from their data, and many times as lar
 a session of weeks they would fill any disk. An optimiser's state is as large as an update or two.
 """
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ from xain_coordinator.threads import run_to_end
 log = structlog.get_logger(__name__)
 
 GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
+
+# What could not be dropped is tried again after so long, then after twice as long, and so on.
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +62,38 @@ class Retention:
     async def watch(self, driver: Driver) -> None:
         """At the start and whenever there is a model, until the driver stops. One thread at a time,
         however slow the store is: what more there is to drop then, is dropped next."""
-        seen: tuple[int, Phase] | None = None
         with contextlib.suppress(Unavailable):
             while True:
                 session = driver.session
-                newest = -1 if session.model is None else session.model.round
-                if seen != (newest, session.phase):
-                    seen = newest, session.phase
-                    await self._drop(needed_by(session), session.round)
-                else:
+                await self._drop_at_last(driver, session)
+                while _when(driver.session) == _when(session):
                     await driver.changed()
 
-    async def _drop(self, needed: Needed, round_: int) -> None:
+    async def _drop_at_last(self, driver: Driver, session: Session) -> None:
+        """Tried again until it is done, or there is more to drop. Raises Unavailable."""
+        wait_s, is_told = FIRST_WAIT_S, False
+        while not await self._drop(needed_by(session), session.round, is_told=is_told):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while _when(driver.session) == _when(session):
+                        await driver.changed()
+                    return
+            wait_s, is_told = min(2 * wait_s, MAX_WAIT_S), True
+
+    async def _drop(self, needed: Needed, round_: int, *, is_told: bool) -> bool:
+        """Whether it has worked. is_told: the log says already that it has not."""
         try:
             await run_to_end(self.drop, needed)
         except StoreError as error:
-            log.warning("updates_not_dropped", round=round_, error=str(error))
+            if not is_told:
+                log.warning("updates_not_dropped", round=round_, error=str(error))
         except Exception as error:
             # A defect of ours costs room in the store, and no round.
-            log.exception("dropping_crashed", round=round_, error=str(error))
+            if not is_told:
+                log.exception("dropping_crashed", round=round_, error=str(error))
+        else:
+            return True
+        return False
 
     def stop(self) -> None:
         """Nothing more is dropped. The next start does it."""
@@ -118,6 +136,11 @@ class Retention:
             number, slash, _ = key.removeprefix(folder).partition("/")
             if slash and number.isdecimal() and int(number) < end:
                 yield key
+
+
+def _when(session: Session) -> tuple[int, Phase]:
+    """As long as it is the same there is nothing more to drop."""
+    return -1 if session.model is None else session.model.round, session.phase
 
 
 def _is_model(key: str) -> bool:

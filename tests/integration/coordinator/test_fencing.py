@@ -20,6 +20,7 @@ from xain_coordinator.fencing import Fence, FencedStore, TakenOver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import StoreUnavailable, WeightsStore
+from xain_coordinator.retention import GROUP_SIZE, Needed, Retention
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedStore
@@ -222,8 +223,9 @@ def test_what_is_no_owner_is_not_taken_for_one(journal: Journals) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_only_publishing_needs_the_owner(journal: Journals) -> None:
-    """An object that is written once is not written any more; the rest is as before."""
+def test_publishing_and_removing_need_the_owner(journal: Journals) -> None:
+    """An object that is written once is not written any more, and none is removed; the rest is as
+    before."""
     store = MemoryStore()
     older = fence(store, journal("a"))
     older.take_over()
@@ -242,10 +244,37 @@ def test_only_publishing_needs_the_owner(journal: Journals) -> None:
     update.commit(overwrite=True)
     guarded.put({"0/q": b"u"})
     guarded.settle("0/q")
-    guarded.delete("0/q")
+    with pytest.raises(TakenOver):
+        guarded.delete("0/q")
     with guarded.open("0/global") as reader:
         assert reader.read(0, 10) == b"0"
-    assert set(guarded.keys("0/")) | set(guarded.keys("1/")) == {"0/global", "0/p"}
+    assert set(guarded.keys("0/")) | set(guarded.keys("1/")) == {"0/global", "0/p", "0/q"}
+
+
+def test_who_was_overtaken_drops_nothing(store: WeightsStore, journal: Journals) -> None:
+    """Not of a round that it takes to be over, nor of a session whose end it has seen: the newer
+    one may go on with it. It does not get through one group of keys before it hears of that."""
+    older = fence(store, journal("a"))
+    older.take_over()
+    store.put({f"0/{number}.{'0' * 32}": b"u" for number in range(2 * GROUP_SIZE + 1)})
+    store.put({"incoming/0/a": b"u"})
+    guarded = FencedStore(store, older.check)
+    delete = guarded.delete
+    num_groups = 0
+
+    def overtaken(*keys: str) -> None:
+        nonlocal num_groups
+        num_groups += 1
+        if num_groups == 3:  # incoming, and a group of the updates
+            fence(store, journal("b", copy_of="a")).take_over()
+        delete(*keys)
+
+    guarded.delete = overtaken  # type: ignore[method-assign]  # for this one
+    dropping = Retention(guarded, 0)
+    for _ in range(3):
+        with pytest.raises(TakenOver):
+            dropping.drop(Needed(1, 0))
+    assert len(list(store.keys("0/"))) == GROUP_SIZE + 1
 
 
 async def test_a_store_that_is_away_ends_nobody(

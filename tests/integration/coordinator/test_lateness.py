@@ -10,7 +10,7 @@ import pytest
 
 from support.process import CoordinatorProcess
 from support.wire import Member
-from xain_coordinator.lateness import Lateness
+from xain_coordinator.lateness import MIN_SENDERS, Lateness
 from xain_proto.fl import coordinator_pb2 as pb
 
 LEASE = {"server.heartbeat_time_s": 2.0, "server.heartbeat_timeout_s": 2.0}
@@ -58,26 +58,30 @@ async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None
         await process.end()
 
 
-async def test_a_call_says_how_long_it_has_waited(start, join, monkeypatch) -> None:
-    """By what is left of its time limit; strangers, and who does not say it, tell nothing."""
+async def test_calls_say_how_long_they_have_waited(start, join, monkeypatch) -> None:
+    """By what is left of their time limit; strangers, and who does not say it, tell nothing."""
     coordinator = await start(rounds={"start_participants": 9})
-    member, stranger = join(coordinator, "a"), join(coordinator, "b")
+    members = [join(coordinator, f"p{number}") for number in range(MIN_SENDERS)]
+    strangers = [join(coordinator, f"s{number}") for number in range(MIN_SENDERS)]
     lateness, clock = coordinator.driver.lateness, coordinator.driver.clock
     monkeypatch.setattr(Lateness, "woke", lambda *_: None)  # however late this machine is
 
-    async def beat(who: Member, timeout_s: float, *told: tuple[str, str]) -> float:
+    async def beat(who: Member, *told: tuple[str, str]) -> None:
         await who.stub.Heartbeat(
-            pb.HeartbeatRequest(), metadata=(*who.metadata, *told), timeout=timeout_s
+            pb.HeartbeatRequest(), metadata=(*who.metadata, *told), timeout=PATIENCE_S
         )
-        return lateness.at(clock.now())
 
-    await member.rendezvous()
+    for member in members:
+        await member.rendezvous()
     lease_s = coordinator.driver.session.rules.lease_s
     told = ("xain-timeout-ms", str(round(1000 * (PATIENCE_S + lease_s / 2))))
-    with pytest.raises(grpc.aio.AioRpcError):
-        await beat(stranger, PATIENCE_S, told)
-    assert lateness.at(clock.now()) == 0.0
-    assert await beat(member, PATIENCE_S) == 0.0
-    late_s = await beat(member, PATIENCE_S, told)
+    for stranger in strangers:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await beat(stranger, told)
+    for member in members:
+        await beat(member)
+    for member in members:
+        assert lateness.at(clock.now()) == 0.0
+        await beat(member, told)
     # gRPC rounds what it says of the time that is left.
-    assert lease_s / 4 <= late_s <= lease_s
+    assert lease_s / 4 <= lateness.at(clock.now()) <= lease_s

@@ -1,6 +1,8 @@
 """What the coordinator itself is late for."""
 
-from xain_coordinator.lateness import MIN_LATE_S, NUM_SENDERS, Lateness
+import pytest
+
+from xain_coordinator.lateness import MIN_LATE_S, MIN_SENDERS, NUM_SENDERS, Lateness
 
 LEASE_S = 15.0
 INTERVAL_S = 10.0
@@ -30,9 +32,23 @@ def test_calls_that_waited_say_how_late_we_are():
 
 def test_senders_delay_an_end_by_one_lease_at_most():
     lateness = late()
-    lateness.waited("a", 0.0, 1e9)
+    for sender in range(MIN_SENDERS):
+        lateness.waited(f"p{sender}", 0.0, 1e9)
     assert lateness.at(1.0) == LEASE_S
     assert lateness.at(LEASE_S + 0.1) == 0.0, "it is forgotten"
+
+
+@pytest.mark.parametrize("num_honest", range(5))
+def test_no_single_sender_says_how_late_we_are(num_honest):
+    """However few the others are, and if they have not been heard lately."""
+    lateness = late()
+    for sender in range(num_honest):
+        lateness.waited(f"p{sender}", 0.0, 1.0)
+    lateness.waited("liar", 1.0, 1e9)
+    assert lateness.at(1.0) == (1.0 if num_honest + 1 >= MIN_SENDERS else 0.0)
+    assert lateness.at(LEASE_S + 0.5) == 0.0
+    lateness.woke(2.0, 1.5, 1.4)  # what we see ourselves needs no sender
+    assert lateness.at(2.0) > 0.0
 
 
 def test_a_time_that_we_missed_counts_for_a_lease():
@@ -55,5 +71,6 @@ def test_a_hiccup_of_a_quiet_session_is_no_more_than_an_interval():
 def test_what_any_event_loop_is_late_does_not_count():
     lateness = late()
     lateness.woke(10.0 + MIN_LATE_S / 2, 10.0, 1.0)
-    lateness.waited("a", 10.0, MIN_LATE_S / 2)
+    for sender in range(MIN_SENDERS):
+        lateness.waited(f"p{sender}", 10.0, MIN_LATE_S / 2)
     assert lateness.at(10.0) == 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from structlog.testing import capture_logs
 
+from xain_coordinator import retention
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.session import Session
@@ -86,29 +87,29 @@ def test_the_latest_stay(keep, left):
 def test_it_goes_on_after_an_error():
     """Where it has ended, and nothing is looked at again."""
     store = store_of(6)
-    retention = Retention(store, 0)
-    retention.drop(Needed(2, 2))
+    dropping = Retention(store, 0)
+    dropping.drop(Needed(2, 2))
     store.num_deletions = 1  # of what was put there itself; not the updates
     with pytest.raises(StoreUnavailable):
-        retention.drop(Needed(4, 4))
+        dropping.drop(Needed(4, 4))
     assert updates(store) == [2, 3, 4, 5]
     store.num_deletions = 2  # those, and the states
-    retention.drop(Needed(4, 4))
+    dropping.drop(Needed(4, 4))
     assert updates(store) == [4, 5]
     store.asked.clear()
     store.num_deletions = 3
-    retention.drop(Needed(5, 5))
+    dropping.drop(Needed(5, 5))
     assert store.asked == ["incoming/4/", "4/", "optimizer/4/"]
 
 
 def test_a_needed_round_that_goes_back_drops_nothing_twice():
     """As that of who has been away for long and is back."""
     store = store_of(6)
-    retention = Retention(store, 0)
-    retention.drop(Needed(4, 4))
+    dropping = Retention(store, 0)
+    dropping.drop(Needed(4, 4))
     store.asked.clear()
-    retention.drop(Needed(2, 4))
-    retention.drop(Needed(4, 4))
+    dropping.drop(Needed(2, 4))
+    dropping.drop(Needed(4, 4))
     assert store.asked == []
 
 
@@ -124,20 +125,20 @@ def test_what_an_earlier_process_left_goes():
 def test_many_go_in_groups_between_which_it_can_be_stopped():
     store = store_of(1)
     store.put(dict.fromkeys([f"0/{number}.x" for number in range(3 * GROUP_SIZE)], b"x"))
-    retention = Retention(store, 0)
+    dropping = Retention(store, 0)
     num_before = len(list(store.keys("0/")))
     delete = store.delete
 
     def stop_after(*keys: str) -> None:
         delete(*keys)
         if any(key.endswith(".x") for key in keys):
-            retention.stop()
+            dropping.stop()
 
     store.delete = stop_after
-    retention.drop(Needed(1, 1))
+    dropping.drop(Needed(1, 1))
     assert num_before - len(list(store.keys("0/"))) == GROUP_SIZE
     store.asked.clear()
-    retention.drop(Needed(1, 1))
+    dropping.drop(Needed(1, 1))
     assert store.asked == [], "it asks nothing of a store any more"
 
 
@@ -246,8 +247,9 @@ async def test_a_slow_store_takes_one_thread():
         (ZeroDivisionError("a defect"), "dropping_crashed", "error"),
     ],
 )
-async def test_a_store_that_fails_costs_no_round(error, event, level):
-    """It is told, and tried again after the next one."""
+async def test_a_store_that_fails_costs_no_round(error, event, level, monkeypatch):
+    """It is told, and tried again after the next one at the latest."""
+    monkeypatch.setattr(retention, "FIRST_WAIT_S", 10 * PATIENCE_S)
     driver, store = driver_of(), store_of(4)
     delete = store.delete
 
@@ -266,4 +268,59 @@ async def test_a_store_that_fails_costs_no_round(error, event, level):
     driver.at(3)
     await driver.until_it_waits()
     assert updates(store) == [3]
+    await end(driver, watching)
+
+
+@pytest.mark.parametrize("phase", [Phase.COLLECTING, Phase.FINISHED])
+async def test_what_failed_is_tried_again_by_itself(monkeypatch, phase):
+    """After the end of a session too, when there is no next round. It is told once."""
+    waits: list[float] = []
+    timeout = asyncio.timeout
+
+    def noted(wait_s: float) -> asyncio.Timeout:
+        waits.append(wait_s)
+        return timeout(wait_s / 1000)
+
+    monkeypatch.setattr(retention.asyncio, "timeout", noted)
+    monkeypatch.setattr(retention, "MAX_WAIT_S", 5.0)
+    driver, store = driver_of(), store_of(4)
+    driver.at(3)
+    driver.session = replace(driver.session, phase=phase)
+    is_back, delete, num_failed = threading.Event(), store.delete, 0
+
+    def fail(*keys: str) -> None:
+        nonlocal num_failed
+        if num_failed == 5:
+            store.delete = delete
+            is_back.set()
+        num_failed += 1
+        raise StoreUnavailable("it is away")
+
+    store.delete = fail
+    with capture_logs() as logs:
+        watching = asyncio.create_task(Retention(store, 0).watch(driver))
+        assert await asyncio.to_thread(is_back.wait, PATIENCE_S)
+        left = [] if phase is Phase.FINISHED else [3]
+        async with timeout(PATIENCE_S):
+            while updates(store) != left:  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+    assert [told["event"] for told in logs] == ["updates_not_dropped"]
+    monkeypatch.undo()
+    await end(driver, watching)
+
+
+async def test_who_comes_and_goes_hastens_no_new_attempt(monkeypatch):
+    """A store that refuses is not asked each time that anything changes; and the wait ends with
+    the driver."""
+    monkeypatch.setattr(retention, "FIRST_WAIT_S", 10 * PATIENCE_S)
+    driver, store = driver_of(), store_of(4)
+    store.num_deletions = 0
+    driver.at(2)
+    watching = asyncio.create_task(Retention(store, 0).watch(driver))
+    await driver.until_it_waits()
+    for _ in range(10):
+        driver.changes.wake()
+        await driver.until_it_waits()
+    assert store.num_deletions == -1
     await end(driver, watching)

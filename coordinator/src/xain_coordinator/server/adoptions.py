@@ -12,7 +12,7 @@ from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.keys import round_of
 from xain_coordinator.core.values import StoredWeights
 from xain_coordinator.ports import DirectAccess, KeyNotFound, StoreError, WeightsStore, WrongSize
-from xain_coordinator.server.background import in_background
+from xain_coordinator.server.background import Background
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
 from xain_coordinator.server.readings import Readings
 from xain_coordinator.threads import run_to_end
@@ -23,23 +23,44 @@ class _Adoption:
     """A copy that is being made and measured, or is there.
 
     It belongs to nobody's call: a caller that loses its patience finds it done, or joins it, when
-    it comes again.
+    it comes again. While a call waits for it, is_awaited, nobody else forgets it.
     """
 
     digest: str
     task: asyncio.Task[StoredWeights | None]
+    is_awaited: bool = False
+
+    async def wait(self) -> None:
+        self.is_awaited = True
+        try:
+            await asyncio.wait([self.task])
+        finally:
+            self.is_awaited = False
+
+    @property
+    def measured(self) -> StoredWeights | None:
+        """What came of it; None as long as there is nothing, or if nothing ever will be."""
+        if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
+            return None
+        return self.task.result()
 
 
 class Adoptions:
     """Of one session. Used from one event loop."""
 
     def __init__(
-        self, access: DirectAccess, store: WeightsStore, rounds: OpenRounds, readings: Readings
+        self,
+        access: DirectAccess,
+        store: WeightsStore,
+        rounds: OpenRounds,
+        readings: Readings,
+        background: Background,
     ) -> None:
         self._access = access
         self._store = store
         self._rounds = rounds
         self._readings = readings
+        self._background = background
         self._adoptions: dict[str, _Adoption] = {}  # by place
 
     async def adopt(
@@ -52,18 +73,21 @@ class Adoptions:
         """
         adoption = self._adoptions.get(place)
         if adoption is not None and adoption.digest != digest:
-            await asyncio.wait([adoption.task])  # it is of another update; one at a time
+            await adoption.wait()  # it is of another update; one at a time
             self._forget(place)
+            adoption = None
+        elif adoption is not None and adoption.task.done() and adoption.measured is None:
+            self._forget(place)  # something else may have been put there since
             adoption = None
         if adoption is None:
             wanted = self._rounds.wanted(self._adoptions)
             for other, old in list(self._adoptions.items()):
-                if other not in wanted and old.task.done():
+                if other not in wanted and old.task.done() and not old.is_awaited:
                     self._forget(other)
             work = self._adopt(source, place, size_bytes, digest)
             adoption = _Adoption(digest, asyncio.ensure_future(work))
             self._adoptions[place] = adoption
-        await asyncio.wait([adoption.task])
+        await adoption.wait()
         del self._adoptions[place]
         return adoption.task.result()
 
@@ -88,21 +112,19 @@ class Adoptions:
                     f"the upload has {error.size} bytes, {size_bytes} were announced"
                 ) from None
             except BaseException:  # whatever it is, nobody hears of this copy
-                in_background(self._store.delete, key)
+                self._background.delete(key)
                 raise
         if not self._rounds.is_wanted(place):
             # Nobody need come back for it, and what its round has left may have gone already.
-            in_background(self._store.delete, key)
+            self._background.delete(key)
             return None
         return measured
 
     def _forget(self, place: str) -> None:
         """One that has ended and that nobody came back for."""
-        task = self._adoptions.pop(place).task
-        if not task.cancelled() and task.exception() is None:
-            measured = task.result()
-            if measured is not None:
-                in_background(self._store.delete, measured.ref.key)
+        measured = self._adoptions.pop(place).measured
+        if measured is not None:
+            self._background.delete(measured.ref.key)
 
     async def close(self) -> None:
         """Wait for those that have begun. What nobody came back for goes with its round: the next

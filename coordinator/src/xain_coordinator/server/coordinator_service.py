@@ -193,8 +193,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
-        if request.update.key == incoming_key(number, participant_id):
-            self._uploads.discard_incoming(participant_id, number)
         return pb.EndTrainingRoundResponse()
 
     async def _uploaded(

@@ -14,7 +14,7 @@ from xain_coordinator.core.errors import InvalidUpdate, UploadMissing
 from xain_coordinator.core.keys import update_key
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import WeightsStore
-from xain_coordinator.server.background import in_background
+from xain_coordinator.server.background import Background
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
 from xain_coordinator.server.readings import Readings
 from xain_coordinator.server.reception import Announced, Reception
@@ -32,12 +32,18 @@ class UnfinishedUploads:
     """
 
     def __init__(
-        self, driver: Driver, store: WeightsStore, rounds: OpenRounds, readings: Readings
+        self,
+        driver: Driver,
+        store: WeightsStore,
+        rounds: OpenRounds,
+        readings: Readings,
+        background: Background,
     ) -> None:
         self._driver = driver
         self._store = store
         self._rounds = rounds
         self._readings = readings
+        self._background = background
         # By participant, the latest at the end.
         self._broken: dict[str, Reception] = {}
         # What is being read again of what a predecessor has received, by participant. It belongs to
@@ -145,7 +151,7 @@ class UnfinishedUploads:
     def drop_unwanted(self) -> None:
         """Let go of what nobody will go on with; it is removed in the background."""
         for participant_id in self._unwanted():
-            in_background(self._broken.pop(participant_id).abort)
+            self._background.do(self._broken.pop(participant_id).abort)
 
     def _unwanted(self) -> list[str]:
         """Participants that have left, and those whose broken upload is of a round that is over."""

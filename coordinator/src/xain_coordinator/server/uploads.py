@@ -26,7 +26,7 @@ from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, Weig
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
-from xain_coordinator.server.background import in_background
+from xain_coordinator.server.background import Background
 from xain_coordinator.server.downloads import INLINE_BYTES
 from xain_coordinator.server.flushes import Flushes
 from xain_coordinator.server.open_rounds import OpenRounds, new_attempt_at
@@ -89,17 +89,23 @@ class Uploads:
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
     _flushes: Flushes = field(default_factory=Flushes)
     _readings: Readings = field(default_factory=Readings)
+    _background: Background = field(init=False)
     _rounds: OpenRounds = field(init=False)
     _unfinished: UnfinishedUploads = field(init=False)
     _adoptions: Adoptions | None = field(init=False)
 
     def __post_init__(self) -> None:
         self._bundles = Bundles(self.store)
+        self._background = Background(self.store)
         self._rounds = OpenRounds(self.driver, self.store, self.max_update_norm)
-        self._unfinished = UnfinishedUploads(self.driver, self.store, self._rounds, self._readings)
+        self._unfinished = UnfinishedUploads(
+            self.driver, self.store, self._rounds, self._readings, self._background
+        )
         self._adoptions = None
         if self.access is not None:
-            self._adoptions = Adoptions(self.access, self.store, self._rounds, self._readings)
+            self._adoptions = Adoptions(
+                self.access, self.store, self._rounds, self._readings, self._background
+            )
 
     @asynccontextmanager
     async def exclusive(self, *names: str) -> AsyncIterator[None]:
@@ -304,7 +310,7 @@ class Uploads:
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what
-        it says that it put. The caller holds `exclusive`.
+        it says that it put. The caller holds `exclusive`. There it stays until its round is over.
 
         Raises as `receive` does; does nothing if nothing is there.
         """
@@ -385,7 +391,7 @@ class Uploads:
             await run_to_end(bucket.fetch, round_, name, key)
             return await run_to_end(measure, self.store, key, self._rounds.distance(round_))
         except BaseException:  # whatever it is: nobody else knows of the copy
-            in_background(self.store.delete, key)
+            self._background.delete(key)
             raise
 
     async def _begin(self, participant_id: str, announced: Announced) -> str | WeightsRef:
@@ -416,7 +422,7 @@ class Uploads:
         if its round is over: nobody else would remove what was made durable after that."""
         if self.driver.session.round != self._measured_round:
             if self._measured_round >= 0:
-                in_background(self.store.sweep)  # what a predecessor has left of a round
+                self._background.do(self.store.sweep)  # what a predecessor has left of a round
             self._measured_round = self.driver.session.round
             wanted = self._rounds.wanted(self._measured)
             self._measured = {p: m for p, m in self._measured.items() if p in wanted}
@@ -433,11 +439,7 @@ class Uploads:
     def _discard(self, measured: StoredWeights) -> None:
         unused = self._bundles.discard(measured.ref.key)
         if unused is not None:
-            in_background(self.store.delete, unused)
-
-    def discard_incoming(self, participant_id: str, round_: int) -> None:
-        """Remove what was adopted from where its sender had put it, some time."""
-        in_background(self.store.delete, incoming_key(round_, participant_id))
+            self._background.delete(unused)
 
 
 def _has_differences(model: GlobalModel) -> bool:

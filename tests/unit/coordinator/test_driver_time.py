@@ -1,0 +1,150 @@
+"""What the driver does when time has passed, above all without it."""
+
+import asyncio
+
+import pytest
+
+from support.driver import RULES, Bench, settled
+from xain_coordinator.core import commands as c
+from xain_coordinator.core.values import ParticipantState
+from xain_coordinator.driver import LOOK_AGAIN_S, Driver
+from xain_coordinator.lateness import MIN_SENDERS
+
+LEASE_S = RULES.lease_s
+STALL_S = 4 * LEASE_S
+PATIENCE_S = 60.0
+A_LITTLE_S = 1 / 32  # not late yet; exact, so that a lease ends at the very time that is due
+NUM_APPENDS = 10  # more than there are
+
+
+class Ticks:
+    """The times, in session time, at which a driver's own ticks came."""
+
+    def __init__(self, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times: list[float] = []
+        self._came = asyncio.Event()
+        submit = driver.submit
+
+        async def noted(command: c.Command) -> object:
+            reply = await submit(command)
+            if isinstance(command, c.Tick):
+                self.times.append(driver.clock.now())
+                self._came.set()
+            return reply
+
+        monkeypatch.setattr(driver, "submit", noted)
+
+    async def next(self) -> None:
+        """The next one has come, and what it decided is durable."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._came.wait()
+        self._came.clear()
+
+
+@pytest.fixture
+async def full(bench: Bench) -> Bench:
+    """With members a and b, whose leases have just begun, and which the driver has looked at."""
+    for name in "ab":
+        await bench.driver.submit(c.Rendezvous(name))
+    await beat_until(bench, LEASE_S)
+    await bench.driver._tick()
+    return bench
+
+
+async def beat_until(bench: Bench, time_s: float) -> None:
+    """It is a little later than this, a and b have just been heard, and no tick has come."""
+    bench.clock.time_s = time_s + A_LITTLE_S
+    for name in "ab":
+        await bench.driver.submit(c.Heartbeat(name))
+
+
+@pytest.mark.parametrize("first", ["the commit", "a call", "a call that is refused"])
+async def test_a_commit_hides_no_stall(full, monkeypatch, first):
+    """All stands still while something is written. Whatever is done first afterwards, the timer
+    having been missed, ends no lease of those whose signs of life have yet to be taken up."""
+    ticks = Ticks(full.driver, monkeypatch)
+    full.journal.hold()
+    joining = await full.submit(c.Rendezvous("c"))
+    await full.journal.writing()
+    full.clock.time_s += STALL_S
+    calling = None
+    if first != "the commit":
+        calling = await full.submit(c.Heartbeat("a" if first == "a call" else "stranger"))
+    for _ in range(NUM_APPENDS):
+        full.journal.let_go()
+    await joining
+    await ticks.next()
+    assert sorted(full.driver.session.members) == ["a", "b", "c"]
+    if calling is not None:
+        await asyncio.wait([calling])
+        assert (calling.exception() is None) == (first == "a call")
+    for name in "abc":
+        await full.driver.submit(c.Heartbeat(name))
+
+
+async def writing_a_tick(full: Bench) -> asyncio.Task[None]:
+    """The driver's own tick lets c go; that is on its way to the disk, where it is held."""
+    await full.driver.submit(c.Rendezvous("c"))
+    await beat_until(full, full.clock.time_s + LEASE_S)
+    full.journal.hold()
+    ticking = asyncio.create_task(full.driver._tick())
+    await full.journal.writing()
+    assert full.driver.lateness.at(full.clock.time_s) == 0.0
+    return ticking
+
+
+async def test_the_commit_of_a_tick_hides_no_stall(full, monkeypatch):
+    """Nor what stands still while what a tick has decided is written."""
+    ticking = await writing_a_tick(full)
+    ticks = Ticks(full.driver, monkeypatch)
+    full.clock.time_s += STALL_S
+    for _ in range(NUM_APPENDS):
+        full.journal.let_go()
+    await ticking
+    await ticks.next()
+    assert sorted(full.driver.session.members) == ["a", "b"]
+
+
+async def test_a_slow_disk_is_no_stall(full):
+    """While it writes what a tick has decided, signs of life are taken up."""
+    ticking = await writing_a_tick(full)
+    full.clock.time_s += LEASE_S / 3
+    await full.driver.submit(c.Heartbeat("a"))
+    full.journal.let_go()
+    await ticking
+    assert sorted(full.driver.session.members) == ["a", "b"]
+    assert full.driver.lateness.at(full.clock.time_s) == 0.0
+
+
+async def test_a_stall_ends_leases_later_and_not_never(full, monkeypatch):
+    """Who says nothing for a lease after it goes."""
+    full.clock.time_s += STALL_S
+    await full.driver.submit(c.Rendezvous("c"))
+    ticks = Ticks(full.driver, monkeypatch)
+    until_s = full.clock.time_s + 2 * LEASE_S + STALL_S
+    while full.clock.time_s < until_s and len(full.driver.session.members) > 1:
+        full.clock.time_s += LEASE_S / 10
+        await full.driver.submit(c.Heartbeat("a"))
+        # Something is written, too: its commit sees that time has passed.
+        await full.driver.submit(c.Rendezvous("d"))
+        await full.driver.submit(c.Heartbeat("d", ParticipantState.FINISHED))
+        await settled()
+    assert list(full.driver.session.members) == ["a"]
+    assert ticks.times
+
+
+async def test_commits_put_off_no_look_at_the_leases(full, monkeypatch):
+    """However often they come while the coordinator is late."""
+    ticks = Ticks(full.driver, monkeypatch)
+    late_s, step_s = 0.2, LOOK_AGAIN_S / 5
+    full.clock.time_s += LEASE_S - step_s / 2
+    for _ in range(20):
+        full.clock.time_s += step_s
+        for number in range(MIN_SENDERS):
+            full.driver.lateness.waited(f"p{number}", full.clock.time_s, late_s)
+        await full.driver.submit(c.Rendezvous("c"))
+        await full.driver.submit(c.Heartbeat("c", ParticipantState.FINISHED))
+        await settled()
+    assert not full.driver.session.members
+    gaps = [after - before for before, after in zip(ticks.times, ticks.times[1:], strict=False)]
+    assert all(gap >= LOOK_AGAIN_S - step_s for gap in gaps), "nor are there more than that"
