@@ -1,5 +1,6 @@
 """Barriers of the members of a group."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,8 +9,8 @@ import grpc
 import pytest
 
 from support.discovery import Line, Peer, Service
-from support.messaging import LEASE_S, PATIENCE_S, until
-from xain_messaging.discovery.redis import _GIVE_UP
+from support.messaging import LEASE_S, PATIENCE_S, discovery_of, until
+from xain_messaging.discovery.redis import _ARRIVE, _GIVE_UP, RedisMembership
 from xain_messaging.discovery.registry import MAX_BARRIERS
 from xain_messaging.discovery.server import MembershipServer
 from xain_messaging.errors import Closed, DiscoveryUnavailable, MessagingError, TimedOut
@@ -38,6 +39,21 @@ def test_a_barrier_opens_when_all_are_there(discovery: Discovery) -> None:
                 future.result(PATIENCE_S)
     for peer in peers:
         peer.leave()
+
+
+def test_a_barrier_waits_without_end(
+    discovery: Discovery, arrivals: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as it is closed, which may be longer than any one wait."""
+    monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
+    anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(anna.membership.barrier, "epoch", 2, math.inf)
+        until(lambda: "anna" in arrivals or waiting.done(), "anna to have come")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        ben.membership.barrier("epoch", 2, math.inf)
+        waiting.result(PATIENCE_S)
 
 
 def test_who_gives_up_is_not_counted_at_a_barrier(discovery: Discovery) -> None:
@@ -85,6 +101,61 @@ def test_a_newer_call_at_a_barrier_ends_the_older(
         newer.result(PATIENCE_S)
     anna.leave()
     ben.leave()
+
+
+class Broken(grpc.RpcError):
+    """What a call ends with when its line breaks."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "the line has broken"
+
+
+def lose_the_first_answer(membership: Any) -> list[str]:
+    """That a barrier has opened. Returns what has been lost so far."""
+    lost: list[str] = []
+    if isinstance(membership, RedisMembership):
+        ask = membership._call
+
+        def call(script: str, *arguments: Any, **options: Any) -> Any:
+            answer = ask(script, *arguments, **options)
+            if script is _ARRIVE and answer and not lost:
+                lost.append("redis")
+                raise DiscoveryUnavailable("the line has broken")
+            return answer
+
+        membership._call = call  # type: ignore[method-assign]  # of this one alone
+    else:
+        pass_on = membership._stub.Barrier
+
+        def barrier(request: pb.BarrierRequest, **options: Any) -> pb.BarrierResponse:
+            response: pb.BarrierResponse = pass_on(request, **options)
+            if not lost:
+                lost.append("coordinator")
+                raise Broken
+            return response
+
+        membership._stub.Barrier = barrier
+    return lost
+
+
+@pytest.mark.parametrize("kind", ["coordinator", "redis"])
+def test_a_call_whose_answer_is_lost_does_not_wait_for_the_next_opening(kind: str) -> None:
+    """Nor is it counted there."""
+    with discovery_of(kind) as discovery:
+        anna, ben = Peer(discovery, "anna"), Peer(discovery, "ben")
+        lost = lose_the_first_answer(anna.membership)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(anna.membership.barrier, "epoch", 2, 2 * PATIENCE_S)
+            ben.membership.barrier("epoch", 2, PATIENCE_S)
+            waiting.result(PATIENCE_S)
+        assert lost == [kind]
+        with pytest.raises(TimedOut):
+            ben.membership.barrier("epoch", 2, 0.5)
+        anna.leave()
+        ben.leave()
 
 
 @pytest.mark.parametrize(("name", "number"), [("", 1), ("a/b", 1), ("epoch", 0), ("epoch", -1)])

@@ -1,5 +1,6 @@
 """Who is in a group, by every discovery."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -50,6 +51,20 @@ def test_ranks_are_counted_by_role_and_filled_up(discovery: Discovery) -> None:
     assert another.rank == 0
     for peer in (*workers, master, back, another):
         peer.leave()
+
+
+def test_who_joins_without_end_waits_for_the_name(
+    discovery: Discovery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is free, which may take longer than any one wait."""
+    monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.2)
+    first = Peer(discovery, "anna")
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(Peer, discovery, "anna", address="there", timeout_s=math.inf)
+        with pytest.raises(TimeoutError):
+            joining.result(0.5)
+        first.leave()
+        assert joining.result(PATIENCE_S).sees == {"anna": "there"}
 
 
 def test_a_later_process_has_a_higher_incarnation(discovery: Discovery) -> None:

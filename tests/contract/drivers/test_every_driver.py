@@ -1,5 +1,6 @@
 """What every driver does."""
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -144,6 +145,26 @@ def test_close_lets_what_waits_go_out(make: Callable[[], Driver]) -> None:
     for _ in range(5):
         assert received(there)[2] == large
     assert received(there) == [b"last"]
+
+
+def test_a_time_without_end_is_one(
+    make: Callable[[], Driver],
+) -> None:
+    """receive() waits until it is woken, close() until all has come, and no longer; for years as
+    well, of which a system has no timers."""
+    here, there = make(), make()
+    here.connect("there", there.address)
+    for time_s in (1e12, math.inf):
+        threading.Timer(0.05, here.wake).start()
+        assert here.receive(time_s) is None
+    here.send("there", [b"1"])
+    assert received(there) == [b"1"]
+    here.send("there", [b"2"])
+    closing = threading.Thread(target=here.close, args=(math.inf,), daemon=True)
+    closing.start()
+    assert received(there) == [b"2"]
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
 
 
 def test_a_peer_may_move(make: Callable[[], Driver]) -> None:

@@ -1,8 +1,10 @@
 """How much waits in a gRPC driver until it is received."""
 
 import itertools
+import math
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,74 @@ def test_a_stream_that_breaks_while_it_waits_leaves_nothing() -> None:
             future.cancel()
         until(lambda: not any(t.name == "messages" for t in threading.enumerate()), "the threads")
         assert has_waiting(there, 3 * TOLERANCE)
+
+
+def test_close_waits_for_room_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the receiver takes longer than any one wait."""
+    monkeypatch.setattr("xain_messaging.waits.LONGEST_S", 0.01)
+    here, there = GrpcDriver(), GrpcDriver(bounds=Bounds(max_messages=1))
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        for i in range(3 * TOLERANCE):
+            here.send("there", [b"%d" % i])
+        until(partial(has_waiting, there, TOLERANCE), "as much as may wait")
+        closing = threading.Thread(target=here.close, args=(math.inf,), daemon=True)
+        closing.start()
+        closing.join(0.1)
+        for i in range(3 * TOLERANCE):
+            assert received(there) == [b"%d" % i]
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive()
+
+
+class Interrupting:
+    """A lock of a driver, or its queue: whoever has it, or has taken something out of it, is
+    interrupted as often as `times` says."""
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+        self.times = 0
+
+    def _interrupt(self) -> None:
+        if self.times and threading.current_thread() is threading.main_thread():
+            self.times -= 1
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._interrupt()
+        self._what.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        self._what.__exit__(*given)
+
+    def get(self, timeout_s: float | None) -> Any:
+        self._what.get(timeout_s)
+        self._interrupt()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._what, name)
+
+
+@pytest.mark.parametrize("where", ["_lock", "_events"])
+@pytest.mark.parametrize("max_messages", [1, 1000])
+def test_an_interrupt_takes_no_room(where: str, max_messages: int) -> None:
+    """It comes when a packet is out of the queue. That one is lost; those after it come, also where
+    they have been waiting for room."""
+    bounds = Bounds(max_messages=max_messages, max_messages_in_all=1)
+    here, there = GrpcDriver(), GrpcDriver(bounds=bounds)
+    with closing_all(here, there):
+        here.connect("there", there.address)
+        interrupting = Interrupting(getattr(there, where))
+        for _ in range(3):
+            for i in range(2 * TOLERANCE):
+                here.send("there", [b"%d" % i])
+            until(partial(has_waiting, there, TOLERANCE), "as much as may wait")
+            setattr(there, where, interrupting)
+            for _ in range(TOLERANCE):
+                interrupting.times = 1
+                with pytest.raises(KeyboardInterrupt):
+                    there.receive(PATIENCE_S)
+            setattr(there, where, interrupting._what)
+            for i in range(TOLERANCE, 2 * TOLERANCE):
+                assert received(there) == [b"%d" % i]
+        assert has_waiting(there, 0)

@@ -3,13 +3,18 @@
 import socket
 import threading
 import time
+import weakref
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+import grpc
 import pytest
 
 from support.drivers import closing_all, has_come_or_goes_again, next_event, received
 from support.fault_proxy import FaultProxy
 from support.messaging import PATIENCE_S, until
+from support.s3_servers import free_ports
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.links import TOLERANCE, Bounds
 from xain_messaging.ports import Lost
@@ -138,6 +143,56 @@ def test_a_driver_that_cannot_listen_leaves_no_thread() -> None:
         assert after <= before
 
 
+def test_a_driver_that_cannot_serve_leaves_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC has no thread to serve in, and the server never ends; so the collector must not come to
+    it, which would wait for that."""
+    monkeypatch.setattr("xain_messaging.drivers.grpc_streams.STOP_S", 0.5)
+    threads = Threads(monkeypatch, by=threading.current_thread().name)
+    server = weakref.WeakSet[grpc.Server]()
+    new_server = grpc.server
+
+    def note(*given: Any, **options: Any) -> grpc.Server:
+        made = new_server(*given, **options)
+        server.add(made)
+        threads.num_missing = 1
+        return made
+
+    monkeypatch.setattr("grpc.server", note)
+    (port,) = free_ports(1)
+    with pytest.raises(RuntimeError, match="thread"):
+        GrpcDriver(f"127.0.0.1:{port}")
+    assert threads.num_missing == 0
+    until(partial(is_free, port), "the port to be free")
+    assert len(server) == 1
+
+
+def test_a_driver_that_is_interrupted_when_it_serves_leaves_its_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And no thread."""
+    before = set(threading.enumerate())
+    serve = GrpcDriver._serve
+
+    def interrupt(driver: GrpcDriver, listen: str) -> int:
+        serve(driver, listen)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GrpcDriver, "_serve", interrupt)
+    (port,) = free_ports(1)
+    with pytest.raises(KeyboardInterrupt):
+        GrpcDriver(f"127.0.0.1:{port}")
+    assert is_free(port)
+    until(lambda: set(threading.enumerate()) <= before, "the threads to end")
+
+
+def is_free(port: int) -> bool:
+    with suppress(OSError), socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
 def test_close_goes_on_where_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is served then, and what is closed again has nothing left to do. Nor does it wait
     without end for gRPC, whatever that waits for."""
@@ -158,8 +213,10 @@ def test_close_goes_on_where_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> No
         host, _, port = here.address.rpartition(":")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port))).close()
-        stop = there._server.stop
-        monkeypatch.setattr(there._server, "stop", lambda _: ended.wait(PATIENCE_S))
+        server = there._server
+        assert server is not None
+        stop = server.stop
+        monkeypatch.setattr(server, "stop", lambda _: ended.wait(PATIENCE_S))
         begun_at = time.monotonic()
         there.close(0.0)
         assert time.monotonic() - begun_at < PATIENCE_S / 2

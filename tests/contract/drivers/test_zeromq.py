@@ -2,9 +2,11 @@
 
 import errno
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import zmq
@@ -93,6 +95,53 @@ def test_an_interrupted_send_spoils_no_other() -> None:
         here.send("there", [b"whole"])
         until(lambda: here.receive(0.05) is None and not here._broken, "the next attempt")
         assert received(there) == [b"whole"]
+
+
+class Interrupting:
+    """A lock of a driver. Who is to have it for this time is interrupted, counted from 1 on."""
+
+    def __init__(self, lock: Any, time: int) -> None:
+        self._lock = lock
+        self._num_left = time
+
+    def __enter__(self) -> None:
+        self._num_left -= 1
+        if self._num_left == 0:
+            raise KeyboardInterrupt
+        self._lock.__enter__()
+
+    def __exit__(self, *given: Any) -> None:
+        self._lock.__exit__(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_an_interrupt_in_receive_does_not_hold_up_close(time: int) -> None:
+    """It comes while the driver waits for its lock, before it polls or after."""
+    driver = ZmqDriver()
+    lock = driver._lock
+    driver._lock = Interrupting(lock, time)  # type: ignore[assignment]  # all that it uses
+    with pytest.raises(KeyboardInterrupt):
+        driver.receive(0.01)
+    driver._lock = lock
+    closing = threading.Thread(target=driver.close, args=(0.0,), daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+
+
+def test_a_close_that_is_interrupted_can_be_called_again() -> None:
+    """While it waits for who receives; it is all closed then."""
+    driver = ZmqDriver()
+    receiving = driver._receiving
+    driver._receiving = Interrupting(receiving, 1)  # type: ignore[assignment]  # all that it uses
+    with pytest.raises(KeyboardInterrupt):
+        driver.close(0.0)
+    assert driver.receive(None) is None
+    driver.close(0.0)
+    assert driver._context.closed
 
 
 def test_a_driver_that_is_woken_in_between_is_woken_once() -> None:

@@ -232,8 +232,12 @@ def test_to_join_again_is_a_heartbeat() -> None:
     assert world.changes == ["g"]
 
 
-def arrive(world: World, name: str, num_members: int = 2, barrier: str = "epoch") -> Arrival:
-    return world.registry.arrive("g", barrier, name, num_members, lambda: world.ended.append(name))
+def arrive(
+    world: World, name: str, num_members: int = 2, barrier: str = "epoch", call: int = 0
+) -> Arrival:
+    return world.registry.arrive(
+        "g", barrier, name, num_members, call, lambda: world.ended.append(name)
+    )
 
 
 def test_barriers_count_who_waits() -> None:
@@ -272,6 +276,28 @@ def test_a_newer_call_at_a_barrier_takes_the_place_of_the_older() -> None:
     assert newer.is_waiting
     assert arrive(world, "ben").is_open
     assert newer.is_open
+
+
+def test_a_call_that_comes_again_does_not_wait_for_the_next_opening() -> None:
+    """Its answer was lost. Also if its member was taken for dead meanwhile; but another process of
+    that name, a later call and one without a number have not been there."""
+    world = World()
+    members = {name: world.join(name) for name in ("anna", "ben")}
+    for call in (1, 0):
+        arrive(world, "anna", call=call)
+        assert arrive(world, "ben", call=call).is_open
+    assert arrive(world, "anna").is_waiting
+    assert arrive(world, "anna", call=2).is_waiting
+    assert arrive(world, "ben", call=2).is_open
+    world.registry.leave("g", "anna", members["anna"].incarnation)
+    assert world.join("anna", former=members["anna"]) == members["anna"]
+    world.ended.clear()
+    assert arrive(world, "anna", call=2).is_open
+    assert world.ended == ["anna"]
+    assert arrive(world, "anna", call=2, barrier="another").is_waiting
+    world.registry.leave("g", "anna", members["anna"].incarnation)
+    world.join("anna")
+    assert arrive(world, "anna", call=2).is_waiting
 
 
 def test_a_member_waits_at_a_few_barriers_at_a_time() -> None:

@@ -29,7 +29,7 @@ class Told(RemoteMembership):
     def _begin(self, deadline: float) -> None:
         raise NotImplementedError
 
-    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
         raise NotImplementedError
 
     def _end(self, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import structlog
 
+from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
 from xain_messaging.discovery.remote import CALL_TIMEOUT_S, RETRY_S, RemoteMembership, left_s
 from xain_messaging.discovery.service import from_message, to_message
@@ -113,8 +114,9 @@ class CoordinatorMembership(RemoteMembership):
     def _begin(self, deadline: float) -> None:
         self._start(self._watch)
         self._start(self._renew)
-        if not self._told.wait(left_s(deadline)):
-            raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
+        while not self._told.wait(left_s(deadline)):
+            if time.monotonic() >= deadline:
+                raise DiscoveryUnavailable(f"{self._target} does not say who is in the group")
 
     def _as_ours(self, error: Any) -> MessagingError:
         code, details = error.code(), error.details() or ""
@@ -195,10 +197,12 @@ class CoordinatorMembership(RemoteMembership):
 
     # --- for the member ---
 
-    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
-        request = pb.BarrierRequest(**self._who(), barrier=barrier, num_members=num_members)
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
+        request = pb.BarrierRequest(
+            **self._who(), barrier=barrier, num_members=num_members, call=call
+        )
         while True:
-            timeout_s = max(0.0, deadline - time.monotonic())
+            timeout_s = waits.left_s(deadline)  # a call that has centuries is lost
             try:
                 self._stub.Barrier(request, timeout=timeout_s, wait_for_ready=True)
                 return True

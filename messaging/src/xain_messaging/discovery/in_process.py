@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from xain_messaging.discovery.registry import Registry, check_barrier, replaced
 from xain_messaging.errors import Closed, MembershipLost, NameTaken, TimedOut
 from xain_messaging.ports import Member, Roster
+from xain_messaging.waits import left_s
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class InProcessDiscovery:
 
     def __init__(self) -> None:
         incarnations = itertools.count(1)
+        self._num_calls = itertools.count(1)
         self._registry = Registry(0.0, lambda: next(incarnations), self._tell, lease_s=1.0)
         self._changed = threading.Condition(threading.RLock())
         self._told: dict[tuple[str, str], _Told] = {}
@@ -47,8 +49,9 @@ class InProcessDiscovery:
                 try:
                     member = self._registry.join(group, role, name, address, 0.0, None)
                 except NameTaken:
-                    if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    if time.monotonic() >= deadline:
                         raise
+                    self._changed.wait(left_s(deadline))
                 else:
                     break
             # The change went to those before it; the newcomer hears of all.
@@ -86,15 +89,18 @@ class InProcessDiscovery:
         with self._changed:
             self._check_member(group, member)
             arrival = self._registry.arrive(
-                group, barrier, member.name, num_members, self._changed.notify_all
+                group,
+                barrier,
+                member.name,
+                num_members,
+                next(self._num_calls),
+                self._changed.notify_all,
             )
             try:
                 while arrival.is_waiting:
-                    left_s = deadline - time.monotonic()
-                    if left_s > 0:
-                        self._changed.wait(left_s)
-                    else:
+                    if time.monotonic() >= deadline:
                         raise TimedOut(f"waited {timeout_s:g} s at the barrier {barrier!r}")
+                    self._changed.wait(left_s(deadline))
             finally:
                 self._registry.give_up(arrival)
             if not arrival.is_open:

@@ -7,8 +7,9 @@ Of a group, below "xain:{GROUP}:":
     incarnation     the last that was given
     ranks           a hash: what each name had last, by "ROLE/NAME"
     incarnations    a hash: what each name had last
-    barrier:NAME    how often it has opened
-    waiting:NAME    a hash: until when (ms by the clock of the Redis) "NAME/INCARNATION" waits there
+    waiting:NAME    a hash: until when (ms by the clock of the Redis) "NAME/INCARNATION" waits at
+                    that barrier, and the number of its call, "MS/CALL"
+    opened:NAME     a hash: the number of the call for which it opened last, by "NAME/INCARNATION"
     changes         a channel: something is different now
 
 All that changes them is a script, and so one step. What nobody renews expires by itself.
@@ -142,37 +143,47 @@ end
 return found
 """
 
-# Returns the number of the opening that is awaited, to be given the next time; 0 when it has been.
-# Only members count; so who is none, but on its way back, has to come again. Nor do those count
-# whose time is over: who gave up may not have been heard.
+# Returns whether it is open for this call. Only members count; so who is none, but on its way back,
+# has to come again. Nor do those count whose time is over: who gave up may not have been heard.
 _ARRIVE: Final = """
-local waiting, count = KEYS[1] .. 'waiting:' .. ARGV[1], KEYS[1] .. 'barrier:' .. ARGV[1]
-local opened = tonumber(redis.call('GET', count) or '0')
-if opened >= (tonumber(ARGV[5]) or opened + 1) then return 0 end
+local waiting, opened = KEYS[1] .. 'waiting:' .. ARGV[1], KEYS[1] .. 'opened:' .. ARGV[1]
+local who, call, forget_s = ARGV[2], ARGV[3], ARGV[6]
+if redis.call('HGET', opened, who) == call then return 1 end
+local function is_here(who)
+  local name, incarnation = string.match(who, '^(.*)/(%d+)$')
+  local text = redis.call('GET', KEYS[1] .. 'member:' .. name)
+  return text and cjson.decode(text).incarnation == incarnation
+end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-redis.call('HSET', waiting, ARGV[2], string.format('%.0f', now + tonumber(ARGV[6])))
-redis.call('EXPIRE', waiting, ARGV[4])
-local all = redis.call('HGETALL', waiting)
+redis.call('HSET', waiting, who, string.format('%.0f/%s', now + tonumber(ARGV[5]), call))
+redis.call('EXPIRE', waiting, forget_s)
+local all, calls = redis.call('HGETALL', waiting), {}
 for i = 1, #all, 2 do
-  local name, incarnation = string.match(all[i], '^(.*)/(%d+)$')
-  local text = redis.call('GET', KEYS[1] .. 'member:' .. name)
-  local is_here = text and cjson.decode(text).incarnation == incarnation
-  if not is_here or tonumber(all[i + 1]) < now then
+  local until_ms, its_call = string.match(all[i + 1], '^(%d+)/(%d+)$')
+  if is_here(all[i]) and tonumber(until_ms) >= now then
+    table.insert(calls, all[i])
+    table.insert(calls, its_call)
+  else
     redis.call('HDEL', waiting, all[i])  -- if it has gone, who has its name has not come for it
   end
 end
-if redis.call('HLEN', waiting) < tonumber(ARGV[3]) then return opened + 1 end
-redis.call('SET', count, opened + 1, 'EX', ARGV[4])
+if #calls < 2 * tonumber(ARGV[4]) then return 0 end
+for i = 1, #calls, 2 do redis.call('HSET', opened, calls[i], calls[i + 1]) end
+if redis.call('HLEN', opened) > #calls / 2 + tonumber(ARGV[7]) then
+  for _, one in ipairs(redis.call('HKEYS', opened)) do
+    if not is_here(one) then redis.call('HDEL', opened, one) end
+  end
+end
+redis.call('EXPIRE', opened, forget_s)
 redis.call('DEL', waiting)
 redis.call('PUBLISH', KEYS[1] .. 'changes', '')
-return 0
+return 1
 """
 
-# Returns whether it has opened before: then it was counted, and others have gone on.
+# Returns whether it has opened for this call before: then it was counted, and others have gone on.
 _GIVE_UP: Final = """
-local opened = tonumber(redis.call('GET', KEYS[1] .. 'barrier:' .. ARGV[1]) or '0')
-if opened >= tonumber(ARGV[3]) then return 1 end
+if redis.call('HGET', KEYS[1] .. 'opened:' .. ARGV[1], ARGV[2]) == ARGV[3] then return 1 end
 redis.call('HDEL', KEYS[1] .. 'waiting:' .. ARGV[1], ARGV[2])
 return 0
 """
@@ -387,33 +398,31 @@ class RedisMembership(RemoteMembership):
             self._changed.notify_all()
         self._tell(roster, is_settling=time.monotonic() < self._settled_at)
 
-    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
         who = f"{self._name}/{self.member.incarnation}"
         # The rest of the time is for the word that we have given up.
         give_up_at = deadline - min(WORD_S, 0.1 * (deadline - time.monotonic()))
-        awaited: int | str = ""
         while True:
             with suppress(DiscoveryUnavailable):
-                awaited = self._call(
+                if self._call(
                     _ARRIVE,
                     barrier,
                     who,
+                    call,
                     num_members,
-                    FORGET_S,
-                    awaited,
                     round(1000 * (left_s(deadline) + LINGER_S)),
+                    FORGET_S,
+                    MAX_FORMER,
                     timeout_s=left_s(give_up_at),
-                )
-                if not awaited:
+                ):
                     return True
             self._check_waits(barrier, call)
             wait_s = give_up_at - time.monotonic()
             if wait_s <= 0:
-                if awaited:
-                    with suppress(DiscoveryUnavailable):
-                        return bool(
-                            self._call(_GIVE_UP, barrier, who, awaited, timeout_s=left_s(deadline))
-                        )
+                with suppress(DiscoveryUnavailable):
+                    return bool(
+                        self._call(_GIVE_UP, barrier, who, call, timeout_s=left_s(deadline))
+                    )
                 return False
             with self._changed:
                 self._changed.wait(min(wait_s, RETRY_S))

@@ -28,6 +28,7 @@ from xain_messaging.names import why_not
 from xain_messaging.ports import Member, Roster
 
 Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 LEASE_S = 10.0
 
@@ -40,6 +41,7 @@ GRACE_S = 2.0
 SETTLE_S = 2.0
 
 # Those who have left that are remembered: their ranks, of a group, and their incarnations, of all.
+# And the openings of barriers, of a group: each for each who waited there.
 MAX_FORMER = 4096
 
 # That a member waits at, at the same time. Each holds a call, and there is not room for any number.
@@ -54,12 +56,14 @@ WORD_S = 0.25
 class Arrival:
     """A member at a barrier, until that is open or the member waits there no more.
 
+    call: the number of the call, by which it is known if it comes again; 0: it has none.
     on_end: called then.
     """
 
     group: str
     barrier: str
     name: str
+    call: int
     on_end: Callable[[], None]
     is_waiting: bool = True
     is_open: bool = False
@@ -78,6 +82,8 @@ class _Group:
     entries: dict[str, _Entry] = field(default_factory=dict)
     ranks: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # of former ones
     barriers: dict[str, dict[str, Arrival]] = field(default_factory=dict)  # by name of who waits
+    # By member and barrier: the incarnation and the number of the call for which it opened last.
+    opened: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
 
 
 class Registry:
@@ -251,25 +257,34 @@ class Registry:
         barrier: str,
         name: str,
         num_members: int,
+        call: int,
         on_end: Callable[[], None],
     ) -> Arrival:
         """A member waits there from now on, until give_up(); one who does already waits anew, and
-        what it did before has ended.
+        what it did before has ended. If that call was here when the barrier opened, and comes again
+        since it has not heard of it, it does not wait for the next.
 
         Raises DiscoveryUnavailable for one that waits at too many others.
         """
         found = self._groups[group]
         arrivals = found.entries[name].arrivals
+        arrival = Arrival(group, barrier, name, call, on_end)
+        this = (found.entries[name].member.incarnation, call)
+        if call and found.opened.get((name, barrier)) == this:
+            arrival.is_waiting, arrival.is_open = False, True
+            on_end()
+            return arrival
         if barrier in arrivals:
             self.give_up(arrivals[barrier])
         if len(arrivals) >= MAX_BARRIERS:
             raise DiscoveryUnavailable(f"{name!r} waits at {MAX_BARRIERS} barriers already")
-        arrival = Arrival(group, barrier, name, on_end)
         waiting = found.barriers.setdefault(barrier, {})
         waiting[name] = arrivals[barrier] = arrival
         if len(waiting) >= num_members:
             for one in list(waiting.values()):
                 one.is_open = True
+                incarnation = found.entries[one.name].member.incarnation
+                note_latest(found.opened, (one.name, barrier), (incarnation, one.call))
                 self.give_up(one)  # the next barrier of this name is another
         return arrival
 
@@ -299,12 +314,12 @@ def replaced(barrier: str) -> MessagingError:
     return MessagingError(f"a newer call waits at the barrier {barrier!r} in the place of this one")
 
 
-def note_latest(numbers: OrderedDict[Key, int], key: Key, number: int) -> None:
+def note_latest(noted: OrderedDict[Key, Value], key: Key, value: Value) -> None:
     """As the latest; the oldest go."""
-    numbers[key] = number
-    numbers.move_to_end(key)
-    if len(numbers) > MAX_FORMER:
-        numbers.popitem(last=False)
+    noted[key] = value
+    noted.move_to_end(key)
+    if len(noted) > MAX_FORMER:
+        noted.popitem(last=False)
 
 
 def _lowest(taken: set[int]) -> int:

@@ -13,6 +13,7 @@ from random import Random
 
 import structlog
 
+from xain_messaging import waits
 from xain_messaging.discovery.registry import check_barrier, note_latest, replaced
 from xain_messaging.errors import (
     Closed,
@@ -57,7 +58,8 @@ class RemoteMembership(ABC):
         self._joining = threading.Lock()  # so that nobody comes back who has left
         self._threads: list[threading.Thread] = []
         self._calling = threading.Lock()
-        self._calls: dict[str, object] = {}  # the newest at each barrier
+        self._calls: dict[str, int] = {}  # the number of the newest at each barrier
+        self._num_calls = 0
 
     @property
     def member(self) -> Member:
@@ -81,8 +83,11 @@ class RemoteMembership(ABC):
         Raises DiscoveryUnavailable, but at the deadline only if anything has been started."""
 
     @abstractmethod
-    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: object) -> bool:
-        """Whether it has opened by the deadline. Asks _check_waits() after every wait."""
+    def _wait_at(self, barrier: str, num_members: int, deadline: float, call: int) -> bool:
+        """Whether it has opened by the deadline. Asks _check_waits() after every wait.
+
+        call: its number. By that the service knows a call that comes again because the answer to
+        it was lost."""
 
     @abstractmethod
     def _end(self, timeout_s: float) -> None:
@@ -98,7 +103,8 @@ class RemoteMembership(ABC):
                 self._begin(deadline)
                 return
             except (NameTaken, DiscoveryUnavailable):
-                if time.monotonic() + RETRY_S > deadline:
+                # What has been started is not started twice.
+                if self._threads or time.monotonic() + RETRY_S > deadline:
                     raise
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
@@ -111,30 +117,31 @@ class RemoteMembership(ABC):
 
     def barrier(self, name: str, num_members: int, timeout_s: float) -> None:
         check_barrier(name, num_members)
-        call = object()
         with self._calling:
-            self._calls[name] = call
+            self._num_calls += 1
+            call = self._calls[name] = self._num_calls
         try:
             self._check_waits(name, call)
             if not self._wait_at(name, num_members, time.monotonic() + timeout_s, call):
                 raise TimedOut(f"waited {timeout_s:g} s at the barrier {name!r}")
         finally:
             with self._calling:
-                if self._calls.get(name) is call:
+                if self._calls.get(name) == call:
                     del self._calls[name]
 
-    def _check_waits(self, barrier: str, call: object) -> None:
+    def _check_waits(self, barrier: str, call: int) -> None:
         """Raises Closed, and what a call hears that a newer one has taken the place of."""
         if self._has_ended.is_set():
             raise Closed(f"{self._name!r} is no member of {self._group!r} any more")
-        if self._calls.get(barrier) is not call:
+        if self._calls.get(barrier) != call:
             raise replaced(barrier)
 
     def leave(self) -> None:
         self.leave_by(time.monotonic() + LEAVE_S)
 
     def leave_by(self, deadline: float) -> None:
-        """leave(), but for MIN_CALL_S in this time."""
+        """leave(), but for MIN_CALL_S in this time if that is less."""
+        deadline = min(deadline, time.monotonic() + LEAVE_S)
         if self._has_ended.is_set() and not self._threads:
             return
         self._has_ended.set()
@@ -151,9 +158,13 @@ class RemoteMembership(ABC):
     # --- in threads ---
 
     def _start(self, work: Callable[[], None]) -> None:
+        """Raises DiscoveryUnavailable if the system has no thread for it."""
         thread = threading.Thread(target=self._run, args=(work,), name="membership", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            raise DiscoveryUnavailable(f"there is no thread to be a member in: {error}") from error
+        self._threads.append(thread)  # not before: nobody can wait for one that does not run
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
@@ -211,4 +222,4 @@ class RemoteMembership(ABC):
 
 def left_s(deadline: float) -> float:
     """For a call."""
-    return max(MIN_CALL_S, deadline - time.monotonic())
+    return max(MIN_CALL_S, waits.left_s(deadline))

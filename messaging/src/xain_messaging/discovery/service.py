@@ -241,7 +241,7 @@ class MembershipService(MembershipServicer):
         except ValueError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         ended = asyncio.Event()
-        where = (request.group, request.barrier, request.name, request.num_members)
+        where = (request.group, request.barrier, request.name, request.num_members, request.call)
         try:
             arrival = registry.arrive(*where, ended.set)
         except DiscoveryUnavailable as error:

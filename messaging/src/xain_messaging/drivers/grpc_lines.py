@@ -14,6 +14,7 @@ from xain_messaging.codec import Frames
 from xain_messaging.drivers.addresses import split_limit
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, to_chunks
 from xain_messaging.ports import Lost
+from xain_messaging.waits import left_s
 
 log = structlog.get_logger(__name__)
 
@@ -225,9 +226,10 @@ class Line:
                 self._has_finished.set()
             self._changed.notify()
 
-    def join(self, timeout_s: float) -> None:
-        """Until the peer has all, or as long as that."""
-        self._has_finished.wait(timeout_s)
+    def join(self, deadline: float) -> None:
+        """Until the peer has all, or until then, on time.monotonic()."""
+        while not self._has_finished.wait(left_s(deadline)) and time.monotonic() < deadline:
+            pass
 
     def close(self) -> None:
         with self._lock:

@@ -15,10 +15,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -34,6 +33,7 @@ from xain_messaging.drivers.grpc_threads import Threads
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
+from xain_messaging.waits import LONGEST_S
 
 log = structlog.get_logger(__name__)
 
@@ -70,21 +70,38 @@ class TlsFiles:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """How much has come that nobody has received: of one stream, or of all."""
+    """How much has come that nobody has received: of one stream, or of all.
+
+    packets: of each that waits its number, and the bytes of all that came before it.
+    sum_bytes: of all that ever came.
+    """
 
     max_packets: int
     max_bytes: int
-    num_packets: int = 0
-    num_bytes: int = 0
+    packets: deque[tuple[int, int]] = field(default_factory=deque, init=False)
+    sum_bytes: int = field(default=0, init=False)
+
+    @property
+    def num_packets(self) -> int:
+        return len(self.packets)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sum_bytes - self.packets[0][1] if self.packets else 0
 
     def has_room(self, size_bytes: int) -> bool:
         """One that is larger than all that may wait has room where nothing else waits."""
         fits = self.num_bytes + size_bytes <= self.max_bytes
-        return not self.num_packets or (fits and self.num_packets < self.max_packets)
+        return not self.packets or (fits and self.num_packets < self.max_packets)
 
-    def add(self, num_packets: int, size_bytes: int) -> None:
-        self.num_packets += num_packets
-        self.num_bytes += size_bytes
+    def add(self, number: int, size_bytes: int) -> None:
+        self.packets.append((number, self.sum_bytes))
+        self.sum_bytes += size_bytes
+
+    def remove(self, last: int) -> None:
+        """All up to this number. An interrupt may come between any two of them."""
+        while self.packets and self.packets[0][0] <= last:
+            self.packets.popleft()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,11 +132,11 @@ class _Stream:
 
 
 class _Packet(NamedTuple):
-    """One that waits."""
+    """One that waits. number: from 1 on, as they have come."""
 
     frames: Frames
     stream: _Stream
-    num_bytes: int
+    number: int
 
 
 class GrpcDriver:
@@ -161,36 +178,49 @@ class GrpcDriver:
         in_all = bounds.max_messages_in_all, bounds.max_bytes_in_all
         self._waiting = _Waiting(*(TOLERANCE * most for most in in_all))  # of all streams
         self._in_turn: deque[_Stream] = deque()  # that wait for room among all
+        self._num_come = 0  # packets
+        self._num_gone = 0  # of these, and their streams have been told
         self._lock = threading.RLock()
         self._lines: dict[str, Line] = {}
         self._is_closed = False
         self._max_peers = max_peers
         self._streams: set[_Stream] = set()
         self._threads = Threads(self._end_silent, grpc_lines.IDLE_S)
+        self._server: grpc.Server | None = None
         try:
             port = self._serve(listen)
-        except BaseException:  # the port is taken, say
-            self._threads.end(lambda: None, STOP_S)
+            limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
+            self._address = with_limit(f"{host}:{port}", limit)
+        except BaseException:  # the port is taken, say; or an interrupt, when it serves already
+            self._threads.end(self._stop, STOP_S)
             raise
-        limit = max_message_bytes if max_message_bytes < MAX_MESSAGE_BYTES else None
-        self._address = with_limit(f"{host}:{port}", limit)
 
     def _serve(self, listen: str) -> int:
         """Returns the port."""
         handler: Any = grpc.stream_unary_rpc_method_handler(self._deliver)
         service, _, method = METHOD[1:].partition("/")
-        self._server = grpc.server(
+        server = self._server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # any Executor will do
             handlers=[grpc.method_handlers_generic_handler(service, {method: handler})],
             options=OPTIONS,
             maximum_concurrent_rpcs=self._max_peers,
         )
         if self._tls is None:
-            port = self._server.add_insecure_port(listen)
+            port = server.add_insecure_port(listen)
         else:
-            port = self._server.add_secure_port(listen, self._tls.of_server())
-        self._server.start()
+            port = server.add_secure_port(listen, self._tls.of_server())
+        server.start()
         return port
+
+    def _stop(self) -> None:
+        """From its beginning on nobody listens at the port. Returns when the server has ended.
+
+        That is never if gRPC has had no thread to serve in. Then the one that waits here keeps the
+        server, for good: the collector, and the end of the process too, would wait for it with all
+        other threads held up.
+        """
+        if self._server is not None:
+            self._server.stop(None)
 
     @property
     def address(self) -> str:
@@ -230,14 +260,33 @@ class GrpcDriver:
     # --- in ---
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        event = self._events.get(timeout_s)
+        if self._num_gone < self._num_come and not self._events.size:
+            self._tell_all()
+        event = self._events.get(None if timeout_s is None else min(timeout_s, LONGEST_S))
         if not isinstance(event, _Packet):
             return event
         with self._lock:
-            self._count(event.stream, -1, -event.num_bytes)
-            event.stream.changed.notify()
-            self._wake_next()
+            # If there are others before it, interrupts have kept us from telling of them.
+            is_next = event.number == self._num_gone + 1
+            self._tell_of_room(event.number, [event.stream] if is_next else self._streams)
         return Arrived(event.frames)
+
+    def _tell_all(self) -> None:
+        """An interrupt may have taken the last packet out of the queue, and it is nowhere now. What
+        it brought is sent again; its room must not be lost."""
+        with self._lock:
+            if not self._events.size:
+                self._tell_of_room(self._num_come, self._streams)
+
+    def _tell_of_room(self, last: int, streams: Iterable[_Stream]) -> None:
+        """All packets up to this number have gone. An interrupt may come anywhere: what it cuts
+        short is done anew, since it counts as done after the last line only."""
+        self._waiting.remove(last)
+        for stream in streams:
+            stream.waiting.remove(last)
+            stream.changed.notify()
+        self._wake_next()
+        self._num_gone = last
 
     def wake(self) -> None:
         self._events.wake()
@@ -298,16 +347,14 @@ class GrpcDriver:
             stream.changed.wait_for(lambda: stream.has_ended or self._is_next(stream, size))
             self._in_turn.remove(stream)
             if not stream.has_ended:
-                self._count(stream, 1, size)
-                self._events.put(_Packet(frames, stream, size))
+                self._num_come += 1
+                for waiting in (stream.waiting, self._waiting):
+                    waiting.add(self._num_come, size)
+                self._events.put(_Packet(frames, stream, self._num_come))
             self._wake_next()
 
     def _is_next(self, stream: _Stream, size_bytes: int) -> bool:
         return self._in_turn[0] is stream and self._waiting.has_room(size_bytes)
-
-    def _count(self, stream: _Stream, num_packets: int, size_bytes: int) -> None:
-        for waiting in (stream.waiting, self._waiting):
-            waiting.add(num_packets, size_bytes)
 
     def _wake_next(self) -> None:
         if self._in_turn:
@@ -323,14 +370,14 @@ class GrpcDriver:
             lines, self._lines = self._lines, {}
         with ExitStack() as rest:  # all of it, whatever one of them raises
             rest.callback(self._events.close)
-            rest.callback(self._threads.end, partial(self._server.stop, None), STOP_S)
+            rest.callback(self._threads.end, self._stop, STOP_S)
             for line in lines.values():
                 rest.callback(line.close)
             for line in lines.values():
                 line.finish()
             deadline = time.monotonic() + linger_s
             for line in lines.values():
-                line.join(max(0.0, deadline - time.monotonic()))
+                line.join(deadline)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -8,6 +8,7 @@ from xain_messaging.codec import Frames
 from xain_messaging.drivers.event_queue import EventQueue
 from xain_messaging.errors import Closed, UnknownPeer
 from xain_messaging.ports import Arrived, DriverEvent, Lost
+from xain_messaging.waits import LONGEST_S
 
 
 @dataclass
@@ -68,7 +69,7 @@ class InProcessDriver:
             other._events.put(Arrived([bytearray(frame) for frame in frames]))
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        return self._events.get(timeout_s)
+        return self._events.get(None if timeout_s is None else min(timeout_s, LONGEST_S))
 
     def wake(self) -> None:
         self._events.wake()

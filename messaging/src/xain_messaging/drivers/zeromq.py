@@ -24,6 +24,7 @@ from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
 from xain_messaging.ports import Arrived, DriverEvent, Lost
+from xain_messaging.waits import LONGEST_S
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,10 @@ MAX_SOCKETS: Final = 65_536
 
 # How long a loss may go unnoticed in a driver that packets keep busy.
 LOOK_S: Final = 0.05
+
+# ZeroMQ counts milliseconds in 32 bits.
+LONGEST_LINGER_S: Final = (2**31 - 1) // 1000
+WITHOUT_END_MS: Final = -1
 
 # Between two attempts to reach a peer.
 RETRY_S: Final = 0.1
@@ -95,7 +100,7 @@ class ZmqDriver:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._lock = threading.RLock()
-        self._polled = threading.Condition(self._lock)
+        self._receiving = threading.Lock()  # by who is in receive(); it comes before the other
         self._lines: dict[str, _Line] = {}
         self._max_frame_bytes = max_frame_bytes
         self._broken: set[str] = set()  # those between two attempts
@@ -103,8 +108,8 @@ class ZmqDriver:
         self._ended: list[zmq.Socket[bytes]] = []
         self._poller: zmq.Poller | None = None
         self._looked_at = 0.0
-        self._is_polling = False
         self._is_closed = False
+        self._has_ended = False
         # Both ends of it are sockets of the system, so that a signal handler may wake.
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -169,6 +174,7 @@ class ZmqDriver:
 
     def _end(self, line: _Line, linger_s: float) -> None:
         """What is on its way may go for so long."""
+        linger_ms = WITHOUT_END_MS if linger_s > LONGEST_LINGER_S else round(1000 * linger_s)
         sockets, line.sockets = line.sockets, None
         if sockets is None:
             return
@@ -177,9 +183,9 @@ class ZmqDriver:
         try:
             sockets.push.disable_monitor()
         finally:
-            sockets.push.close(linger=round(1000 * linger_s))
+            sockets.push.close(linger=linger_ms)
         self._poller = None
-        if not self._is_polling:
+        if not self._receiving.locked():  # who comes now has to wait for `_lock`, which is ours
             self._close_ended()
 
     def _lose(self, peer: str, line: _Line) -> None:
@@ -252,32 +258,29 @@ class ZmqDriver:
             raise
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
-        with self._lock:
-            if self._is_closed:
-                return None
-            now = time.monotonic()
-            self._reopen(now)
-            if timeout_s == 0 or self._untold:
-                return self._next(now)
-            wait_s = math.inf if timeout_s is None else timeout_s
-            wait_s = min([wait_s, *(self._lines[peer].retry_at - now for peer in self._broken)])
-            poller = self._poller or self._make_poller()
-            self._is_polling = True
-        ready: list[tuple[object, int]] = []
-        try:
-            ready = poller.poll(None if wait_s == math.inf else math.ceil(1000 * wait_s))
-        finally:
+        # Not a flag, which an interrupt could keep from being taken back: close() waits for it.
+        with self._receiving:
             with self._lock:
-                self._is_polling = False
-                self._close_ended()
                 if self._is_closed:
-                    self._polled.notify_all()
-        with self._lock:
-            if self._is_closed or not ready:
-                return None  # or it is time for another attempt, which the next call makes
-            if any(what == self._woken_fd for what, _ in ready):
-                self._drain_woken()
-            return self._next(time.monotonic()) or self._next_loss()
+                    return None
+                self._close_ended()
+                now = time.monotonic()
+                self._reopen(now)
+                if timeout_s == 0 or self._untold:
+                    return self._next(now)
+                wait_s = math.inf if timeout_s is None else timeout_s
+                wait_s = min([wait_s, *(self._lines[peer].retry_at - now for peer in self._broken)])
+                poller = self._poller or self._make_poller()
+            ready = poller.poll(
+                None if wait_s == math.inf else math.ceil(1000 * min(wait_s, LONGEST_S))
+            )
+            with self._lock:
+                self._close_ended()
+                if self._is_closed or not ready:
+                    return None  # or it is time for another attempt, which the next call makes
+                if any(what == self._woken_fd for what, _ in ready):
+                    self._drain_woken()
+                return self._next(time.monotonic()) or self._next_loss()
 
     def _make_poller(self) -> zmq.Poller:
         self._poller = poller = zmq.Poller()
@@ -323,17 +326,19 @@ class ZmqDriver:
             self._waker.send(b"w")
 
     def close(self, linger_s: float) -> None:
-        with ExitStack() as last, self._lock:
-            if self._is_closed:
-                return
+        with self._lock:
             self._is_closed = True
-            self.wake()
-            self._polled.wait_for(lambda: not self._is_polling)
-            last.callback(self._context.term)  # without the lock: it waits for what lingers
+        self.wake()
+        with ExitStack() as last, self._receiving, self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            last.callback(self._context.term)  # without the locks: it waits for what lingers
             with ExitStack() as rest:  # all of it, whatever one of them raises; the last one first
                 rest.callback(self._waker.close)
                 rest.callback(self._woken.close)
                 rest.callback(self._pull.close, linger=0)
+                rest.callback(self._close_ended)
                 rest.callback(self._lines.clear)
                 for line in self._lines.values():
                     rest.callback(self._end, line, linger_s)

@@ -257,11 +257,16 @@ class BarrierRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     BARRIER_FIELD_NUMBER: _builtins.int
     NUM_MEMBERS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     name: _builtins.str
     incarnation: _builtins.int
     barrier: _builtins.str
     num_members: _builtins.int
+    call: _builtins.int
+    """Of the calls of this process at barriers, from 1 on. One whose answer was lost comes again with
+    the same number, and is answered at once if the barrier has opened for it.
+    """
     def __init__(
         self,
         *,
@@ -270,10 +275,11 @@ class BarrierRequest(_message.Message):
         incarnation: _builtins.int = ...,
         barrier: _builtins.str = ...,
         num_members: _builtins.int = ...,
+        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "group", b"group", "incarnation", b"incarnation", "name", b"name", "num_members", b"num_members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["barrier", b"barrier", "call", b"call", "group", b"group", "incarnation", b"incarnation", "name", b"name", "num_members", b"num_members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

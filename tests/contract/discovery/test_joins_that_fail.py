@@ -1,0 +1,79 @@
+"""What is left of a member that could not become one."""
+
+import math
+import threading
+from functools import partial
+
+import pytest
+
+from support.discovery import NETWORKED, Peer, Service
+from support.messaging import LEASE_S, PATIENCE_S, until
+from xain_messaging.discovery.remote import RemoteMembership
+from xain_messaging.errors import DiscoveryUnavailable
+
+
+class Threads:
+    """Of memberships. missing: their numbers, from 1 on; the system has none for these."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, missing: range) -> None:
+        self.num_asked = 0
+        start = threading.Thread.start
+
+        def start_if_any(thread: threading.Thread) -> None:
+            if thread.name == "membership":
+                self.num_asked += 1
+                if self.num_asked in missing:
+                    raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_if_any)
+
+
+def has_none_left(before: set[threading.Thread]) -> bool:
+    """Of the threads that keep a membership."""
+    return not any(
+        thread.name == "membership" for thread in threading.enumerate() if thread not in before
+    )
+
+
+@pytest.mark.parametrize(("kind", "first"), [("coordinator", 1), ("coordinator", 2), ("redis", 1)])
+def test_a_member_without_a_thread_is_none(
+    kind: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told why, and leaves nothing: its name is free."""
+    before = set(threading.enumerate())
+    with Service(kind, LEASE_S) as service:
+        with monkeypatch.context() as patched:
+            Threads(patched, range(first, 1000))
+            with pytest.raises(DiscoveryUnavailable, match="thread") as caught:
+                Peer(service.discovery, "anna", timeout_s=0.5)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        until(partial(has_none_left, before), "the threads to end")
+        Peer(service.discovery, "anna", timeout_s=0.5).leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_a_member_waits_for_a_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none for the moment."""
+    with Service(kind, LEASE_S) as service:
+        threads = Threads(monkeypatch, range(1, 3))
+        anna = Peer(service.discovery, "anna", timeout_s=PATIENCE_S)
+        assert threads.num_asked > 2
+        assert anna.sees == {"anna": "here"}
+        anna.leave()
+
+
+@pytest.mark.parametrize("kind", NETWORKED)
+def test_a_join_without_end_can_be_interrupted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the name is free."""
+
+    def interrupt(membership: RemoteMembership, deadline: float) -> None:
+        raise KeyboardInterrupt
+
+    with Service(kind, LEASE_S) as service:
+        membership = type(Peer(service.discovery, "ben").membership)
+        with monkeypatch.context() as patched:
+            patched.setattr(membership, "_begin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                Peer(service.discovery, "anna", timeout_s=math.inf)
+        Peer(service.discovery, "anna", timeout_s=0.5).leave()
