@@ -50,6 +50,7 @@ from xain_messaging.ports import (
     Roster,
 )
 from xain_messaging.sessions import Sessions
+from xain_messaging.waits import LONGEST_S
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +58,6 @@ T = TypeVar("T")
 
 # An ack that nothing carries waits for so long for something that might.
 ACK_DELAY_S = 0.01
-# Of one wait, for drivers that count in small numbers; there is another one after it.
-LONGEST_S = 3600.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
 # Between two looks for those whose time is over.
@@ -73,6 +72,9 @@ MAX_STRANGERS = 1024
 # Names of those who have left. Beyond it the first to leave are forgotten sooner, but for those for
 # whom something is kept, or of whom something waits here.
 MAX_AWAY = 4096
+
+# Of what is said in the log of a message that could not be handled.
+MAX_WHY = 500
 
 Handler = Callable[[Message, Delivery], None]
 
@@ -106,12 +108,17 @@ class Endpoint:
         self._on_collective: Handler | None = None
         self._unheard: list[tuple[Message, Delivery]] = []  # before anybody hears collectives
         self.num_too_large = 0  # kept messages that were dropped, see _drop_too_large()
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # one that knows whose it is, see _from_driver()
         self._driver = driver
         self._outbox = Outbox(bounds)
         self._waiting = Untaken()
         self._changed = threading.Condition(self.lock)
         self._is_receiving = False
+        # Where these are set though nobody is there, an interrupt has come: in the middle of
+        # something that is done under the lock; and in the driver.
+        self._is_halfway = False
+        self._is_in_driver = False
+        self._handed: Delivery | None = None  # it counts as heard, and may be nowhere yet
         self._come: deque[DriverEvent] = deque()  # from the driver, and to be handled first
         self._num_waiting = 0  # threads, for the one that is receiving
         self._roster: Roster = MappingProxyType({})
@@ -159,8 +166,8 @@ class Endpoint:
         with self.lock:
             if self._failure is not None:
                 return  # we are on our way out, and the driver is closed
-            if self._roster and not self._is_receiving:
-                self._handle_all()  # what somebody has taken is not sent again to who comes for it
+            if self._roster:
+                self._catch_up()  # what somebody has taken is not sent again to who comes for it
             before, self._roster = self._roster, MappingProxyType(dict(roster))
             now = time.monotonic()
             for name in before.keys() - roster.keys() - {self.name}:
@@ -319,10 +326,11 @@ class Endpoint:
         return link is None or link.why_no_room(size_bytes) is None
 
     def take(self, delivery: Delivery) -> None:
-        """The application has this message. Call it under `lock`."""
+        """The application has this message. Call it under `lock`. Twice does no harm."""
         link = self._links.get(delivery.peer)
         if link is None:
             return  # its peer has been forgotten
+        before, self._is_halfway = self._is_halfway, True
         packet = link.take(delivery)
         if packet is not None:
             self._send(link, packet)
@@ -336,6 +344,7 @@ class Endpoint:
             for link in behind:
                 if link.owes_ack:
                     self._owe(link)
+        self._is_halfway = before
 
     # --- in ---
 
@@ -345,27 +354,46 @@ class Endpoint:
 
     def wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
         """What `attempt` gives as soon as it gives something; None if it does not by the deadline,
-        on time.monotonic(). It is called under `lock`, after all that has come.
+        on time.monotonic(). It is called under `lock`, after all that has come. After what it gives
+        nothing is called any more but what lets go of the lock.
 
         Raises Closed and MembershipLost.
         """
         with self.lock:
             is_last = False
-            if not self._is_receiving:
-                self._handle_all()
             while True:
                 if self._failure is not None:
                     raise self._failure
-                result = attempt()
+                self._catch_up()
+                self._is_halfway = True
+                try:
+                    result = attempt()
+                except MessagingError:  # it is refused, and has done nothing
+                    self._is_halfway = False
+                    raise
+                self._is_halfway = False
                 if result is not None or is_last:
-                    self._do_what_is_due()  # who takes one after the other may never wait
                     return result
                 left_s = deadline - time.monotonic()
                 is_last = left_s <= 0
                 self._receive(max(0.0, left_s))
 
+    def _catch_up(self) -> None:
+        """With what has come, and what is due. If an interrupt had come in the middle of something,
+        with what may be lost too."""
+        is_unsure = self._is_in_driver and not self._is_receiving
+        if self._is_halfway or is_unsure:
+            self._make_sure()
+            if is_unsure:
+                self._is_in_driver = False
+        self._is_halfway = True
+        if not self._is_receiving:
+            self._handle_all()
+        self._do_what_is_due()  # now: who takes one after the other may never wait
+        self._is_halfway = False
+
     def _receive(self, timeout_s: float) -> None:
-        """Handle what comes; returns after something has, or when it was woken."""
+        """Returns when something has come, or is due, or when it was woken."""
         if self._is_receiving:
             self._num_waiting += 1
             try:
@@ -376,47 +404,50 @@ class Endpoint:
         try:
             if not self._come:
                 self._from_driver(self._until_something_is_due(timeout_s))
-            if self._come:
-                self._handle_all()
-            self._do_what_is_due()
-        except BaseException:  # an interrupt, say, wherever it came
-            self._may_have_lost_something()
-            raise
         finally:  # an interrupt too: another one is to receive now
             if self._num_waiting:
                 self._changed.notify_all()
 
     def _handle_all(self) -> None:
         """What has come already; or some of it, if there is no end."""
-        try:
-            for _ in range(BATCH):
-                event = self._come.popleft() if self._come else self._driver.receive(0.0)
-                if event is None:
-                    break
-                self._handle(event)
-        except BaseException:  # an interrupt, say, wherever it came
-            self._may_have_lost_something()
-            raise
+        for _ in range(BATCH):
+            event = self._come.popleft() if self._come else self._driver.receive(0.0)
+            if event is None:
+                break
+            self._handle(event)
 
-    def _may_have_lost_something(self) -> None:
-        """That had come, and was not handled: who sent it sends it again."""
+    def _make_sure(self) -> None:
+        """What had come, or was to go out, may be lost: each peer is told where we are, and asked
+        where it is. If this is interrupted too, it is done again."""
+        if self._handed is not None:
+            entry = self.inbox.last_added()
+            if entry is None or entry.delivery is not self._handed:
+                self._hand(self._handed)
+            elif isinstance(entry.message, SessionMessage):
+                self.sessions.received(entry.message)  # it may have been, or not
+            self._handed = None
         for link in self._links.values():
-            link.missed()
+            packet = link.where()
+            if packet is not None:
+                self._send(link, packet)
             if link.owes_ack:
                 self._owe(link)
 
     def _from_driver(self, timeout_s: float) -> None:
         """As receive() of the driver, without the lock. What it gives has come."""
-        self._is_receiving = True
+        self._is_receiving = self._is_in_driver = True
         try:
             self.lock.release()
             event = self._driver.receive(min(timeout_s, LONGEST_S))
             if event is not None:
                 self._come.append(event)  # before we wait for the lock, which may be interrupted
+            self._is_in_driver = False
         finally:
             try:
                 self.lock.acquire()
-            except BaseException:  # an interrupt while we waited for it
+            except BaseException:  # an interrupt while we waited for it, or just when we had it
+                with suppress(RuntimeError):  # it is not ours
+                    self.lock.release()
                 self.lock.acquire()  # our caller will let go of it all the same
                 raise
             finally:
@@ -443,42 +474,58 @@ class Endpoint:
             self._has_refused = True
             raise MalformedMessage(f"{head.name!r} is not in the group")
         link = self._link(head.name)
-        delivery = link.received(head, event.frames[1:])
+        self._handed = delivery = link.received(head, event.frames[1:])
         for packet in link.again(head):
             self._send(link, packet)
         if delivery is None:
             if link.owes_ack:
                 self._owe(link)
             return
+        self._hand(delivery)
+        self._handed = None
+
+    def _hand(self, delivery: Delivery) -> None:
+        """To whom it is for. It counts as heard: it is not sent again."""
         try:
             message = decode(delivery.frames, delivery.peer, self.name)
-        except MalformedMessage:
+            if delivery.kind == COLLECTIVE:
+                self._hand_to_collectives(message, delivery)
+                return
+            entry = self.inbox.add(message, delivery)
+            if isinstance(message, SessionMessage) and not self.sessions.received(message):
+                log.warning(
+                    "out_of_order",
+                    peer=message.source,
+                    session=message.session_id,
+                    stage=str(message.session_stage),
+                )
+                self.inbox.pop(entry)
+                self.take(delivery)
+        except Exception as error:
+            # Whatever it leads to: it comes from outside, and must end nothing here.
+            why = str(error) if isinstance(error, MalformedMessage) else repr(error)
+            log.warning("malformed_message", peer=delivery.peer, error=why[:MAX_WHY])
             self.take(delivery)  # it would only come again
-            raise
-        if delivery.kind == COLLECTIVE:
-            if self._on_collective is not None:
-                self._on_collective(message, delivery)
-            else:
-                self._unheard.append((message, delivery))
-        elif isinstance(message, SessionMessage) and not self.sessions.received(message):
-            log.warning(
-                "out_of_order",
-                peer=message.source,
-                session=message.session_id,
-                stage=str(message.session_stage),
-            )
+
+    def _hand_to_collectives(self, message: Message, delivery: Delivery) -> None:
+        if self._on_collective is None:
+            self._unheard.append((message, delivery))
+            return
+        try:
+            self._on_collective(message, delivery)
+        except Exception as error:  # as in _hand()
+            log.warning("malformed_message", peer=delivery.peer, error=repr(error)[:MAX_WHY])
             self.take(delivery)
-        else:
-            self.inbox.add(message, delivery)
 
     def hear_collectives(self, handler: Handler) -> None:
         """It is given the messages of collective operations, under `lock`; those that have come
-        too."""
+        too. One for which it raises something is dropped, with a line in the log; one that was
+        being handled when an interrupt came is given once more."""
         with self.lock:
             self._on_collective = handler
             unheard, self._unheard = self._unheard, []
             for message, delivery in unheard:
-                handler(message, delivery)
+                self._hand_to_collectives(message, delivery)
 
     def _owe(self, link: Link) -> None:
         if not self._owed:
@@ -498,7 +545,7 @@ class Endpoint:
 
     def _do_what_is_due(self) -> None:
         now = time.monotonic()
-        if self._unreached and self._failure is None:
+        if self._unreached:
             self._reach_those_who_are_due(now)
         if self._owed and now - self._owed_since >= ACK_DELAY_S:
             self._send_acks()

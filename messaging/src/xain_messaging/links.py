@@ -24,25 +24,28 @@ the others; of an ack the head is all. The head is msgpack:
     [kind, name, to, incarnation, number, follows, to_incarnation, heard, untaken, envelope]
 
 kind: "m" a message, "c" one of a collective operation, "a" nothing but the ack, "g" an ack of one
-    who has not heard what follows on `heard`: it has to go out again.
+    who has not heard what follows on `heard`: it has to go out again; "w" an ack of one who may
+    have lost what came, and wants an ack.
 name, incarnation: of the sender. Of two processes with one name the later has the higher one.
 to: the name of the receiver; whoever has another one got it by mistake.
 number: the message's, from 1 on, counted by its sender for all peers together, so that it goes on
     also for one who was forgotten; 0 in an ack.
-follows: the number of the message before it on this connection, 0 for the first. Those between are
-    taken, or for others; one who has not heard of `follows` asks for what was lost.
+follows: the number of the message before it on this connection, 0 if there is none. Those between
+    are taken, or for others; one who has not heard of `follows` asks for what was lost.
 to_incarnation, heard, untaken: the receiver's messages up to the number `heard` are taken, but for
     those of the list. An incarnation of 0: nothing is told.
 envelope: bytes; none in an ack. In here, since a frame of its own would cost a driver as much as
     all the rest.
 
-Pure: no I/O, no clock, no threads. What is to be sent is returned.
+Pure: no I/O, no clock, no threads. What is to be sent is returned. An interrupt comes where
+something is called, and where a loop begins again: what counts together is changed without a call
+between.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgpack
 
@@ -60,10 +63,12 @@ MESSAGE: Final = "m"
 COLLECTIVE: Final = "c"
 _ACK: Final = "a"
 _AGAIN: Final = "g"
-_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN})
+_WHERE: Final = "w"
+_KINDS: Final = frozenset({MESSAGE, COLLECTIVE, _ACK, _AGAIN, _WHERE})
 
 Packet: TypeAlias = list[Frame]
 
+Key = TypeVar("Key")
 
 # A peer that keeps to its bounds may still be seen to have sent more: what goes out before it hears
 # that a line has broken goes out again, and acks count too where nobody has looked into the packets
@@ -194,6 +199,7 @@ class Link:
     # What follows on the last number heard was not kept; and the peer has been asked for it.
     _is_behind: bool = False
     _has_asked: bool = False
+    _is_unsure: bool = False  # whether that is so; what comes next tells
 
     @property
     def num_kept(self) -> int:
@@ -248,7 +254,8 @@ class Link:
     def send(self, kind: Kind, frames: Frames) -> Packet | None:
         """Keep a message. Returns what goes out now; None if the peer is away."""
         self.outbox.last_number += 1
-        number, kept = self.outbox.last_number, _Kept(kind, frames, num_bytes(frames))
+        number = self.outbox.last_number
+        kept = _Kept(kind, frames, num_bytes(frames))
         self._kept[number] = kept
         self.kept_bytes += kept.num_bytes
         self.outbox.num_messages += 1
@@ -261,6 +268,8 @@ class Link:
         self.is_here = True
         self._last_sent = 0
         self._has_asked = False
+        if self._is_unsure:
+            self.missed()  # the question may have been lost
         if self._heard:
             self._num_untold = max(self._num_untold, 1)
         packets = [self._packet(number, kept) for number, kept in self._kept.items()]
@@ -306,8 +315,20 @@ class Link:
             self.missed()
         self._unheard.clear()
 
+    def where(self) -> Packet | None:
+        """Anything that came of this peer may have been lost here, or something that was to go to
+        it. Returns what goes out: what it has to know of us, and the question for the same of it.
+        So each asks for what it lacks, and nothing else goes twice."""
+        if not self.is_here:
+            self.missed()
+            return None
+        self._is_unsure = True
+        self._num_untold = max(self._num_untold, 1)
+        return [self._head(_WHERE, 0, self._last_sent, b"")]
+
     def missed(self) -> None:
         """Something that it has sent may have been lost here: it is to be asked for."""
+        self._is_unsure = False
         if self._newest not in (0, self._peer_incarnation):
             self._hear(self._newest)
         if self._peer_incarnation:
@@ -337,7 +358,7 @@ class Link:
         self._peer_incarnation = incarnation
         self._newest = self._newest or incarnation
         self._heard = self._num_untold = self._untold_bytes = 0
-        self._is_behind = self._has_asked = False
+        self._is_behind = self._has_asked = self._is_unsure = False
 
     def received(self, head: Head, frames: Frames) -> Delivery | None:
         """What a packet of this peer brings, if it is new. frames: those after the head.
@@ -356,6 +377,7 @@ class Link:
         if head.to_incarnation == self.own_incarnation:
             self._drop_taken(head.heard, head.untaken)
         if head.kind not in (MESSAGE, COLLECTIVE):
+            self._received_ack(head)
             return None
         if head.incarnation > self._peer_incarnation:
             self._hear(head.incarnation)
@@ -365,6 +387,8 @@ class Link:
         is_full = self._has_waiting(1.0)
         if head.follows > self._heard or is_full:
             was_behind = self._is_behind
+            if self._is_unsure:  # also whether what was asked for came; now we know
+                self._is_unsure = self._has_asked = False
             self._fall_behind()
             if is_full and not was_behind:
                 raise MalformedMessage(
@@ -373,15 +397,32 @@ class Link:
                     f"{self.waiting.num_messages} of {self.waiting.num_bytes}, and goes on"
                 )
             return None
-        self._is_behind = self._has_asked = False
         whole = [head.envelope, *frames]
         size = num_bytes(whole)
+        delivery = Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
+        self._is_behind = self._has_asked = self._is_unsure = False
         self._heard = head.number
         self._untaken[head.number] = size
         self._untaken_bytes += size
         self.waiting.num_messages += 1
         self.waiting.num_bytes += size
-        return Delivery(self.name, head.incarnation, head.number, head.kind, whole, size)
+        return delivery
+
+    def _received_ack(self, head: Head) -> None:
+        """It tells what has been sent before it, and may want the same of us."""
+        heard = self._heard if head.incarnation == self._peer_incarnation else 0
+        is_behind = head.follows > heard
+        if head.kind == _WHERE or is_behind:
+            if head.incarnation > self._peer_incarnation:
+                self._hear(head.incarnation)
+            # It may have lost what it was asked for; or we what came then. Else one question will
+            # do: what it has been asked for is on its way.
+            self._has_asked = self._has_asked and head.kind != _WHERE and not self._is_unsure
+        if head.kind == _WHERE:
+            self._num_untold = max(self._num_untold, 1)
+        if is_behind:
+            self._fall_behind()
+        self._is_unsure = False
 
     def _refuse(self, incarnation: int) -> None:
         """Raises MalformedMessage for each such process once, as far as they are remembered."""
@@ -411,17 +452,19 @@ class Link:
         """The application has it. Returns an ack if it is time for one."""
         if delivery.incarnation != self._peer_incarnation:
             # Its sender waits for it no more.
-            self._let_go(self._former.pop((delivery.incarnation, delivery.number), None))
+            self._let_go(self._former, (delivery.incarnation, delivery.number))
             return self.ack() if self._is_to_ask else None
-        self._let_go(self._untaken.pop(delivery.number, None))
+        self._let_go(self._untaken, delivery.number)
         self._num_untold += 1
         self._untold_bytes += delivery.num_bytes
         is_due = self._num_untold >= ACK_EVERY or self._untold_bytes >= ACK_EVERY_BYTES
         return self.ack() if is_due or self._is_to_ask else None
 
-    def _let_go(self, size_bytes: int | None) -> None:
-        """Of a message that is taken; None if it was before."""
+    def _let_go(self, untaken: dict[Key, int], key: Key) -> None:
+        """Of a message that is taken; nothing if it was before."""
+        size_bytes = untaken.get(key)
         if size_bytes is not None:
+            del untaken[key]
             self._untaken_bytes -= size_bytes
             self.waiting.num_messages -= 1
             self.waiting.num_bytes -= size_bytes
@@ -441,10 +484,10 @@ class Link:
         if not self.owes_ack or not self.is_here:
             return None
         if not self._is_to_ask:
-            return [self._head(_ACK, 0, 0, b"")]
+            return [self._head(_ACK, 0, self._last_sent, b"")]
         self._has_asked = True
         self._num_untold = max(self._num_untold, 1)  # it says from where on
-        return [self._head(_AGAIN, 0, 0, b"")]
+        return [self._head(_AGAIN, 0, self._last_sent, b"")]
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
         still = set(untaken)
@@ -458,7 +501,8 @@ class Link:
 
     def _drop(self, numbers: list[int]) -> None:
         for number in numbers:
-            num_bytes = self._kept.pop(number).num_bytes
+            num_bytes = self._kept[number].num_bytes
+            del self._kept[number]
             self.kept_bytes -= num_bytes
             self.outbox.num_messages -= 1
             self.outbox.num_bytes -= num_bytes

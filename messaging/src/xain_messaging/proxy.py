@@ -28,7 +28,8 @@ from xain_messaging.discovery import open_discovery
 from xain_messaging.drivers import open_driver
 from xain_messaging.endpoint import Endpoint
 from xain_messaging.errors import OutboxFull, PeersMissing, TooFewPeers
-from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds, Delivery
+from xain_messaging.inbox import Entry
+from xain_messaging.links import DEFAULT_BOUNDS, MESSAGE, Bounds
 from xain_messaging.messages import (
     SAME,
     Body,
@@ -77,6 +78,18 @@ class _Posted:
     sent: list[tuple[str, str]] = field(default_factory=list)
     unsent: list[Message] = field(default_factory=list)
     why_not: str = ""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """By one call.
+
+    reserved: the sessions that are nobody else's meanwhile.
+    popped: the answers that have come, by their number; the program has them when the call returns.
+    """
+
+    reserved: list[str] = field(default_factory=list)
+    popped: dict[int, Entry] = field(default_factory=dict)
 
 
 class Proxy:
@@ -247,44 +260,59 @@ class Proxy:
     def receive(self, timeout_s: float | None = None) -> Iterator[Message]:
         """Messages as they come, those that came while something else was awaited first. Ends when
         timeout_s are over, by default never, or after stop(), which is for good."""
-        for event in self.events(timeout_s):
-            if isinstance(event, Message):
-                yield event
-            del event  # the next may be long in coming
+        # Not by way of events(): in a second loop an interrupt could lose what comes through it.
+        return self._events(_deadline_of(timeout_s), None)
 
     def receive_once(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if there is none in time, or after stop()."""
-        return next(self.receive(self.timeout_s if timeout_s is None else timeout_s), None)
+        # Not next(), which is called: an interrupt might come between its end and ours.
+        for message in self.receive(self.timeout_s if timeout_s is None else timeout_s):
+            return message
+        return None
 
     def events(self, timeout_s: float | None = None) -> Iterator[Message | PeersChanged]:
         """As receive(), and the peers whenever one has come or gone since the last event, or, for
         the first, since this call."""
-        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        return self._events(deadline, self.endpoint.roster)
+        return self._events(_deadline_of(timeout_s), self.endpoint.roster)
 
-    def _events(self, deadline: float, seen: Roster) -> Iterator[Message | PeersChanged]:
+    def _events(self, deadline: float, seen: Roster | None) -> Iterator[Any]:
+        """seen: of the peers; None if nobody wants to know of them."""
         endpoint = self.endpoint
+        popped: Entry | None = None
 
         def take() -> tuple[Message | PeersChanged | None] | None:
-            nonlocal seen
-            if endpoint.roster is not seen:
+            nonlocal seen, popped
+            if seen is not None and endpoint.roster is not seen:
                 seen = endpoint.roster
                 return (PeersChanged(self.peers),)
             if self._is_stopped and self._last is None:
                 self._last = endpoint.inbox.newest
-            entry = endpoint.inbox.pop_oldest(self._last)
+            entry = endpoint.inbox.oldest(self._last)
             if entry is None:
                 return None if self._last is None else (None,)
-            self._take(*entry)
-            return (entry[0],)
+            self._take(entry)
+            popped = entry
+            return (entry.message,)
 
-        while (taken := endpoint.wait_for(take, deadline)) and taken[0] is not None:
+        while True:
+            try:
+                taken = endpoint.wait_for(take, deadline)
+            except BaseException:  # an interrupt, say, on the way from there to here
+                if popped is not None:
+                    self._put_back([popped])
+                raise
+            if taken is None or taken[0] is None:
+                return
+            popped = None
             yield taken[0]
             del taken  # the next may be long in coming
 
-    def _take(self, message: Message, delivery: Delivery) -> None:
-        """Under the lock."""
-        self.endpoint.take(delivery)
+    def _take(self, entry: Entry) -> None:
+        """Under the lock. It is in the inbox until all else is done, and nothing is called between
+        that and the return: an interrupt before it leaves it there, and all else may be done twice.
+        Whoever calls has to put_back() what is popped and does not reach the program."""
+        message = entry.message
+        self.endpoint.take(entry.delivery)
         asked = self._asked.get(message.session_id, {})
         is_answer = message.is_final if isinstance(message, SessionMessage) else True
         if is_answer and message.source in asked:
@@ -293,6 +321,12 @@ class Proxy:
                 del asked[message.source]
             if not asked:
                 del self._asked[message.session_id]
+        self.endpoint.inbox.pop(entry)
+
+    def _put_back(self, entries: Iterable[Entry]) -> None:
+        with self.endpoint.lock:
+            self.endpoint.inbox.put_back(entries)
+        self.endpoint.wake()  # others may want it
 
     def receive_by_id(
         self, targets: str | Sequence[str], timeout_s: float | None = None
@@ -302,18 +336,21 @@ class Proxy:
         the answer awaited. All else stays for the other calls."""
         sessions = [targets] if isinstance(targets, str) else list(targets)
         deadline = self._deadline(timeout_s)
-        reserved: list[str] = []
+        awaited = _Awaited()
         try:
             for session_id in sessions:
-                self._reserve(session_id, reserved)
-            return self._answers(sessions, deadline)
-        finally:
-            self._release(reserved)
+                self._reserve(session_id, awaited.reserved)
+            replies = self._answers(sessions, deadline, awaited)
+            self._release(awaited.reserved)
+        except BaseException:  # an interrupt, say: what has come is for who asks next
+            self._give_up(awaited)
+            raise
+        return replies
 
     def _reserve(self, session_id: str, reserved: list[str]) -> None:
         with self.endpoint.lock:
             self.endpoint.inbox.reserve(session_id)
-            reserved.append(session_id)
+            reserved += [session_id]  # nothing is called: an interrupt cannot come between
 
     def _release(self, reserved: list[str]) -> None:
         with self.endpoint.lock:
@@ -321,21 +358,26 @@ class Proxy:
         if is_left:
             self.endpoint.wake()  # it is for the others now
 
-    def _answers(self, sessions: Sequence[str], deadline: float) -> Replies:
+    def _give_up(self, awaited: "_Awaited") -> None:
+        self._put_back(awaited.popped.values())
+        self._release(awaited.reserved)
+
+    def _answers(self, sessions: Sequence[str], deadline: float, awaited: "_Awaited") -> Replies:
         """See receive_by_id(). They are reserved."""
         wanted: dict[str, int] = {}  # how many answers in each session
         for session_id in sessions:
             wanted[session_id] = wanted.get(session_id, 0) + 1
-        replies: list[Message] = []
 
         def take() -> bool | None:
             for session_id in list(wanted):
-                while wanted[session_id] and (entry := self.endpoint.inbox.pop_answer(session_id)):
-                    message, delivery = entry
-                    self._take(message, delivery)
-                    if isinstance(message, SessionMessage) and not message.is_final:
+                while wanted[session_id] and (entry := self.endpoint.inbox.answer(session_id)):
+                    message = entry.message
+                    is_ack = isinstance(message, SessionMessage) and not message.is_final
+                    message_alone = entry.without_frames()
+                    self._take(entry)
+                    if is_ack:
                         continue
-                    replies.append(message)
+                    awaited.popped[entry.number] = message_alone
                     wanted[session_id] -= 1
                 if not wanted[session_id]:
                     del wanted[session_id]
@@ -348,7 +390,7 @@ class Proxy:
                 asked = self._asked.get(session_id, {})
                 names = [name for name, num_awaited in asked.items() for _ in range(num_awaited)]
                 missing += (names or [f"session {session_id}"] * number)[:number]
-        return Replies(replies, missing)
+        return Replies([entry.message for entry in awaited.popped.values()], missing)
 
     # --- to send ---
 
@@ -463,16 +505,19 @@ class Proxy:
         self._require_peers(timeout_s)
         # Without a time of its own, the wait for peers has its own.
         deadline = self._deadline(timeout_s, None if timeout_s is None else begun_at)
-        reserved: list[str] = []
+        awaited = _Awaited()
         try:
-            posted = self._post(messages, deadline, reserved=reserved)
+            posted = self._post(messages, deadline, awaited=awaited)
             sent = list(posted.sessions)
             for message in posted.unsent:
                 sent.remove(message.session_id)
-            replies = self._answers(sent, deadline)
-        finally:
-            self._release(reserved)
-        return Replies(replies, [*replies.missing, *(m.destination for m in posted.unsent)])
+            found = self._answers(sent, deadline, awaited)
+            replies = Replies(found, [*found.missing, *(m.destination for m in posted.unsent)])
+            self._release(awaited.reserved)
+        except BaseException:  # as in receive_by_id()
+            self._give_up(awaited)
+            raise
+        return replies
 
     def _begin(self, messages: Iterable[Message], timeout_s: float | None) -> list[str]:
         begun_at = time.monotonic()
@@ -495,12 +540,12 @@ class Proxy:
         deadline: float,
         *,
         asks: bool = True,
-        reserved: list[str] | None = None,
+        awaited: "_Awaited | None" = None,
     ) -> "_Posted":
         """First those for whom there is room, in their order, then the others, as there is. If one
         fails, those before it for whom there was room are on their way.
 
-        asks: answers are awaited; reserved: those are nobody else's, and this is to be released.
+        asks: answers are awaited; awaited: those are nobody else's, and this is to be released.
         """
         posted = _Posted()
         waiting: list[tuple[Message, list[Frame]]] = []
@@ -515,8 +560,8 @@ class Proxy:
                 frames = encode(message)
                 copied = snapshot(frames)
             posted.sessions.append(message.session_id)
-            if reserved is not None:
-                self._reserve(message.session_id, reserved)
+            if awaited is not None:
+                self._reserve(message.session_id, awaited.reserved)
             is_behind = any(other.destination == message.destination for other, _ in waiting)
             if is_behind or not self._post_now(message, copied, posted, asks):
                 waiting.append((message, frames))  # not the copy: there may be many
@@ -587,3 +632,8 @@ class Proxy:
         either. Answers can be awaited still, as in send(). Safe in a signal handler."""
         self._is_stopped = True
         self.endpoint.wake()
+
+
+def _deadline_of(timeout_s: float | None) -> float:
+    """On time.monotonic(); without a time of its own there is none."""
+    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)

@@ -2,18 +2,22 @@
 
 A session is known by its id, its type and the other peer: a broadcast has one id for all, and who
 forwards a request asks in the session in which it was asked. What has come to its end is forgotten,
-and so is what is oldest of too many. Tasks and notifications have tables of their own, since
-nobody need answer a notification; and in each a peer has its share, which no other one takes.
+and so is, for each that is one too many, one other: the oldest of its own peer if that has more
+than its share, else the oldest of the peer that has most. Tasks and notifications have tables of
+their own, since nobody need answer a notification; and in each a peer has its share, which no other
+one takes.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from xain_messaging.errors import SessionError
 from xain_messaging.messages import STAGES, SessionMessage, SessionType
 
 # That are open, of those who ask and of those who answer, for all peers together. Each peer may
-# have as many as all others leave, and always its share.
+# have as many as all others leave, and always its share: this divided by the number of peers that
+# have any open.
 MAX_TASKS = 1 << 20
 MAX_NOTIFICATIONS = 1 << 16
 
@@ -78,7 +82,9 @@ class _Table:
     def __init__(self, most: int) -> None:
         self._most = most
         self._size = 0
-        self._places: dict[str, OrderedDict[str, int]] = {}  # of each peer, the newest at the end
+        # Of each peer that has any, the newest at the end.
+        self._places: dict[str, OrderedDict[str, int]] = {}
+        self._by_size: _BySize | None = None  # when somebody who has most had to be found
 
     def get(self, peer: str, session_id: str) -> int | None:
         places = self._places.get(peer)
@@ -90,35 +96,78 @@ class _Table:
             places = self._places[peer] = OrderedDict()
         if session_id in places:
             places.move_to_end(session_id)
-        else:
-            self._size += 1
+            places[session_id] = place
+            return
         places[session_id] = place
+        self._resized(peer, len(places) - 1)
         if self._size > self._most:
-            self._drop_oldest(places)
+            self._drop_oldest(peer)
 
     def advance(self, peer: str, session_id: str, message: SessionMessage) -> None:
         """One that is there, to the stage of this message."""
         if message.is_final:
             del self._places[peer][session_id]
-            self._size -= 1
+            self._resized(peer, len(self._places[peer]) + 1)
         else:
             self.put(peer, session_id, message.place)
 
     def forget(self, peer: str) -> None:
-        self._size -= len(self._places.pop(peer, ()))
+        places = self._places.get(peer)
+        if places is not None:
+            before = len(places)
+            places.clear()
+            self._resized(peer, before)
 
-    def _drop_oldest(self, newest: OrderedDict[str, int]) -> None:
-        """Of the peer that has just got one more, if it has more than its share; else of the one
-        that has most, down to its share: so there is seldom a need to look for that one."""
-        share = self._most // len(self._places)
-        if len(newest) > share:
-            newest.popitem(last=False)
-            self._size -= 1
+    def _resized(self, peer: str, before: int) -> None:
+        """It had so many before. Who has none has no share."""
+        now = len(self._places[peer])
+        self._size += now - before
+        if not now:
+            del self._places[peer]
+        if self._by_size is None:
             return
-        largest = max(self._places.values(), key=len)
-        while len(largest) > share:
-            largest.popitem(last=False)
-            self._size -= 1
+        self._by_size.move(peer, before, now)
+        if 2 * self._size <= self._most:
+            self._by_size = None  # as long as there is room, nobody need know
+
+    def _drop_oldest(self, newest: str) -> None:
+        """One: of the peer that has just got one more, if it has more than its share; else of the
+        one that has most, which is more than its share then."""
+        peer = newest
+        if len(self._places[newest]) <= self._most // len(self._places):
+            if self._by_size is None:
+                # Half of all have gone since the last time, and paid for it.
+                self._by_size = _BySize({name: len(found) for name, found in self._places.items()})
+            peer = self._by_size.largest()
+        self._places[peer].popitem(last=False)
+        self._resized(peer, len(self._places[peer]) + 1)
+
+
+class _BySize:
+    """Who has most, whose sizes change by one: in constant time, averaged over all changes."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._peers: dict[int, dict[str, None]] = {}  # by size
+        self._most = 0  # none is larger
+        for peer, size in sizes.items():
+            self.move(peer, 0, size)
+
+    def move(self, peer: str, before: int, now: int) -> None:
+        """A size of 0: it is not in here."""
+        if before:
+            peers = self._peers[before]
+            del peers[peer]
+            if not peers:
+                del self._peers[before]
+        if now:
+            self._peers.setdefault(now, {})[peer] = None
+            self._most = max(self._most, now)
+
+    def largest(self) -> str:
+        """There has to be one."""
+        while self._most not in self._peers:
+            self._most -= 1  # as often as it has risen
+        return next(iter(self._peers[self._most]))
 
 
 _Tables: TypeAlias = dict[SessionType, _Table]

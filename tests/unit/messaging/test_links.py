@@ -419,6 +419,83 @@ def test_what_may_have_been_lost_here_is_asked_for() -> None:
     assert told(b, a.ack()) == []
 
 
+@pytest.mark.parametrize("lost", ["a message", "the word that it is lost", "its repetition"])
+def test_who_may_have_lost_something_asks_where_the_other_is(lost: str) -> None:
+    """Nothing follows that would show the gap, and what is said but once may be lost: a message,
+    the question for it, or what answers that question. Nothing goes twice that has come."""
+    a, b = ends()
+    deliver(a, b, 2)
+    a.send(MESSAGE, [b"lost"])
+    asks = b
+    if lost != "a message":
+        received(b, a.send(MESSAGE, [b"after it"]) or [])
+        question = b.ack()
+        asks = a
+        if lost == "its repetition":
+            told(a, question)
+            asks = b
+    answers = a if asks is b else b
+    where = asks.where()
+    assert told(answers, where) == []
+    ack = answers.ack()
+    if asks is b:
+        assert told(b, ack) == []
+        ack = b.ack()
+    expected = [b"lost"] if lost == "a message" else [b"lost", b"after it"]
+    assert bodies([received(b, packet) for packet in told(a, ack)]) == expected
+    assert told(a, b.where()) == told(b, a.ack()) == []
+    assert b.ack() is None
+
+
+def test_a_message_tells_where_a_peer_is() -> None:
+    """The answer travels with it: there is no ack that could tell."""
+    a, b = ends()
+    a.send(MESSAGE, [b"lost"])
+    received(b, a.send(MESSAGE, [b"after it"]) or [])
+    assert len(told(a, b.ack())) == 2  # and both are lost
+    told(a, b.where())
+    assert received(b, a.send(MESSAGE, [b"last"]) or []) is None
+    assert a.ack() is None
+    again = [received(b, packet) for packet in told(a, b.ack())]
+    assert bodies(again) == [b"lost", b"after it", b"last"]
+
+
+@pytest.mark.parametrize("asks", ["who has taken it", "who keeps it"])
+def test_where_a_peer_is_tells_what_it_has_taken(asks: str) -> None:
+    """The word of it was lost, and its sender has no room for what would bring it again."""
+    a, b = ends()
+    (delivery,) = deliver(a, b, 1)
+    b.take(delivery)
+    assert b.ack() is not None  # and it is lost
+    if asks == "who has taken it":
+        told(a, b.where())
+    else:
+        told(b, a.where())
+        told(a, b.ack())
+    assert a.num_kept == 0
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_question_that_is_lost_with_its_line_is_asked_over_the_next(is_known: bool) -> None:
+    """Also of one of whom nothing has been heard yet."""
+    a, b = ends()
+    b.listed(10)
+    if is_known:
+        deliver(a, b, 1)
+    a.send(MESSAGE, [b"lost"])
+    assert b.where() is not None
+    (ack,) = b.connected()
+    assert bodies([received(b, packet) for packet in told(a, ack)]) == [b"lost"]
+
+
+def test_one_that_is_not_known_to_be_away_hears_what_was_lost() -> None:
+    """The first that goes to it is lost, with the word that the line has broken."""
+    a, b = ends()
+    a.send(MESSAGE, [b"lost"])
+    told(b, a.where())
+    assert bodies([received(b, packet) for packet in told(a, b.ack())]) == [b"lost"]
+
+
 def test_what_former_processes_sent_counts_until_it_is_taken() -> None:
     """However often one comes back, no more waits than of one that stays; what is not heard of the
     last one is asked for when there is room."""
@@ -575,6 +652,17 @@ class Lines(RuleBasedStateMachine):
         sender = "b" if to == "a" else "a"
         for packet in self.links[sender].connected():
             self.put(sender, packet)
+
+    @rule(name=st.sampled_from("ab"), loses=st.sampled_from(["what comes", "an ack", "a break"]))
+    def interrupt(self, name: str, loses: str) -> None:
+        """Something is lost in it that is said but once."""
+        if loses == "what comes" and self.lines[name]:
+            self.lines[name].popleft()
+        elif loses == "an ack":
+            self.links[name].ack()
+        elif loses == "a break":
+            self.lines["b" if name == "a" else "a"].clear()
+        self.put(name, self.links[name].where())
 
     @precondition(lambda self: self.num_sent["a"] > 3)
     @rule()

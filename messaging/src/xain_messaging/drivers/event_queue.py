@@ -24,7 +24,7 @@ class EventQueue(Generic[T]):
         self._events.put(event)
 
     def wake(self) -> None:
-        """get() returns None, once, when it has returned all that came before."""
+        """Let get() return now, or at its next call: with None, if nothing has come behind that."""
         if not self._is_woken:
             self._is_woken = True
             self._events.put(None)
@@ -35,13 +35,15 @@ class EventQueue(Generic[T]):
         self._events.put(None)
 
     def get(self, timeout_s: float | None) -> T | None:
-        """The next; None after timeout_s, or when woken. For one thread at a time."""
-        if self._is_closed or (timeout_s == 0 and self._events.empty()):
-            return None
-        try:
-            event = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if event is None:
+        """The next; None after timeout_s, or when woken, unless there is one behind that: so one
+        who is given None has had all that has come. For one thread at a time."""
+        while not self._is_closed and (timeout_s != 0 or not self._events.empty()):
+            try:
+                event = self._events.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if event is not None:
+                return None if self._is_closed else event
             self._is_woken = False
-        return None if self._is_closed else event
+            timeout_s = 0
+        return None

@@ -1,0 +1,94 @@
+"""Messages that lead to something that nobody has thought of: they come from outside."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import structlog
+
+from support.lossy import JoinLossy, tags
+from support.messaging import until
+from xain_messaging import endpoint as endpoint_module
+from xain_messaging.codec import encode
+from xain_messaging.endpoint import Endpoint
+from xain_messaging.errors import CollectiveFailed
+from xain_messaging.links import COLLECTIVE, Delivery
+from xain_messaging.messages import Message
+from xain_messaging.proxy import Proxy
+
+
+def fail(*_: object) -> None:
+    raise ValueError("The truth value of an array is ambiguous")
+
+
+def fail_as_an_operation(message: Message, delivery: Delivery) -> None:
+    raise CollectiveFailed("of another member", ())
+
+
+def post(endpoint: Endpoint, message: Message) -> None:
+    """As one of a collective operation."""
+    endpoint.post(message, COLLECTIVE, encode(message), time.monotonic())
+
+
+def is_taken(a: Proxy, b: Proxy) -> bool:
+    """All that the first has sent; the second has done what was due."""
+    b.receive_by_id("none", 0.02)
+    a.receive_by_id("none", 0.02)
+    return not a.endpoint._links["b"].num_kept
+
+
+@pytest.mark.parametrize("what", ["decode", "a handler", "an operation", "one that waited"])
+def test_what_cannot_be_handled_is_dropped(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """With a line in the log, and taken, so that its sender does not keep it. Who receives goes on,
+    and so does what is behind it."""
+    (a, _), (b, _) = lossy("a"), lossy("b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    if what == "decode":
+        monkeypatch.setattr(endpoint_module, "decode", fail)
+    elif what == "a handler":
+        b.endpoint.hear_collectives(fail)
+    elif what == "an operation":
+        b.endpoint.hear_collectives(fail_as_an_operation)
+    else:
+        b.endpoint._on_collective = None
+    with structlog.testing.capture_logs() as logs:
+        post(a.endpoint, Message("collective", "a", "b"))
+        assert b.receive_by_id("none", 0.05).missing
+        if what == "one that waited":
+            b.endpoint.hear_collectives(fail)
+    (line,) = [one for one in logs if one["event"] == "malformed_message"]
+    assert line["peer"] == "a"
+    monkeypatch.undo()
+    a.isend(Message("after it", "a", "b"))
+    assert tags(b, 1) == ["after it"]
+    until(partial(is_taken, a, b), "it to be taken")
+
+
+def test_what_cannot_be_handled_ends_no_membership(lossy: JoinLossy) -> None:
+    """Nor anything else that is told of who has come: the thread of the discovery handles what has
+    come before."""
+    (a, _), (b, _) = lossy("a"), lossy("b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    b.endpoint.hear_collectives(fail)
+    post(a.endpoint, Message("collective", "a", "b"))
+    c, _ = lossy("c")
+    until(lambda: len(b.peers["peer"]) == 2, "the third")
+    c.isend(Message("hello", "c", "b"))
+    assert tags(b, 1) == ["hello"]
+
+
+def test_an_ack_behind_a_wake_is_heard_before_another_process(lossy: JoinLossy) -> None:
+    """What the process before has taken is not for the one that comes in its place."""
+    (a, _), (b, _) = lossy("a"), lossy("b")
+    until(lambda: "peer" in a.peers and "peer" in b.peers, "each other")
+    a.isend(Message("taken", "a", "b"))
+    assert tags(b, 1) == ["taken"]
+    a.endpoint.wake()
+    assert b.receive_by_id("none", 0.05).missing  # it tells
+    roster = dict(a.endpoint.roster)
+    roster["b"] = replace(roster["b"], incarnation=roster["b"].incarnation + 1)
+    a.endpoint._on_change(roster)
+    assert not a.endpoint._links["b"].num_kept
