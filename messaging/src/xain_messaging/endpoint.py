@@ -317,7 +317,7 @@ class Endpoint:
                 self._owed.pop(peer, None)  # it went with it
             return True
 
-        if self.wait_for(try_to_post, deadline) is None:
+        if self.wait_for(try_to_post, deadline, sends=True) is None:
             raise OutboxFull(str(why_not))
 
     def has_room(self, message: Message, size_bytes: int) -> bool:
@@ -352,10 +352,14 @@ class Endpoint:
         """Let those who wait look again. Safe in a signal handler."""
         self._driver.wake()
 
-    def wait_for(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
+    def wait_for(
+        self, attempt: Callable[[], T | None], deadline: float, *, sends: bool = False
+    ) -> T | None:
         """What `attempt` gives as soon as it gives something; None if it does not by the deadline,
         on time.monotonic(). It is called under `lock`, after all that has come. After what it gives
         nothing is called any more but what lets go of the lock.
+
+        sends: except that what is due goes out after it, since an ack may go with what it sends.
 
         Raises Closed and MembershipLost.
         """
@@ -364,10 +368,12 @@ class Endpoint:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                self._catch_up()
+                self._catch_up(is_all=not sends)
                 self._is_halfway = True
                 try:
                     result = attempt()
+                    if sends:
+                        self._do_what_is_due()
                 except MessagingError:  # it is refused, and has done nothing
                     self._is_halfway = False
                     raise
@@ -378,9 +384,9 @@ class Endpoint:
                 is_last = left_s <= 0
                 self._receive(max(0.0, left_s))
 
-    def _catch_up(self) -> None:
-        """With what has come, and what is due. If an interrupt had come in the middle of something,
-        with what may be lost too."""
+    def _catch_up(self, *, is_all: bool = True) -> None:
+        """With what has come; if that is to be all, with what is due. If an interrupt had come in
+        the middle of something, with what may be lost too."""
         is_unsure = self._is_in_driver and not self._is_receiving
         if self._is_halfway or is_unsure:
             self._make_sure()
@@ -389,7 +395,8 @@ class Endpoint:
         self._is_halfway = True
         if not self._is_receiving:
             self._handle_all()
-        self._do_what_is_due()  # now: who takes one after the other may never wait
+        if is_all:
+            self._do_what_is_due()  # now: who takes one after the other may never wait
         self._is_halfway = False
 
     def _receive(self, timeout_s: float) -> None:

@@ -389,6 +389,8 @@ class Link:
             was_behind = self._is_behind
             if self._is_unsure:  # also whether what was asked for came; now we know
                 self._is_unsure = self._has_asked = False
+            if head.follows <= self._heard:  # it is what was asked for, and there is no room now
+                self._has_asked = False
             self._fall_behind()
             if is_full and not was_behind:
                 raise MalformedMessage(

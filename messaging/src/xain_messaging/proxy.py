@@ -359,7 +359,8 @@ class Proxy:
             self.endpoint.wake()  # it is for the others now
 
     def _give_up(self, awaited: "_Awaited") -> None:
-        self._put_back(awaited.popped.values())
+        if awaited.popped:
+            self._put_back(awaited.popped.values())
         self._release(awaited.reserved)
 
     def _answers(self, sessions: Sequence[str], deadline: float, awaited: "_Awaited") -> Replies:

@@ -450,6 +450,16 @@ def test_a_call_with_wrong_arguments_counts(
         np.testing.assert_array_equal(result, 3 * np.ones(3))
 
 
+def test_a_time_that_is_none_leaves_a_group_as_it_was(members: list[Proxy]) -> None:
+    """That call does not count."""
+    names = [proxy.name for proxy in members[:2]]
+    groups = [proxy.group("timely", names) for proxy in members[:2]]
+    with pytest.raises(TypeError):
+        groups[0].barrier(timeout_s="5")  # type: ignore[arg-type]  # it is wrong
+    for result in together(groups, lambda g: g.all_reduce(np.ones(3))):
+        np.testing.assert_array_equal(result, 2 * np.ones(3))
+
+
 def test_groups_are_not_without_end(group: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name for every step would be kept for ever; those of members who have gone are not."""
     monkeypatch.setattr("xain_messaging.collectives.registry.MAX_GROUPS", 3)

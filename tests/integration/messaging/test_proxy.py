@@ -13,6 +13,9 @@ from integration.messaging.conftest import Group
 from support.messaging import PATIENCE_S, until
 from xain_messaging import endpoint as endpoint_module
 from xain_messaging import proxy as proxy_module
+from xain_messaging.codec import Frames
+from xain_messaging.discovery.in_process import InProcessDiscovery
+from xain_messaging.drivers.in_process import InProcessDriver, Switchboard
 from xain_messaging.errors import (
     BodyError,
     Closed,
@@ -23,7 +26,7 @@ from xain_messaging.errors import (
     TooFewPeers,
     UnknownPeer,
 )
-from xain_messaging.links import Bounds
+from xain_messaging.links import MESSAGE, Bounds, read_head
 from xain_messaging.messages import Message, SessionMessage, SessionType, TaskSessionStage
 from xain_messaging.proxy import Proxy
 
@@ -421,6 +424,32 @@ def test_what_is_awaited_no_longer_is_for_the_others(group: Group) -> None:
     group.close()
     for thread in threads:
         thread.join(PATIENCE_S)
+
+
+def test_the_word_of_what_is_taken_travels_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that took."""
+    monkeypatch.setattr("xain_messaging.endpoint.ACK_DELAY_S", 0.0)
+    kinds: list[str] = []
+
+    class Noting(InProcessDriver):
+        def send(self, peer: str, frames: Frames) -> None:
+            head = read_head(frames[0])
+            assert head is not None
+            kinds.append(head.kind)
+            super().send(peer, frames)
+
+    discovery, switchboard = InProcessDiscovery(), Switchboard()
+    a, b = (
+        Proxy("g", "peer", name=name, discovery=discovery, driver=driver, timeout_s=PATIENCE_S)
+        for name, driver in (("a", InProcessDriver(switchboard)), ("b", Noting(switchboard)))
+    )
+    with a, b:
+        a.isend(Message("task", "a", "b"))
+        task = b.receive_once()
+        assert task is not None
+        b.reply(task, "done")
+        assert kinds == [MESSAGE]
+        assert a.receive_once() is not None
 
 
 def test_a_word_of_what_is_taken_does_not_wait_for_another_thread(group: Group) -> None:

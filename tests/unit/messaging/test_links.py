@@ -264,6 +264,31 @@ def test_what_is_missed_while_too_much_waits_is_asked_for_later(seen: str) -> No
     assert not a.is_behind
 
 
+def test_what_came_again_and_found_no_room_is_asked_for_once_more() -> None:
+    """Others have filled it meanwhile."""
+    bounds, waiting = Bounds(max_messages_in_all=2), Untaken()
+    a, other = (Link("a", 10, name, Outbox(bounds), waiting) for name in "bc")
+    b, c = (Link(name, 20, "a") for name in "bc")
+    for link in (a, other, b, c):
+        link.connected()
+    deliver(b, a, 1)
+    lost = b.send(MESSAGE, [b"lost"])
+    waits = deliver(c, other, TOLERANCE * 2 - 1)
+    assert lost is not None
+    with pytest.raises(MalformedMessage, match="not taken"):
+        received(a, lost)
+    for _ in range(2):
+        while not a.owes_ack:
+            other.take(waits.pop())
+        asked = a.ack()
+        waits += deliver(c, other, TOLERANCE * 2 - waiting.num_messages)
+        assert [received(a, packet) for packet in told(b, asked)] == [None]
+    for delivery in waits:
+        other.take(delivery)
+    again = [received(a, packet) for packet in told(b, a.ack())]
+    assert bodies(again) == [b"lost"]
+
+
 def test_a_head_adds_no_more_than_is_said() -> None:
     """With the longest names and numbers, and as much untaken as may be."""
     bounds = Bounds(max_messages=3)

@@ -211,12 +211,12 @@ def begun(
     is_one_way: who has given its part is done, and may leave before others have begun. In all other
     operations nobody is done before all have begun.
     """
+    operation = Operation(group, endpoint, registry, kind, timeout_s)
     if not group.turn.acquire(blocking=False):
         raise CollectiveFailed(
             f"another thread has an operation of the group {group.name!r} under way; this call "
             "has done nothing and does not count: use a group from one thread at a time"
         )
-    operation = Operation(group, endpoint, registry, kind, timeout_s)
     try:
         operation.begin(is_one_way)
         yield operation

@@ -158,12 +158,13 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('HSET', waiting, who, string.format('%.0f/%s', now + tonumber(ARGV[5]), call))
 redis.call('EXPIRE', waiting, forget_s)
-local all, calls = redis.call('HGETALL', waiting), {}
+local all, calls, last = redis.call('HGETALL', waiting), {}, 0
 for i = 1, #all, 2 do
   local until_ms, its_call = string.match(all[i + 1], '^(%d+)/(%d+)$')
-  if is_here(all[i]) and tonumber(until_ms) >= now then
+  if its_call and is_here(all[i]) and tonumber(until_ms) >= now then
     table.insert(calls, all[i])
     table.insert(calls, its_call)
+    last = math.max(last, tonumber(until_ms))
   else
     redis.call('HDEL', waiting, all[i])  -- if it has gone, who has its name has not come for it
   end
@@ -175,7 +176,9 @@ if redis.call('HLEN', opened) > #calls / 2 + tonumber(ARGV[7]) then
     if not is_here(one) then redis.call('HDEL', opened, one) end
   end
 end
-redis.call('EXPIRE', opened, forget_s)
+if redis.call('PTTL', opened) < last - now then  -- as long as one of them may ask again
+  redis.call('PEXPIRE', opened, string.format('%.0f', last - now))
+end
 redis.call('DEL', waiting)
 redis.call('PUBLISH', KEYS[1] .. 'changes', '')
 return 1

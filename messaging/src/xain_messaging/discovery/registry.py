@@ -41,8 +41,10 @@ GRACE_S = 2.0
 SETTLE_S = 2.0
 
 # Those who have left that are remembered: their ranks, of a group, and their incarnations, of all.
-# And the openings of barriers, of a group: each for each who waited there.
 MAX_FORMER = 4096
+
+# Openings of barriers that are remembered, each for each who waited there, of all groups together.
+MAX_OPENED = 16_384
 
 # That a member waits at, at the same time. Each holds a call, and there is not room for any number.
 MAX_BARRIERS = 4
@@ -82,8 +84,6 @@ class _Group:
     entries: dict[str, _Entry] = field(default_factory=dict)
     ranks: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)  # of former ones
     barriers: dict[str, dict[str, Arrival]] = field(default_factory=dict)  # by name of who waits
-    # By member and barrier: the incarnation and the number of the call for which it opened last.
-    opened: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
 
 
 class Registry:
@@ -110,6 +110,9 @@ class Registry:
         self._groups: dict[str, _Group] = {}
         # The last of each name, by group, of those who have left; it outlives the group.
         self._incarnations: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # By group, member and barrier: the incarnation and the number of the call for which it
+        # opened last. It outlives the group, too: all lines may break while answers are on them.
+        self._opened: OrderedDict[tuple[str, str, str], tuple[int, int]] = OrderedDict()
 
     def roster(self, group: str) -> Roster:
         """All members, by name."""
@@ -243,8 +246,8 @@ class Registry:
         for arrival in list(found.entries[name].arrivals.values()):
             self.give_up(arrival)
         member = found.entries.pop(name).member
-        note_latest(found.ranks, (member.role, name), member.rank)
-        note_latest(self._incarnations, (group, name), member.incarnation)
+        note_latest(found.ranks, (member.role, name), member.rank, MAX_FORMER)
+        note_latest(self._incarnations, (group, name), member.incarnation, MAX_FORMER)
         if not found.entries:
             del self._groups[group]  # with its barriers and ranks: the next members begin anew
         self._on_change(group)
@@ -270,7 +273,7 @@ class Registry:
         arrivals = found.entries[name].arrivals
         arrival = Arrival(group, barrier, name, call, on_end)
         this = (found.entries[name].member.incarnation, call)
-        if call and found.opened.get((name, barrier)) == this:
+        if call and self._opened.get((group, name, barrier)) == this:
             arrival.is_waiting, arrival.is_open = False, True
             on_end()
             return arrival
@@ -284,7 +287,8 @@ class Registry:
             for one in list(waiting.values()):
                 one.is_open = True
                 incarnation = found.entries[one.name].member.incarnation
-                note_latest(found.opened, (one.name, barrier), (incarnation, one.call))
+                where = (group, one.name, barrier)
+                note_latest(self._opened, where, (incarnation, one.call), MAX_OPENED)
                 self.give_up(one)  # the next barrier of this name is another
         return arrival
 
@@ -314,11 +318,11 @@ def replaced(barrier: str) -> MessagingError:
     return MessagingError(f"a newer call waits at the barrier {barrier!r} in the place of this one")
 
 
-def note_latest(noted: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-    """As the latest; the oldest go."""
+def note_latest(noted: OrderedDict[Key, Value], key: Key, value: Value, most: int) -> None:
+    """As the latest; of more than so many the oldest goes."""
     noted[key] = value
     noted.move_to_end(key)
-    if len(noted) > MAX_FORMER:
+    if len(noted) > most:
         noted.popitem(last=False)
 
 

@@ -14,7 +14,7 @@ from random import Random
 import structlog
 
 from xain_messaging import waits
-from xain_messaging.discovery.registry import check_barrier, note_latest, replaced
+from xain_messaging.discovery.registry import MAX_FORMER, check_barrier, note_latest, replaced
 from xain_messaging.errors import (
     Closed,
     DiscoveryUnavailable,
@@ -209,7 +209,7 @@ class RemoteMembership(ABC):
         roster = {**others, **listed}
         if roster != self._roster:
             for name in self._roster.keys() - roster.keys():
-                note_latest(self._former, name, self._roster[name].incarnation)
+                note_latest(self._former, name, self._roster[name].incarnation, MAX_FORMER)
             self._roster = roster
             self._on_change(roster)
 
