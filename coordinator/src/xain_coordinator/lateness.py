@@ -5,6 +5,7 @@ meanwhile only when their senders' leases have run out. To let those participant
 and to take them in again costs more than the signs of life did, so that it would not end.
 """
 
+from collections import deque
 from statistics import median_low
 
 # Of so many senders the median counts, each by its latest call, and of two in the middle the lesser
@@ -24,7 +25,8 @@ class Lateness:
         self._lease_s = lease_s
         self._interval_s = interval_s
         self._waits: dict[str, tuple[float, float]] = {}  # the latest sender at the end
-        self._stalled = (0.0, 0.0)
+        # When we noticed, and how late we were then: each longer than those after it.
+        self._stalls: deque[tuple[float, float]] = deque()
 
     def waited(self, participant_id: str, now: float, seconds: float) -> None:
         """A call of this participant has waited here for so long until it was taken up."""
@@ -38,9 +40,12 @@ class Lateness:
         stood still may have begun right after it, and whoever has a lease that ended when this was
         due has said something since, if it lives."""
         missed = now - due
-        late = min(now - active_at, missed + self._interval_s)
-        if missed >= MIN_LATE_S and late >= self.at(now):
-            self._stalled = (now, max(late, missed))
+        if missed < MIN_LATE_S:
+            return
+        late = max(missed, min(now - active_at, missed + self._interval_s))
+        while self._stalls and self._stalls[-1][1] <= late:
+            self._stalls.pop()
+        self._stalls.append((now, late))
 
     def at(self, now: float) -> float:
         """Of what came after `now` minus this, some may not have been taken up."""
@@ -48,6 +53,7 @@ class Lateness:
         said = 0.0
         if len(recent) >= MIN_SENDERS:
             said = min(median_low(recent), self._lease_s)
-        noted, stalled = self._stalled
-        late = max(said, stalled if noted + self._lease_s > now else 0.0)
+        while self._stalls and self._stalls[0][0] + self._lease_s <= now:
+            self._stalls.popleft()
+        late = max(said, self._stalls[0][1] if self._stalls else 0.0)
         return late if late >= MIN_LATE_S else 0.0

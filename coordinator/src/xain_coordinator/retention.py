@@ -31,11 +31,13 @@ MAX_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """updates_from: updates that were trained in this round and in later ones may still count.
-    states_from: the model that the next one is made from; its optimiser's state goes with it."""
+    """updates_from, earlier: updates that were trained in this round, in a later one or in one of
+    these earlier ones may still count. states_from: the model that the next one is made from; its
+    optimiser's state goes with it."""
 
     updates_from: int
     states_from: int
+    earlier: frozenset[int] = frozenset()
 
 
 def needed_by(session: Session) -> Needed:
@@ -43,7 +45,7 @@ def needed_by(session: Session) -> Needed:
     newest = 0 if session.model is None else session.model.round
     if session.phase is Phase.FINISHED:
         return Needed(session.round + 1, newest)
-    return Needed(min((newest, *session.earlier_rounds)), newest)
+    return Needed(newest, newest, session.earlier_rounds)
 
 
 class Retention:
@@ -56,8 +58,10 @@ class Retention:
         self._store = store
         self._keep = keep
         self._stop = threading.Event()
-        # The rounds before these have been looked through, by folder.
+        # By folder: the rounds before these have been looked through, but for those that were
+        # needed then.
         self._next: dict[str, int] = {}
+        self._spared: dict[str, frozenset[int]] = {}
 
     async def watch(self, driver: Driver) -> None:
         """At the start and whenever there is a model, until the driver stops. One thread at a time,
@@ -102,14 +106,14 @@ class Retention:
     def drop(self, needed: Needed) -> None:
         """Blocks. Raises the store's errors; the next call goes on where this one has ended."""
         # What has been accepted is a copy: of what lies here nothing counts any more.
-        self._drop_before(needed.updates_from, INCOMING)
+        self._drop_before(needed.updates_from, INCOMING, needed.earlier)
         if self._keep is not None:
-            self._drop_before(needed.updates_from - self._keep, "")
+            self._drop_before(needed.updates_from - self._keep, "", needed.earlier)
             self._drop_before(needed.states_from - self._keep, OPTIMIZER)
 
-    def _drop_before(self, end: int, folder: str) -> None:
+    def _drop_before(self, end: int, folder: str, spared: frozenset[int] = frozenset()) -> None:
         group: list[str] = []
-        for key in self._keys(folder, end):
+        for key in self._keys(folder, end, spared):
             if self._stop.is_set():
                 return
             if not _is_model(key):
@@ -122,19 +126,21 @@ class Retention:
         if group:
             self._store.delete(*group)
         self._next[folder] = max(end, self._next.get(folder, 0))
+        self._spared[folder] = frozenset(round_ for round_ in spared if round_ < end)
 
-    def _keys(self, folder: str, end: int) -> Iterator[str]:
+    def _keys(self, folder: str, end: int, spared: frozenset[int]) -> Iterator[str]:
         """Of rounds before `end`. What processes before us have left, under other settings too, is
         found by the first look, which is at all there is."""
         if self._stop.is_set():
             return
         if folder in self._next:
-            for round_ in range(self._next[folder], end):
+            new = {*self._spared[folder], *range(self._next[folder], end)}
+            for round_ in sorted(new - spared):
                 yield from self._store.keys(f"{folder}{round_}/")
             return
         for key in self._store.keys(folder):
             number, slash, _ = key.removeprefix(folder).partition("/")
-            if slash and number.isdecimal() and int(number) < end:
+            if slash and number.isdecimal() and int(number) < end and int(number) not in spared:
                 yield key
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -11,72 +12,120 @@ from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server import background
 from xain_coordinator.server.background import Background
 from xain_coordinator.stores.memory import MemoryStore
-from xain_coordinator.threads import run_to_end
 
 PATIENCE_S = 20.0
 NUM_KEYS = 20
 
 
 class Slow(MemoryStore):
-    """Each deletion waits until it is let go. is_away: and then fails."""
+    """Each call that deletes waits until it is let go. is_away: and then fails."""
 
     is_away = False
 
     def __init__(self) -> None:
         super().__init__()
         self.go_on = threading.Semaphore(0)
-        self.begun: list[str] = []
+        self.begun: list[tuple[str, ...]] = []
 
     def delete(self, *keys: str) -> None:
-        self.begun += keys
+        self.begun.append(keys)
         assert self.go_on.acquire(timeout=PATIENCE_S), "the test never let it go"
         if self.is_away:
             raise StoreUnavailable("it is away")
         super().delete(*keys)
 
 
+class FewThreads(ThreadPoolExecutor):
+    """num_missing: so many calls get no thread."""
+
+    num_missing = 0
+
+    def submit(self, *call: Any, **arguments: Any) -> Any:
+        if self.num_missing:
+            self.num_missing -= 1
+            raise RuntimeError("can't start new thread")
+        return super().submit(*call, **arguments)
+
+
 @pytest.fixture
-async def store() -> AsyncIterator[Slow]:
-    """With keys "0" and so on. All work in threads shares two of them."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+async def threads() -> FewThreads:
+    """Two, for all that is done in threads."""
+    threads = FewThreads(2)
+    asyncio.get_running_loop().set_default_executor(threads)
+    return threads
+
+
+@pytest.fixture
+async def store(threads) -> AsyncIterator[Slow]:
+    """With keys "0" and so on."""
     store = Slow()
     store.put({str(number): b"x" for number in range(NUM_KEYS)})
     yield store
     store.go_on.release(NUM_KEYS)
 
 
-async def until_empty(store: Slow, num_left: int = 0) -> None:
+async def close(background: Background) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while len(list(store.keys())) > num_left:  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.01)
+        await background.close()
 
 
-async def test_it_takes_one_thread(store):
-    background = Background(store)
-    for key in list(store.keys()):
-        background.delete(key)
+async def test_it_takes_one_thread(store, monkeypatch):
+    monkeypatch.setattr(background, "GROUP_SIZE", 1)
+    at_work = Background(store)
+    keys = sorted(store.keys())
+    for key in keys:
+        at_work.delete(key)
     for _ in range(3):
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.to_thread(int)  # as a commit, or an aggregation
     assert len(store.begun) == 1
     store.go_on.release(NUM_KEYS)
-    await until_empty(store)
-    assert store.begun == [str(number) for number in range(NUM_KEYS)]
+    await close(at_work)
+    assert store.begun == [(key,) for key in keys]
+    assert not list(store.keys())
+
+
+async def test_keys_are_deleted_together(store, monkeypatch):
+    monkeypatch.setattr(background, "GROUP_SIZE", 15)
+    at_work = Background(store)
+    for key in list(store.keys()):
+        at_work.delete(key)
+    store.go_on.release(2)
+    await close(at_work)
+    assert [len(keys) for keys in store.begun] == [15, 5]
+    assert not list(store.keys())
 
 
 async def test_what_fails_ends_nothing(store):
-    background, is_done = Background(store), threading.Event()
+    """Whether the store is away, or we are wrong."""
+    at_work, is_done = Background(store), threading.Event()
     store.is_away = True
-    store.go_on.release(2)
-    background.delete("0")
-    background.delete("1")
-    background.do(is_done.set)
-    assert await run_to_end(is_done.wait, PATIENCE_S)
-    assert store.begun == ["0", "1"]
+    store.go_on.release()
+    at_work.delete("0")
+    at_work.do(lambda: 1 // 0)  # type: ignore[arg-type, return-value]  # it is wrong
+    at_work.do(is_done.set)
+    await close(at_work)
+    assert is_done.is_set()
+    assert store.begun == [("0",)]
     store.is_away = False
     store.go_on.release()
-    background.delete("1")  # after a pause, too
-    await until_empty(store, NUM_KEYS - 1)
+    at_work.delete("1")  # after a pause, too
+    await close(at_work)
+    assert len(list(store.keys())) == NUM_KEYS - 1
+
+
+async def test_where_there_is_no_thread_the_next_call_tries_again(store, threads):
+    at_work, is_done = Background(store), threading.Event()
+    store.go_on.release(2)
+    threads.num_missing = 1
+    at_work.delete("0")
+    async with asyncio.timeout(PATIENCE_S):
+        while threads.num_missing:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.01)
+    at_work.do(is_done.set)
+    await close(at_work)
+    assert is_done.is_set()
+    assert store.begun == [("0",)]
 
 
 async def test_no_more_deletions_wait_than_are_allowed(store, monkeypatch):
@@ -86,6 +135,7 @@ async def test_no_more_deletions_wait_than_are_allowed(store, monkeypatch):
     for key in list(store.keys()):
         at_work.delete(key)
     at_work.do(is_done.set)
-    store.go_on.release(NUM_KEYS)
-    assert await run_to_end(is_done.wait, PATIENCE_S)
-    assert store.begun == [str(number) for number in range(1 + 5)]
+    store.go_on.release()
+    await close(at_work)
+    assert is_done.is_set()
+    assert len(list(store.keys())) == NUM_KEYS - 5

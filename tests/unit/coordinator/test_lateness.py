@@ -55,9 +55,10 @@ def test_a_time_that_we_missed_counts_for_a_lease():
     lateness = late()
     lateness.woke(160.0, 110.0, 105.0)  # we may have stood still since 105
     assert lateness.at(160.0) == 55.0
-    lateness.woke(160.6, 160.5, 160.0)
+    lateness.woke(160.6, 160.4, 160.0)
     assert lateness.at(174.9) == 55.0
-    assert lateness.at(175.1) == 0.0
+    assert lateness.at(175.1) == pytest.approx(0.6), "the shorter one counts for a lease, too"
+    assert lateness.at(175.7) == 0.0
     lateness.woke(200.0, 197.0, 199.0)
     assert lateness.at(200.0) == 3.0
 
@@ -74,3 +75,14 @@ def test_what_any_event_loop_is_late_does_not_count():
     for sender in range(MIN_SENDERS):
         lateness.waited(f"p{sender}", 10.0, MIN_LATE_S / 2)
     assert lateness.at(10.0) == 0.0
+
+
+def test_a_shorter_stall_outlasts_the_longer_one_before_it():
+    """All leases run out just when the longer one counts no more: what came in the shorter one may
+    wait still."""
+    lateness = late()
+    lateness.woke(100.0, 80.0, 79.0)
+    lateness.woke(114.9, 109.0, 109.0)
+    assert lateness.at(114.9) == 21.0
+    assert lateness.at(115.1) == pytest.approx(5.9)
+    assert lateness.at(130.0) == 0.0

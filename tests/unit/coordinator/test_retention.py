@@ -102,15 +102,38 @@ def test_it_goes_on_after_an_error():
     assert store.asked == ["incoming/4/", "4/", "optimizer/4/"]
 
 
-def test_a_needed_round_that_goes_back_drops_nothing_twice():
-    """As that of who has been away for long and is back."""
+def test_who_is_behind_keeps_nothing_but_its_round():
+    """Until it has handed in, or never will; also at the start, and with others kept."""
+    for keep, kept in ((0, []), (1, [3])):
+        store = store_of(6)
+        Retention(store, keep).drop(Needed(4, 4, frozenset({1, 2})))
+        assert updates(store) == [1, 2, *kept, 4, 5]
+        assert folder(store, "incoming") == [1, 2, 4, 5]
+    store = store_of(6)
+    dropping = Retention(store, 0)
+    for needed, left in (
+        (Needed(2, 2, frozenset({1})), [1, 2, 3, 4, 5]),
+        (Needed(4, 4, frozenset({1, 2})), [1, 2, 4, 5]),
+        (Needed(5, 5, frozenset({2})), [2, 5]),
+        (Needed(5, 5), [5]),
+    ):
+        dropping.drop(needed)
+        assert updates(store) == left
+        assert folder(store, "incoming") == left
+
+
+def test_who_comes_back_for_a_round_that_was_over_leaves_nothing():
+    """It was away for long, and what it hands in counts."""
     store = store_of(6)
     dropping = Retention(store, 0)
     dropping.drop(Needed(4, 4))
     store.asked.clear()
-    dropping.drop(Needed(2, 4))
-    dropping.drop(Needed(4, 4))
+    dropping.drop(Needed(4, 4, frozenset({2})))
     assert store.asked == []
+    store.put({"2/a.0": b"x"})
+    dropping.drop(Needed(4, 4))
+    assert store.asked == ["incoming/2/", "2/"]
+    assert updates(store) == [4, 5]
 
 
 def test_what_an_earlier_process_left_goes():
@@ -149,7 +172,8 @@ def test_what_is_needed():
     open_ = replace(session, phase=Phase.COLLECTING, round=3, model=model)
     assert needed_by(open_) == Needed(3, 3)
     # One of them trains an earlier round, and may hand in for it.
-    assert needed_by(replace(open_, carried={"a": 1, "b": 2})) == Needed(1, 3)
+    behind = replace(open_, carried={"a": 1, "b": 2})
+    assert needed_by(behind) == Needed(3, 3, frozenset({1, 2}))
     # Once it is over, whatever for, nothing counts any more.
     failed = replace(open_, phase=Phase.FINISHED, carried={"a": 1}, cause="it was idle")
     assert needed_by(failed) == Needed(4, 3)

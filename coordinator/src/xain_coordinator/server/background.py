@@ -1,48 +1,72 @@
 """Work in the store that nobody waits for."""
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+import structlog
+
 from xain_coordinator.ports import StoreError, WeightsStore
+from xain_coordinator.threads import run_to_end
+
+log = structlog.get_logger(__name__)
 
 MAX_DELETIONS = 1000  # that wait for their turn
+GROUP_SIZE = 64  # keys deleted at once
 
 
 class Background:
-    """One thing at a time, in the order in which it comes: of the threads that commits and
-    aggregations wait for, a slow store takes one. Of no harm if it fails. Used from one event loop.
-    """
+    """One thing at a time: of the threads that commits and aggregations wait for, a slow store
+    takes one. Of no harm if it fails. Used from one event loop."""
 
     def __init__(self, store: WeightsStore) -> None:
         self._store = store
+        self._deletions: deque[str] = deque()  # keys
         self._waiting: deque[Callable[[], None]] = deque()
-        self._is_at_work = False
+        self._working: asyncio.Task[None] | None = None
 
     def delete(self, key: str) -> None:
         """An object of a round. When too many wait it stays until its round is dropped."""
-        if len(self._waiting) < MAX_DELETIONS:
-            self.do(partial(self._store.delete, key))
+        if len(self._deletions) < MAX_DELETIONS:
+            self._deletions.append(key)
+            self._go_on()
 
     def do(self, work: Callable[[], None]) -> None:
         """What comes so seldom that it has a bound of its own."""
         self._waiting.append(work)
-        if not self._is_at_work:
-            self._is_at_work = True
-            self._begin_next()
+        self._go_on()
 
-    def _begin_next(self) -> None:
-        if not self._waiting:
-            self._is_at_work = False
-            return
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(RuntimeError):  # the process is ending
-            attempt = loop.run_in_executor(None, _attempt, self._waiting.popleft())
-            attempt.add_done_callback(lambda _: self._begin_next())
+    async def close(self) -> None:
+        """Returns when all is done."""
+        self._go_on()
+        while self._working is not None and not self._working.done():
+            await asyncio.wait([self._working])
+
+    def _go_on(self) -> None:
+        if (self._waiting or self._deletions) and (self._working is None or self._working.done()):
+            self._working = asyncio.create_task(self._work(), name="background")
+
+    async def _work(self) -> None:
+        while self._waiting or self._deletions:
+            if not self._waiting:
+                size = min(GROUP_SIZE, len(self._deletions))
+                keys = [self._deletions.popleft() for _ in range(size)]
+                self._waiting.append(partial(self._store.delete, *keys))
+            work = self._waiting.popleft()
+            try:
+                await run_to_end(_attempt, work)
+            except RuntimeError as error:  # the system has no thread now: the next call tries again
+                self._waiting.appendleft(work)
+                log.warning("no_thread", error=str(error))
+                return
 
 
 def _attempt(work: Callable[[], None]) -> None:
-    with contextlib.suppress(StoreError):
+    try:
         work()
+    except StoreError as error:
+        log.debug("background_work_failed", error=str(error))
+    except Exception as error:
+        # A defect of ours costs room in the store, and no round.
+        log.exception("background_work_crashed", error=str(error))

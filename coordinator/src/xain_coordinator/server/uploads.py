@@ -279,6 +279,7 @@ class Uploads:
         await self._unfinished.close()
         if self._adoptions is not None:
             await self._adoptions.close()
+        await self._background.close()
 
     # --- updates that come in another way ---
 
