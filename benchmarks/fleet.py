@@ -28,8 +28,9 @@ long that an agent would have asked again over a second connection.
 Heartbeats are measured once the fleet is at rest, when what connecting has left behind is answered.
 Of the last part each counts where it was sent, whenever it was answered: aggregating, from the last
 update accepted to the new model; transferring, from a round's opening to the last update; opening,
-in the first two seconds of these. One that is given up counts with the time until then. The 99th
-percentiles are medians of the rounds, and worst is that of the worst round.
+in the first two seconds of these. One that is given up counts with the time until then. Their 99th
+percentiles are of all rounds together, and aggregating_round_p99_ms is the median of those of the
+single rounds. at_rest: whether the fleet came to rest before within a minute.
 """
 
 import argparse
@@ -70,7 +71,6 @@ HEAVY = 4  # participants with large models
 HEAVY_ROUNDS = 5  # the first initialises
 OPENING_S = 2.0
 REST_S = 0.05  # a fleet is at rest when the 99th percentile is below that
-LONGEST_REST_S = 60.0  # on a machine with other work it may never be
 TILE = 1 << 18  # elements that numpy takes at once, so that its float64 stay in the cache
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -82,14 +82,16 @@ Spans = Sequence[tuple[float, float]]  # from when to when
 @dataclass(frozen=True, slots=True)
 class Scale:
     """interval_s: between two heartbeats. heavy_size: of the large models, in float32; by default
-    250 MB each, a gigabyte together. control_s: how long numpy aggregates at least."""
+    250 MB each, a gigabyte together. control_s: how long numpy aggregates at least. patience_s: for
+    a fleet to come to rest; on a machine with other work it may never be."""
 
     interval_s: float = 10.0
     heavy_size: int = 62_500_000
     control_s: float = 10.0
+    patience_s: float = 60.0
 
 
-QUICK = Scale(interval_s=1.0, heavy_size=50_000, control_s=0.5)
+QUICK = Scale(interval_s=1.0, heavy_size=50_000, control_s=0.5, patience_s=4.0)
 
 
 class Server:
@@ -180,8 +182,15 @@ class Crowd:
             **added,
             "told": told,
             "watching_since": max(answer["watching_since"] for answer in answers),
+            "unanswered_since": min(answer["unanswered_since"] for answer in answers),
             "heartbeats": [beat for answer in answers for beat in answer["heartbeats"]],
         }
+
+    def heartbeats(self, server: Server) -> Heartbeats:
+        """All that have been sent, when each is answered or given up."""
+        until = time.monotonic()
+        wait(lambda: self.ask("look")["unanswered_since"] > until, "the answers", server)
+        return [beat for beat in self.ask("heartbeats")["heartbeats"] if beat[0] <= until]
 
     def all_told(self, round_: int, server: Server) -> float:
         """When the last one was."""
@@ -263,19 +272,16 @@ def p99_ms(heartbeats: Heartbeats) -> float | None:
     return round(1000 * seconds[int(0.99 * (len(seconds) - 1))], 1) if seconds else None
 
 
-def p99s_ms(heartbeats: Heartbeats, spans: Spans) -> list[float]:
-    """Of each span in which some were sent."""
-    each = (p99_ms(within(heartbeats, [span])) for span in spans)
-    return [p99 for p99 in each if p99 is not None]
-
-
-def median_ms(p99s: Sequence[float]) -> float | None:
+def median_p99_ms(heartbeats: Heartbeats, spans: Spans) -> float | None:
+    """Of the spans in which some were sent."""
+    each = [p99_ms(within(heartbeats, [span])) for span in spans]
+    p99s = [p99 for p99 in each if p99 is not None]
     return round(statistics.median(p99s), 1) if p99s else None
 
 
-def come_to_rest(crowd: Crowd) -> None:
-    """What connecting has left behind is answered, and forgotten."""
-    give_up_at = time.monotonic() + LONGEST_REST_S
+def come_to_rest(crowd: Crowd, scale: Scale) -> bool:
+    """What connecting has left behind is answered, and forgotten. Whether it was so in time."""
+    give_up_at = time.monotonic() + scale.patience_s
     is_at_rest = False
     while not is_at_rest and time.monotonic() < give_up_at:
         crowd.ask("forget")
@@ -283,16 +289,18 @@ def come_to_rest(crowd: Crowd) -> None:
         p99 = p99_ms(crowd.ask("heartbeats")["heartbeats"])
         is_at_rest = p99 is not None and p99 < 1000 * REST_S
     crowd.ask("forget")
+    return is_at_rest
 
 
-def idle(crowd: Crowd, server: Server, interval_s: float) -> Figures:
+def idle(crowd: Crowd, server: Server, scale: Scale) -> Figures:
     """Nothing but heartbeats."""
-    come_to_rest(crowd)
+    is_at_rest = come_to_rest(crowd, scale)
     cpu_s = server.cpu_s
-    time.sleep(1.5 * interval_s)  # what is measured: in this time each sends at least one
-    beats = crowd.ask("heartbeats")["heartbeats"]
+    time.sleep(1.5 * scale.interval_s)  # what is measured: in this time each sends at least one
     spent_s = server.cpu_s - cpu_s
+    beats = crowd.heartbeats(server)
     return {
+        "at_rest": is_at_rest,
         "heartbeat_cpu_ms": round(1000 * spent_s / len(beats), 2),
         "heartbeat_p99_ms": p99_ms(beats),
     }
@@ -315,7 +323,7 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
                 "participants": number,
                 "join_s": round(joined_at - crowd.started_at, 2),
                 "memory_kb": round((server.memory_kb - memory_kb) / number, 1),
-                **idle(crowd, server, scale.interval_s),
+                **idle(crowd, server, scale),
                 **restart(crowd, server),
             }
             crowd.ask("forget")
@@ -324,11 +332,11 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
             # The first initialises, and the restart fell into it.
             opened = {event["round"]: event["at"] for event in server.events("round_opened")}
             published = {event["round"]: event["at"] for event in server.events("model_published")}
-            seen = crowd.ask("heartbeats")
-            told = seen["told"]
+            beats = crowd.heartbeats(server)
+            told = crowd.ask("look")["told"]
             numbers = range(1, rounds + 1)
             openings = [(opened[round_], opened[round_] + OPENING_S) for round_ in numbers]
-            figures["opening_p99_ms"] = median_ms(p99s_ms(seen["heartbeats"], openings))
+            figures["opening_p99_ms"] = p99_ms(within(beats, openings))
             told_s = [told[round_][1] - opened[round_] for round_ in numbers]
             round_s = [published[round_] - opened[round_] for round_ in numbers]
             figures["told_s"] = round(statistics.median(told_s), 3)
@@ -364,7 +372,7 @@ def measure_bare(number: int, scale: Scale) -> Figures:
         try:
             wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
             used_kb = server.memory_kb - memory_kb
-            figures = idle(crowd, server, scale.interval_s)
+            figures = idle(crowd, server, scale)
             began = time.monotonic()
             assert server.process.stdin is not None
             server.process.stdin.write(b"tell\n")
@@ -397,10 +405,10 @@ def measure_aggregation(number: int, scale: Scale) -> Figures:
         heavy: list[subprocess.Popen[bytes]] = []
         try:
             wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
-            come_to_rest(crowd)
+            is_at_rest = come_to_rest(crowd, scale)
             heavy = [subprocess.Popen([*command, f"a-{i}"]) for i in range(HEAVY)]
             wait(lambda: bool(server.events("session_finished")), "the rounds", server)
-            beats = crowd.ask("heartbeats")["heartbeats"]
+            beats = crowd.heartbeats(server)
             opened = [event["at"] for event in server.events("round_opened")]
             published = [event["at"] for event in server.events("model_published")]
             seconds = aggregation_seconds(folder / "data" / "metrics.jsonl", server)
@@ -408,17 +416,17 @@ def measure_aggregation(number: int, scale: Scale) -> Figures:
             aggregating = list(zip(closed, published, strict=True))
             transferring = list(zip(opened, closed, strict=True))
             opening = [(at, min(at + OPENING_S, end)) for at, end in transferring]
-            p99s = p99s_ms(beats, aggregating)
             return {
                 "participants": number,
+                "at_rest": is_at_rest,
                 "aggregation_s": round(statistics.median(seconds), 3),
                 "aggregating": len(within(beats, aggregating)),
-                "aggregating_p99_ms": median_ms(p99s),
-                "aggregating_worst_p99_ms": max(p99s, default=None),
+                "aggregating_p99_ms": p99_ms(within(beats, aggregating)),
+                "aggregating_round_p99_ms": median_p99_ms(beats, aggregating),
                 "transferring": len(within(beats, transferring)),
-                "transferring_p99_ms": median_ms(p99s_ms(beats, transferring)),
+                "transferring_p99_ms": p99_ms(within(beats, transferring)),
                 "opening": len(within(beats, opening)),
-                "opening_p99_ms": median_ms(p99s_ms(beats, opening)),
+                "opening_p99_ms": p99_ms(within(beats, opening)),
             }
         finally:
             for process in heavy:
@@ -447,16 +455,17 @@ def measure_control(number: int, scale: Scale) -> Figures:
             wait(lambda: crowd.ask("look")["watching"] == number, "all to connect", server)
             command = [sys.executable, __file__, "--numpy", str(scale.heavy_size)]
             command.append(str(scale.control_s))
-            come_to_rest(crowd)
+            is_at_rest = come_to_rest(crowd, scale)
             answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S)
             spans = json.loads(answer.stdout)
-            beats = within(crowd.ask("heartbeats")["heartbeats"], spans)
+            beats = within(crowd.heartbeats(server), spans)
         finally:
             crowd.end()
     return {
         "numpy_s": round(statistics.median(end - begin for begin, end in spans), 3),
         "numpy_aggregating": len(beats),
-        "numpy_aggregating_p99_ms": p99_ms(beats),  # of all: each time is short
+        "numpy_aggregating_p99_ms": p99_ms(beats),
+        "numpy_at_rest": is_at_rest,
     }
 
 

@@ -54,6 +54,7 @@ class Crowd:
     def __init__(self) -> None:
         self.may_train = asyncio.Event()
         self.heartbeats: list[tuple[float, float]] = []  # when sent, seconds until answered
+        self.unanswered: dict[object, float] = {}  # when sent, by call
         self.num_rendezvous = 0
         self.num_lost = 0
         self.num_refused = 0
@@ -78,6 +79,7 @@ class Crowd:
             "told": {
                 round_: [len(times), min(times), max(times)] for round_, times in self.told.items()
             },
+            "unanswered_since": min(self.unanswered.values(), default=time.monotonic()),
             "heartbeats": self.heartbeats if command["do"] == "heartbeats" else [],
         }
 
@@ -175,13 +177,15 @@ class LightAgent:
 
     async def _heartbeat(self, training: bool, round_: int) -> e.Event:
         request = pb.HeartbeatRequest(state=pb.TRAINING if training else pb.READY, round=round_)
-        sent_at = time.monotonic()
+        call = object()  # there may be two of a participant
+        sent_at = self._crowd.unanswered[call] = time.monotonic()
         try:
             response = await self._stub.Heartbeat(
                 request, metadata=self._metadata_of_heartbeats, timeout=CALL_TIMEOUT_S
             )
         finally:  # one that was not answered took as long as its sender waited
             self._crowd.heartbeats.append((sent_at, time.monotonic() - sent_at))
+            del self._crowd.unanswered[call]
         return replace(advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000)
 
     async def _watch(self) -> None:
