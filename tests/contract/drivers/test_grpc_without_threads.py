@@ -99,12 +99,19 @@ def test_what_waits_for_an_idle_end_is_lost_with_a_word(monkeypatch: pytest.Monk
     """Where there is no thread for the stream after it."""
     monkeypatch.setattr("xain_messaging.drivers.grpc_lines.IDLE_S", 0.1)
     threads = Threads(monkeypatch, by="messages-out")
-    here, there = GrpcDriver(), GrpcDriver(bounds=Bounds(max_messages=1))
+    here, there = GrpcDriver(), GrpcDriver(bounds=Bounds(max_messages_in_all=1))
     with closing_all(here, there):
         here.connect("there", there.address)
         for _ in range(TOLERANCE + 1):  # the last one waits for room, and its stream for its end
             here.send("there", [b"1"])
-        until(lambda: here._lines["there"]._is_ending, "the end")
+        line = here._lines["there"]
+
+        def waits_for_the_last() -> bool:
+            """And not for one before it: a slow machine sends them over several streams."""
+            with line._lock:
+                return line._is_ending and line._waiting.empty()
+
+        until(waits_for_the_last, "the end")
         here.send("there", [b"2"])
         threads.num_missing = 1
         for _ in range(TOLERANCE + 1):

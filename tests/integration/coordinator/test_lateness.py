@@ -46,7 +46,7 @@ async def test_a_process_that_stood_still_lets_nobody_go(tmp_path: Path) -> None
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while '"participant_left"' not in process.log():  # noqa: ASYNC110  # a log
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
         finally:
             for task in living:
                 task.cancel()

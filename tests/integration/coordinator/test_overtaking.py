@@ -226,7 +226,7 @@ async def test_a_copy_whose_updates_are_dropped_says_what_it_is(ward: Ward) -> N
     weights = ward.folder / "weights"
     async with asyncio.timeout(60):
         while list(weights.glob("*/0/a.*")):  # noqa: ASYNC110  # files have no event to wait for
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is so
     assert await backup.fails() == EXIT_FENCED
     assert "which the journal" in last_words(backup, "cannot_start")
     assert await running.stop() == 0

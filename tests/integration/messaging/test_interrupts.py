@@ -167,7 +167,7 @@ class Swallowed:
         self._num_more = num_more
         self._has_come = False
         line.receive = self.receive  # type: ignore[method-assign]  # it is this one's, for good
-        line.send = self.send  # type: ignore[method-assign]
+        line.send = self.send  # type: ignore[method-assign]  # as above
 
     def receive(self, timeout_s: float | None) -> DriverEvent | None:
         event = InProcessDriver.receive(self._line, timeout_s)
@@ -284,7 +284,7 @@ def test_an_interrupt_while_nothing_comes_sends_nothing_again(lossy: JoinLossy) 
         interrupts(b, 1)
         assert a.receive_by_id("none", 0.02).missing  # it answers
     assert set(sent) <= {"a", "w"}
-    line.receive, line.send = receive, send  # type: ignore[method-assign]
+    line.receive, line.send = receive, send  # type: ignore[method-assign]  # as before
     assert tags(a, 5) == list("01234")
 
 

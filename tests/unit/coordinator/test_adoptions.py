@@ -69,8 +69,9 @@ async def test_who_waits_for_one_hears_of_it_whoever_comes_meanwhile(bench):
     waiting = asyncio.ensure_future(bench.adopt("0/a"))
     await asyncio.sleep(0)  # it has begun
     ended = bench.begun("0/a")
-    while not ended.done():  # noqa: ASYNC110  # each turn of the loop: its caller hears a turn later
-        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        while not ended.done():  # noqa: ASYNC110  # its caller hears of it one turn later
+            await asyncio.sleep(0)  # one turn of the loop
     assert not waiting.done()
     bench.rounds.newest = 1
     other = await bench.adopt("1/b")
@@ -85,7 +86,7 @@ async def test_what_nobody_came_back_for_is_forgotten(bench):
     """When its round is over, with the copy."""
     bench.store.put({"incoming/0/a": DATA, "incoming/1/b": DATA})
     gone = asyncio.ensure_future(bench.adopt("0/a"))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it has begun
     ended = bench.begun("0/a")
     gone.cancel()
     await asyncio.wait([gone])
@@ -95,7 +96,7 @@ async def test_what_nobody_came_back_for_is_forgotten(bench):
     assert not bench.adoptions._adoptions
     async with asyncio.timeout(PATIENCE_S):
         while copy.ref.key in set(bench.store.keys()):  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
 
 
 @pytest.mark.parametrize("before", [DATA[:-1] + b"x", None])
@@ -105,7 +106,7 @@ async def test_what_came_to_nothing_answers_for_nothing_else(bench, before):
     if before is not None:
         bench.store.put({"incoming/0/a": before})
     given_up = asyncio.ensure_future(bench.adopt("0/a"))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it has begun
     ended = bench.begun("0/a")
     given_up.cancel()
     await asyncio.wait([given_up, ended])

@@ -121,7 +121,7 @@ async def test_where_there_is_no_thread_the_next_call_tries_again(store, threads
     at_work.delete("0")
     async with asyncio.timeout(PATIENCE_S):
         while threads.num_missing:  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is so
     at_work.do(is_done.set)
     await close(at_work)
     assert is_done.is_set()

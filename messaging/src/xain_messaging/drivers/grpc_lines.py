@@ -95,7 +95,7 @@ class Line:
             try:
                 thread = threading.Thread(target=self._run, name="messages-out", daemon=True)
                 thread.start()
-            except BaseException:
+            except BaseException:  # no thread, or an interrupt: nobody would send what waits
                 self._waiting = queue.SimpleQueue()
                 raise
             self._thread = thread  # not before: one that was interrupted in its start ends at once
