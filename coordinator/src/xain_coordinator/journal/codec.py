@@ -8,12 +8,13 @@ of what is there is a new format of the journal: see FORMAT.
 import math
 from typing import Any, get_args
 
+import xxhash
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from xain_coordinator.core.events import DurableEvent
 from xain_coordinator.ports import JournalError, Record
 
-FORMAT = 2  # 1 had no snapshots, and fewer events and fields
+FORMAT = 3  # 1 had no snapshots, and fewer events and fields; 2 had no checksums
 
 Row = tuple[float, str, str]  # session time, type, body
 
@@ -40,6 +41,13 @@ def decode_record(row: Row) -> Record:
     """Raises JournalError."""
     at, name, body = row
     return Record(at, decode(name, body))
+
+
+def digest_of(*fields: object) -> bytes:
+    """The checksum of a row of the journal: xxh3-64 of its other columns, so that a row that was
+    moved or exchanged is noticed too."""
+    text = "\0".join(f.hex() if isinstance(f, float) else str(f) for f in fields)
+    return xxhash.xxh3_64_digest(text.encode())
 
 
 def encode(event: DurableEvent) -> tuple[str, str]:

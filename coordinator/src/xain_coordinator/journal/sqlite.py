@@ -8,6 +8,9 @@ of the process, however it ends. A lock file beside it would be a second truth, 
 know nothing of it (the sqlite3 shell, a backup) would not respect. It also lets WAL work without
 shared memory, which network file systems do not have. Nothing else in this process may open the
 file: on POSIX, closing any descriptor of a file gives up the process's locks on it.
+
+Checked: every record has a checksum, because SQLite keeps none in the file. The log beside the file
+has SQLite's own, see wal.py, and a snapshot has that of its compression.
 """
 
 import contextlib
@@ -18,8 +21,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from xain_coordinator.core.events import SessionOpened
-from xain_coordinator.journal.codec import FORMAT, Row, decode_record, encode_record
+from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
+from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalError, Record, Snapshot
 from xain_messaging.process.durable import make_directory
 
@@ -57,6 +61,12 @@ _STEPS = {
         ) WITHOUT ROWID
         """,
     ),
+    3: (
+        "ALTER TABLE record ADD COLUMN digest BLOB NOT NULL DEFAULT x''",  # see codec.digest_of
+        "UPDATE record SET digest = digest_of(session, seq, at, type, body)",
+        "ALTER TABLE owner ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
+        "UPDATE owner SET digest = digest_of(session_id, name)",
+    ),
 }
 assert max(_STEPS) == FORMAT
 
@@ -79,6 +89,8 @@ class SqliteJournal:
                 f"the journal's folder {self._path.parent} cannot be created: {error.strerror}; "
                 "choose another [journal] path"
             ) from error
+        with contextlib.suppress(OSError):  # SQLite says it better
+            require_sound_log(self._path)
         with self._explained():
             # Our own lock stands in for the check of threads. timeout: whoever holds the journal
             # holds it for life, so there is nothing to wait for.
@@ -103,14 +115,19 @@ class SqliteJournal:
             numbers = range(start, min(start + PAGE_RECORDS, end))
             with self._lock, self._explained():
                 query = (
-                    "SELECT seq, at, type, body FROM record "
+                    "SELECT seq, at, type, body, digest FROM record "
                     "WHERE session = ? AND seq BETWEEN ? AND ? ORDER BY seq"
                 )
                 limits = (session, numbers[0], numbers[-1])
                 rows = self._open_db().execute(query, limits).fetchall()
             for seq, row in zip_longest(numbers, rows):
                 match row:
-                    case (int(found), float(at), str(name), str(body)) if found == seq:
+                    case (int(found), float(at), str(name), str(body), digest) if found == seq:
+                        if digest != digest_of(session, seq, at, name, body):
+                            raise self._damaged(
+                                f"record {seq} of session {session}, a {name}, has another "
+                                "checksum than it was written with"
+                            )
                         yield self._decode(session, seq, (at, name, body))
                     case _:
                         raise self._damaged(f"record {seq} of session {session} is missing")
@@ -137,10 +154,11 @@ class SqliteJournal:
                     session, seq = session + 1, 0
                 if session == 0:
                     raise JournalError(f"the journal begins with a SessionOpened, not a {name}")
-                rows.append((session, seq, at, name, body))
+                digest = digest_of(session, seq, at, name, body)
+                rows.append((session, seq, at, name, body, digest))
                 seq += 1
             with _transaction(db):
-                db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?)", rows)
+                db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", rows)
             # Only now: after a failure the next append goes on where the last one ended.
             self._session, self._seq = session, seq
 
@@ -168,8 +186,11 @@ class SqliteJournal:
     def owners(self, session_id: str) -> frozenset[str]:
         """Those noted last of this session."""
         with self._lock, self._explained():
-            query = "SELECT name FROM owner WHERE session_id = ?"
-            return frozenset(name for (name,) in self._open_db().execute(query, (session_id,)))
+            query = "SELECT name, digest FROM owner WHERE session_id = ?"
+            rows = self._open_db().execute(query, (session_id,)).fetchall()
+        if any(digest != digest_of(session_id, name) for name, digest in rows):
+            raise self._damaged(f"a name in its table owner, of session {session_id}, has changed")
+        return frozenset(name for name, _ in rows)
 
     def note_owners(self, session_id: str, names: Collection[str]) -> None:
         """In the place of those before; the session need not be in the journal yet."""
@@ -177,8 +198,8 @@ class SqliteJournal:
             db = self._open_db()
             with _transaction(db):
                 db.execute("DELETE FROM owner WHERE session_id = ?", (session_id,))
-                rows = [(session_id, name) for name in names]
-                db.executemany("INSERT INTO owner VALUES (?, ?)", rows)
+                rows = [(session_id, name, digest_of(session_id, name)) for name in names]
+                db.executemany("INSERT INTO owner VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
         with self._lock:
@@ -201,6 +222,7 @@ class SqliteJournal:
         # macOS: its plain fsync leaves the data in the drive's cache. No effect elsewhere.
         db.execute("PRAGMA fullfsync=ON")
         if found < FORMAT:
+            db.create_function("digest_of", -1, digest_of, deterministic=True)
             with _transaction(db):
                 for number in range(found + 1, FORMAT + 1):
                     for statement in _STEPS[number]:
@@ -263,7 +285,9 @@ class SqliteJournal:
             raise self._damaged("there is text in it that is none") from error
 
 
-_DAMAGED_HINT = "restore it from a backup, or choose another [journal] path"
+_DAMAGED_HINT = (
+    "restore it from a backup, or begin anew with --new-session or another [journal] path"
+)
 
 _REASONS = {
     sqlite3.SQLITE_BUSY: (
