@@ -98,6 +98,41 @@ async def test_an_upload_goes_on_nowhere_else(start, join, tmp_path, offset):
     assert await found(a) == 3 * MIB
 
 
+OTHER = bytes(16)  # the digest of an update that is as large as DATA
+
+
+async def other_goes_on(member: Member, offset: int) -> tuple[grpc.StatusCode, str]:
+    """Why the other update cannot go on at this offset."""
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header(offset=offset, digest=OTHER))
+
+    code, why, _ = await refused(member.stub.PutWeights(requests(), metadata=member.metadata))
+    return code, why
+
+
+async def test_an_upload_does_not_go_on_as_another_update(start, join, tmp_path):
+    """The bytes of one update are no part of another one of the same size, before a restart of the
+    coordinator and after it. The sender begins again, and nothing counts against it."""
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await in_round(a)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    assert await other_goes_on(a, 3 * MIB) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert await found(a, digest=OTHER) == 0
+    await coordinator.stop()
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await a.heartbeat()
+    assert await found(a, digest=OTHER) == 0
+    offset = await found(a)
+    assert offset == 2 * MIB + HEADER_BYTES, "to the last whole chunk"
+    assert await other_goes_on(a, offset) == (Code.FAILED_PRECONDITION, "UPLOAD_MISSING")
+    assert coordinator.driver.session.refusals == {}
+    await a.end((await (await put(a, await found(a)))).ref)
+
+
 async def test_what_goes_on_with_other_bytes_is_refused(start, join, tmp_path):
     """The digest is that of the whole object, whoever has sent which part of it."""
     a = join(await start(), "a")

@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from support.process import CoordinatorProcess
-from support.wire import Member
+from support.wire import Member, npy
 from xain_coordinator import driver
 from xain_coordinator.core.values import Phase
 from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.ports import StoreUnavailable
+from xain_coordinator.stores.files import FileStore
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import GetStatusRequest
@@ -48,6 +50,44 @@ async def test_a_restart_goes_on_with_the_same_round(start, join):
     await b.hand_in([3.0])
     await a.until(pb.ROUND, 1)
     assert np.load(io.BytesIO(await a.download("1/global"))).tolist() == [2.0]
+
+
+@pytest.mark.parametrize("brought_by", ["upload", "name"])
+async def test_a_found_update_counts_only_when_it_is_durable(start, join, monkeypatch, brought_by):
+    """An update that lies in the store after a restart was perhaps never synced by the process that
+    wrote it: it is acknowledged when this process has synced it, and not before."""
+    vector = np.zeros(100_000, np.float32)
+    coordinator = await start(rounds={"rounds": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    if brought_by == "upload":
+        ref = await a.upload(vector)
+    else:
+        coordinator.store.put({"0/a": npy(vector)})
+    await coordinator.stop()
+    coordinator = await start(rounds={"rounds": 1})
+    a = join(coordinator, "a")
+    await a.heartbeat()
+    sync = FileStore.sync
+
+    def fail(self: FileStore, folder: Path) -> None:
+        raise StoreUnavailable("the disk takes no sync")
+
+    async def end() -> None:
+        if brought_by == "upload":
+            await a.end(ref)
+        else:
+            await a.end(name="a", round_=None)
+
+    monkeypatch.setattr(FileStore, "sync", fail)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await end()
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert coordinator.driver.session.accepted("a", 0) is None
+    monkeypatch.setattr(FileStore, "sync", sync)
+    await end()
+    assert coordinator.driver.session.accepted("a", 0) is not None
 
 
 async def test_an_end_is_an_end_after_a_restart_too(start, join):

@@ -24,7 +24,7 @@ MODEL = GlobalModel(0, WeightsRef("0/global", 128, "0" * 32), "float32", (0,))
 
 class HeldJournal:
     """A Journal whose appends, once held, wait until they are let go or told to fail. Its snapshots
-    do so on their own."""
+    do so on their own, and none is loaded."""
 
     def __init__(self, records: Sequence[Record] = ()) -> None:
         self.groups: list[list[str]] = []  # the kinds of the events of each append
@@ -60,6 +60,7 @@ class HeldJournal:
             assert self._go.acquire(timeout=60), "the test never let it go"
         if self._error is not None:
             raise self._error
+        self._records += records
         self.groups.append([type(record.event).__name__ for record in records])
 
     def close(self) -> None:

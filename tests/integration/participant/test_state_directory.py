@@ -151,6 +151,31 @@ def test_a_full_disk_costs_no_training(
     ]
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+def test_a_stop_says_goodbye_unless_the_result_is_kept(
+    serve: Serve, state: StateDirectory, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """A participant that comes back with its result keeps its place in the round. A participant
+    whose result is lost gives its place to another one."""
+
+    def fail(_: Result) -> None:
+        raise NotKept("No space left on device")
+
+    if not is_kept:
+        monkeypatch.setattr(state, "keep", fail)
+    server = serve()
+    server.before["EndTrainingRound"].extend([failure(grpc.StatusCode.UNAVAILABLE)] * 10_000)
+    agent = Agent(Adder(), server.target, "ward-7", state=state)
+    codes: list[int] = []
+    running = threading.Thread(target=lambda: codes.append(agent.run()))
+    running.start()
+    server.wait_until(lambda: server.calls["EndTrainingRound"] >= 1)
+    agent.stop(143)
+    running.join(PATIENCE_S)
+    assert codes == [143]
+    assert (pb.FINISHED in {said for said, _ in server.heartbeats}) == (not is_kept)
+
+
 @pytest.fixture
 def stuck(state: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator["Stuck"]:
     stuck = Stuck(state)

@@ -139,6 +139,38 @@ async def test_a_snapshot_is_of_what_is_durable(bench, monkeypatch):
     await handing_in
 
 
+async def test_session_time_goes_on_after_the_last_record_of_a_group(bench, monkeypatch):
+    """Records that are written together keep their own times, and a snapshot has the last one's:
+    with the first one's, session time would go back at a restart."""
+    bench.journal.hold()
+    joining = [await bench.submit(c.Rendezvous("a"))]
+    await bench.journal.writing()
+    for name in "bcd":
+        bench.clock.time_s += 1.0
+        joining.append(await bench.submit(c.Rendezvous(name)))
+    bench.journal.let_go()
+    await bench.journal.writing()
+    monkeypatch.setattr(module, "MAX_UNSAVED_RECORDS", 1)
+    bench.journal.let_go()
+    await asyncio.gather(*joining)
+    await saved(bench.driver)
+    records = bench.journal.load()
+    joined = [record for record in records if isinstance(record.event, e.ParticipantJoined)]
+    assert [record.at for record in joined] == [0.0, 1.0, 2.0, 3.0]
+    (snapshot,) = bench.journal.saved
+    assert snapshot.num_records == len(records)
+    times: list[float] = []
+
+    def made_clock(start_s: float) -> HeldClock:
+        times.append(start_s)
+        return HeldClock(start_s)
+
+    for disk in (Disk(records), Disk(records, snapshot)):
+        driver = Driver.open(disk, made_clock, RULES, lambda: "s")
+        driver._disk.shutdown()  # it is only looked at
+    assert times == [3.0, 3.0]
+
+
 async def test_rounds_are_not_waited_for_for_ever(bench, monkeypatch):
     """Participants who come and go for days make no round, but records all the same."""
     monkeypatch.setattr(module, "SNAPSHOT_RECORDS", 3)

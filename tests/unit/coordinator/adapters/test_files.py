@@ -128,15 +128,11 @@ def test_objects_outlive_the_store(tmp_path: Path) -> None:
         assert reader.read(0, 1) == b"x"
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="a file's name cannot be asked for")
-def test_every_new_name_is_synced_with_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contents first, then names from the top down; else a power cut takes what was acknowledged.
-
-    Folders that were synced before are not synced again, but the object's own always is.
-    """
-    store = FileStore(tmp_path)
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of all files and folders that are synced, in order."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("a file's name cannot be asked for")
     synced: list[str] = []
     fsync = os.fsync
 
@@ -145,6 +141,16 @@ def test_every_new_name_is_synced_with_its_folder(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
+    return synced
+
+
+def test_every_new_name_is_synced_with_its_folder(tmp_path: Path, synced: list[str]) -> None:
+    """Contents first, then names from the top down; else a power cut takes what was acknowledged.
+
+    Folders that were synced before are not synced again, but the object's own always is.
+    """
+    store = FileStore(tmp_path)
+    synced.clear()
     put(store, "s/1/a", b"x")
     assert synced[0].endswith(".part")
     assert synced[1:] == [str(tmp_path), str(tmp_path / "s"), str(tmp_path / "s/1")]
@@ -159,6 +165,18 @@ def test_every_new_name_is_synced_with_its_folder(
     store.put({"s/1/c": b"x", "s/1/d": b"y"})
     assert [name.endswith(".part") for name in synced[:2]] == [True, True]
     assert synced[2:] == [str(tmp_path / "s/1")], "one sync for both names"
+
+
+def test_settle_syncs_the_name_and_every_folder_above_it(tmp_path: Path, synced: list[str]) -> None:
+    """The process that gave the object its name may have died before any of the syncs."""
+    put(FileStore(tmp_path), "s/1/a", b"x")
+    store = FileStore(tmp_path)
+    synced.clear()
+    store.settle("s/1/a")
+    assert synced == [str(tmp_path), str(tmp_path / "s"), str(tmp_path / "s/1")]
+    synced.clear()
+    store.settle("s/1/a")
+    assert synced == [str(tmp_path / "s/1")], "the folders above it are known to be on the disk"
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
