@@ -4,14 +4,17 @@ the same models come out, bit for bit.
     make kills KILLS=100          until so many kills have happened
     make kills KILLS=5 SEED=1234  the session of this seed
 
-Chance is in the seed: whom to kill, when, and what the network does. The moment it meets depends on
-the machine, so a seed that has failed may have to be tried more than once.
+Any PLANS seeds, one after another, are every way up with every encoding, with and without a state
+directory. Chance is in the seed, too: whom to kill, when, and what the network does. The moment it
+meets depends on the machine, so a seed that has failed may have to be tried more than once.
 """
 
 import asyncio
 import os
 import shutil
 import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -22,12 +25,18 @@ from support.fault_proxy import FaultProxy
 from support.influx_servers import VictoriaMetrics
 from support.process import Lines, ParticipantProcess
 from support.s3_servers import SeaweedFS
-from support.training import Scenario, Training, close_gates, training, undisturbed
+from support.training import Scenario, Training, close_gates, digests, training, undisturbed
 
 # The number of kills is what counts, so there is no hurry: this much only if all stands still.
 KILLS = int(os.environ.get("KILLS") or 8)
 SEED = int(os.environ.get("SEED") or 0)
 KILLS_A_SESSION = 5
+ENCODINGS = ("int8", "float16", "plain")
+# inline: inside the call that hands it in. stream: through the coordinator. resumed: the same, but
+# large, and over lines that are cut in the middle of it. url: put into S3 by a signed URL, where no
+# encoding is asked for; else streamed to it.
+WAYS = ("stream", "url", "resumed", "inline")
+PLANS = 2 * len(ENCODINGS) * len(WAYS)
 ROUNDS = 8
 PACE_S = 0.3  # how long a training takes at most
 
@@ -50,11 +59,13 @@ class Killer:
     """Kills the processes of a training, and starts them again. Now and then it only stops the
     coordinator.
 
+    cuts_uploads: before each kill it ends all connections when a part of an upload has arrived.
     num_kills: those that have happened.
     """
 
-    def __init__(self, training: Training, chance: Random) -> None:
+    def __init__(self, training: Training, chance: Random, *, cuts_uploads: bool = False) -> None:
         self.num_kills = 0
+        self._cuts_uploads = cuts_uploads
         self._training = training
         self._chance = chance
 
@@ -62,6 +73,8 @@ class Killer:
         """So many, or fewer if the session is over before."""
         goes_on = True
         while goes_on and self.num_kills < number:
+            if self._cuts_uploads:
+                await self._cut_an_upload()
             alive = self._alive()
             if self._training.coordinator.dies_at is not None:
                 goes_on = await self._let_die()
@@ -71,6 +84,24 @@ class Killer:
                 goes_on = await self._kill_coordinator(number - self.num_kills)
             else:
                 goes_on = await self._kill_participant(self._chance.choice(alive))
+
+    async def _cut_an_upload(self) -> None:
+        """Or nothing, if the coordinator dies or all is over before."""
+        incoming = self._training.folder / "weights" / ".incoming"
+        coordinator = self._training.coordinator
+        # Those that another coordinator has left do not grow.
+        before = {part: part_bytes(part) for part in incoming.glob("*.*.part")}
+
+        def is_under_way() -> bool:
+            return coordinator.status is not None or any(
+                part_bytes(part) > max(1 << 20, before.get(part, 0))
+                for part in incoming.glob("*.*.part")
+            )
+
+        if coordinator.dies_at is None and await self._training.until(
+            is_under_way, look_every_s=AIMING_S
+        ):
+            await asyncio.to_thread(self._training.proxy.cut)
 
     def _alive(self) -> list[ParticipantProcess]:
         return [p for p in self._training.participants.values() if p.status is None]
@@ -163,37 +194,74 @@ class Killer:
         return not self._training.is_over
 
 
-def scenario(seed: int) -> Scenario:
-    """Small models travel inside the calls, large ones in streams of several chunks."""
-    chance = Random(seed)
-    names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
-    size = 1_000 if seed % 2 else chance.choice([300_000, 600_000])
-    return Scenario(names, rounds=ROUNDS, size=size, pace_s=PACE_S)
+def part_bytes(part: Path) -> int:
+    try:
+        return part.stat().st_size
+    except FileNotFoundError:
+        return 0  # it has come to its end since
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A session of `make kills`. is_kept: participants keep their results over a kill."""
+
+    scenario: Scenario
+    way: str
+    is_kept: bool
+
+    @staticmethod
+    def of(seed: int) -> "Plan":
+        """The first seeds differ in all of it, and PLANS of them are every combination."""
+        chance = Random(seed)
+        way = WAYS[seed % len(WAYS)]
+        encoding = ENCODINGS[seed // len(WAYS) % len(ENCODINGS)]
+        is_kept = (seed // len(WAYS) // len(ENCODINGS) + seed) % 2 == 0
+        names = tuple(f"site-{number}" for number in range(chance.randint(2, 4)))
+        sizes = {"inline": [1_000], "resumed": [2_000_000]}
+        size = chance.choice(sizes.get(way, [300_000, 600_000]))
+        return Plan(Scenario(names, ROUNDS, size, PACE_S, encoding), way, is_kept)
 
 
 async def session(seed: int, kills: int, folder: Path) -> int:
-    """One session with so many kills at most; how many there were. In most of them participants
-    keep their results over a kill."""
+    """One session with so many kills at most; how many there were."""
     chance = Random(f"kills of {seed}")
-    about = f"\nto try it again: make kills KILLS={kills} SEED={seed}"
-    one = scenario(seed)
-    expected = await undisturbed(one, folder / "undisturbed")
-    kept = chance.random() < 0.7
+    plan = Plan.of(seed)
+    about = f"\nto try it again: make kills KILLS={kills} SEED={seed}\n{plan}"
+    expected = await undisturbed(plan.scenario, folder / "undisturbed")
     states = folder / "states"
 
     def flags(name: str) -> tuple[str, ...]:
-        return (f"--state-dir={states / name}",) if kept else ()
+        return (f"--state-dir={states / name}",) if plan.is_kept else ()
 
-    async with training(one, folder / "killed", flags=flags, about=about) as under_way:
-        killer = Killer(under_way, chance)
-        under_way.proxy.storm(seed)
-        await killer.kill(kills)
-        under_way.proxy.calm()
-        assert await under_way.finish() == expected
-        under_way.check_journal()
-        under_way.check_books(kept=kept)
-        under_way.check_logs()
+    with ExitStack() as stack:
+        one = plan.scenario
+        if plan.way == "url" and SeaweedFS.missing() is None:  # else files take its place
+            one = one.having(s3_settings(stack.enter_context(SeaweedFS())))
+        async with training(one, folder / "killed", flags=flags, about=about) as under_way:
+            killer = Killer(under_way, chance, cuts_uploads=plan.way == "resumed")
+            under_way.proxy.storm(seed)
+            await killer.kill(kills)
+            under_way.proxy.calm()
+            assert await under_way.finish() == expected
+            under_way.check_journal()
+            under_way.check_books(kept=plan.is_kept)
+            under_way.check_logs()
+            changed = (folder / one / "journal.sqlite" for one in ("killed", "undisturbed"))
+            assert len({frozenset(digests(journal).items()) for journal in changed}) == 1
     return killer.num_kills
+
+
+def s3_settings(store: SeaweedFS) -> dict[str, object]:
+    settings = {f"storage.{key}": v for key, v in store.settings("weights").items()}
+    return settings | {"storage.create_bucket": "true", "storage.timeout_s": 2}
+
+
+def test_the_plans_are_every_combination():
+    """Whatever the first seed is."""
+    for first in (0, 7, 1000):
+        plans = [Plan.of(seed) for seed in range(first, first + PLANS)]
+        drawn = {(plan.way, plan.scenario.encoding, plan.is_kept) for plan in plans}
+        assert len(drawn) == PLANS
 
 
 async def test_kills_change_nothing(tmp_path, capsys):
@@ -227,8 +295,7 @@ async def test_outages_on_the_way_change_nothing(tmp_path):
     gates = tmp_path / "gates"
     close_gates(gates, "b-1", "b-3")
     with SeaweedFS() as store, VictoriaMetrics() as first, FaultProxy(first.port) as way:
-        settings = {f"storage.{key}": v for key, v in store.settings("weights").items()}
-        settings |= {"storage.create_bucket": "true", "storage.timeout_s": 2}
+        settings = s3_settings(store)
         settings |= {"metrics.kind": "influxdb", "metrics.url": f"http://127.0.0.1:{way.port}"}
         settings |= {"metrics.org": "org", "metrics.bucket": "bucket", "metrics.token": "token"}
         async with training(

@@ -28,6 +28,7 @@ from xain_coordinator.core.values import WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.server import downloads, places, streams
 from xain_participant.client import Refused
+from xain_participant.encoded import quantise
 from xain_proto.fl import coordinator_pb2 as pb
 
 Code = grpc.StatusCode
@@ -54,7 +55,8 @@ async def test_a_stranger_takes_no_place_in_memory(start, join):
 
 @pytest.mark.parametrize(("encoding", "ratio"), [("float16", 2), ("int8", 4)])
 async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ratio):
-    """It is stored decoded, and what is small, of another dtype or not finite travels as it is."""
+    """The coordinator stores what it stands for, as if it had travelled plain. An update that is
+    not finite travels plain, and is refused."""
     coordinator = await start(server={"update_encoding": encoding}, rounds={"rounds": 2})
     client = await connected(proxy, coordinator)
     a = join(coordinator, "a")
@@ -64,20 +66,24 @@ async def test_an_encoded_update_is_fewer_bytes(start, join, proxy, encoding, ra
     work = await asyncio.to_thread(client.start_round)
     base = await asyncio.to_thread(client.get_weights, work.model)
     before = proxy.num_bytes_up
-    update = base * np.float32(1.01)
-    ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
+    update = base.copy()
+    encoded = quantise(base * np.float32(1.01), update, work.encoding)
+    ref = await asyncio.to_thread(client.put_weights, 1, update, None, encoded)
     assert proxy.num_bytes_up - before < update.nbytes / ratio * 1.1
     assert ref.size_bytes == len(DATA)
     assert ref.encoding == work.encoding, "how it has travelled"
+    assert ref.digest == digest(npy(update)), "of what is stored"
     bad = update.copy()
     bad[70_000] = np.nan
-    refused_ref = await asyncio.to_thread(client.put_weights, 1, bad, None, base, work.encoding)
+    assert quantise(bad, base.copy(), work.encoding) is None
+    refused_ref = await asyncio.to_thread(client.put_weights, 1, bad)
     assert refused_ref.digest == digest(npy(bad))
     assert refused_ref.encoding == pb.PLAIN
     with pytest.raises(Refused, match="70000"):
         await asyncio.to_thread(client.end_round, 1, refused_ref, 1, "")
-    ref = await asyncio.to_thread(client.put_weights, 1, update, None, base, work.encoding)
-    await asyncio.to_thread(client.end_round, 1, ref, 1, "")
+    plain = await asyncio.to_thread(client.put_weights, 1, update)  # as after a restart
+    assert plain.digest == ref.digest
+    await asyncio.to_thread(client.end_round, 1, plain, 1, "")
     await asyncio.to_thread(client.close)
 
 

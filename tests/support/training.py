@@ -38,12 +38,14 @@ class Scenario:
     """Everybody trains every round, so the models depend on nothing else than this.
 
     size: of the model, in float32. pace_s: a training takes up to this long.
+    encoding: of updates; it changes their values.
     """
 
     participants: tuple[str, ...]
     rounds: int
     size: int
     pace_s: float = 0.0
+    encoding: str = "plain"
     settings: dict[str, object] = field(default_factory=dict)
 
     def having(self, settings: dict[str, object]) -> "Scenario":
@@ -55,6 +57,7 @@ class Scenario:
         return {
             "rounds.rounds": self.rounds,
             "rounds.min_participants": len(self.participants),
+            "server.update_encoding": self.encoding,
             "server.heartbeat_time_s": 1.0,
             # Nobody is to be given up because he is dead for a while, or the machine slow.
             "server.heartbeat_timeout_s": 10 * PATIENCE_S,
@@ -108,6 +111,19 @@ def close_gates(folder: Path, *names: str) -> None:
     folder.mkdir()
     for name in names:
         (folder / name).touch()
+
+
+def digests(journal: Path) -> dict[tuple[int, str], str]:
+    """Of the object that every accepted update is, by round and participant."""
+    with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT body FROM record WHERE type = 'UpdateAccepted'").fetchall()
+    accepted = (json.loads(text) for (text,) in rows)
+    return {
+        (body["round"], body["update"]["participant_id"]): body["update"]["weights"]["ref"][
+            "digest"
+        ]
+        for body in accepted
+    }
 
 
 class Training:

@@ -22,6 +22,7 @@ from xain_participant import connection
 from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
+from xain_participant.encoded import Encoded
 from xain_participant.message_sizes import MessageSizes
 from xain_participant.runtime import Runtime, Threads
 from xain_participant.upload import Upload
@@ -243,20 +244,16 @@ class CoordinatorClient:
         round_: int,
         weights: NDArray[Any],
         offer: pb.WeightsRef | None = None,
-        base: NDArray[Any] | None = None,
-        encoding: "pb.Encoding.ValueType" = pb.PLAIN,
+        encoded: Encoded | None = None,
     ) -> pb.WeightsRef:
         """Upload a local update, (d,). Returns what end_round() must be given.
 
         A small one is not uploaded: it travels inside the reference that is returned. One that
         broke off goes on where the coordinator has it, in this call or in the next one for the same
         update. offer: where the store takes it; used if the reference that is returned has its key.
-        base, encoding: the model that it was trained from, (d,), and how the coordinator would like
-        the difference; None: it travels as it is.
+        encoded: a shorter form of it for the way through the coordinator.
         """
-        if weights.nbytes <= INLINE_BYTES:
-            base = None  # it saves nothing
-        upload = Upload(weights, base, encoding)
+        upload = Upload(weights, encoded)
         ref = pb.WeightsRef(size_bytes=upload.size_bytes, digest=upload.digest)
         if upload.size_bytes <= INLINE_BYTES:
             ref.key = f"{round_}/{self._participant_id}"

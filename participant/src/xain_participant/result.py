@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_participant.encoded import Encoded
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -14,7 +16,8 @@ class Result:
 
     session_id: empty if the coordinator named none. vector: (d,), contiguous.
     metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
-    whoever looks on; a result that was kept comes back without them.
+    whoever looks on. encoded: a shorter form of the vector, which has the very values that it
+    stands for. A result that was kept comes back without these two.
     """
 
     session_id: str
@@ -23,6 +26,7 @@ class Result:
     num_samples: int
     metrics_json: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    encoded: Encoded | None = None
 
 
 class NotKept(Exception):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xain_messaging.spare import Spare
 from xain_participant import events as e
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
+from xain_participant.encoded import quantise
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Participant,
@@ -54,9 +55,7 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
-        # What the result was trained from, if the difference is to be sent.
-        self._base: NDArray[Any] | None = None
-        self._spare = Spare(max_arrays=1)  # of bases
+        self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
         self._on_saving = on_saving
         self._is_abandoned = False
@@ -92,7 +91,7 @@ class Work:
 
     def drop(self) -> None:
         """Forget the result. Not while a round is trained."""
-        self.result = self._base = None
+        self.result = None
         if self._keeper is not None:
             self._keeper.forget()
 
@@ -106,11 +105,9 @@ class Work:
 
     def _train(self, round_: int) -> e.Event:
         assignment = self._assignment
-        self._put = self._base = None
+        self._put = None
         weights = self._client.get_weights(assignment.model)
-        is_encoded = assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
-        if is_encoded and weights.nbytes > INLINE_BYTES:
-            self._base = self._spare.copy(weights)  # what training gets is its own to change
+        base = self._base_for_encoding(weights)
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
             if weights.size == 0:
@@ -127,6 +124,11 @@ class Work:
             self._log.warning(
                 "metrics_dropped", round=round_, num_points=num_dropped, limit_bytes=MAX_JSON_BYTES
             )
+        encoded = None
+        if base is not None:
+            encoded = quantise(vector, base, assignment.encoding)
+            if encoded is not None:
+                vector = base  # the decoded values: every way up sends these
         self.result = Result(
             self.session_id,
             round_,
@@ -134,8 +136,17 @@ class Work:
             num_samples,
             metrics_json,
             {name: value for point in measured for name, value in point.values.items()},
+            encoded,
         )
         return e.Trained(round_, self._keep(self.result))
+
+    def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
+        """A copy of the model, since training may change the array that it is given. None if the
+        update stays plain, as a small one does, which travels inside its call."""
+        is_encoded = self._assignment.encoding in ENCODING_BITS and can_encode(weights, weights)
+        if not is_encoded or weights.nbytes <= INLINE_BYTES:
+            return None
+        return self._spare.copy(weights)
 
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""
@@ -162,9 +173,7 @@ class Work:
         # back may have lost what was not acknowledged. One that has this very update answers at
         # once, without the bytes. What was put into the store stays there, whatever becomes of the
         # coordinator.
-        update = self._put or self._client.put_weights(
-            round_, result.vector, offer, self._base, self._assignment.encoding
-        )
+        update = self._put or self._client.put_weights(round_, result.vector, offer, result.encoded)
         is_put = offer is not None and update.key == offer.key
         self._put = update if is_put else None
         try:

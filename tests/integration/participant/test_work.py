@@ -8,11 +8,13 @@ import pytest
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator
 from xain_participant import Participant
-from xain_participant.client import CoordinatorClient
+from xain_participant.client import INLINE_BYTES, CoordinatorClient
+from xain_participant.encoded import Encoded
 from xain_participant.events import Trained
 from xain_participant.values import Call
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec
 
 
 class InPlace(Participant):
@@ -30,33 +32,96 @@ class InPlace(Participant):
         return weights, 1
 
 
+class Noise(Participant):
+    """Adds noise. nan_at: the element that becomes NaN. copied: a copy of the trained vector."""
+
+    def __init__(self, nan_at: int | None = None) -> None:
+        self._nan_at = nan_at
+        self.trained: Any = None
+        self.copied: Any = None
+
+    def init_weights(self) -> Any:
+        raise AssertionError("there is a model")
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        weights += np.random.default_rng(2).standard_normal(len(weights)).astype(weights.dtype)
+        if self._nan_at is not None:
+            weights[self._nan_at] = np.nan
+        self.trained, self.copied = weights, weights.copy()
+        return weights, 1
+
+
+def decoded(encoded: Encoded, model: Any) -> Any:
+    """The vector, as the coordinator decodes it."""
+    codec, tiles, at = DeltaCodec(ENCODING_BITS[encoded.encoding]), [], 0
+    for first in range(0, len(model), TILE_ELEMENTS):
+        base = model[first : first + TILE_ELEMENTS]
+        end = at + codec.encoded_bytes(len(base))
+        tiles.append(codec.decode(encoded.tiles[at:end].tobytes(), base).copy())
+        at = end
+    assert at == len(encoded.tiles)
+    return np.concatenate(tiles)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "encoding", "is_kept"),
+    ("size", "dtype", "encoding", "is_encoded"),
     [
-        (np.float32, pb.INT8, True),
-        (np.float32, pb.PLAIN, False),
-        (np.float64, pb.INT8, False),
-        (np.float16, pb.FLOAT16, False),
+        (100_000, np.float32, pb.INT8, True),
+        (100_000, np.float32, pb.FLOAT16, True),
+        (100_000, np.float32, pb.PLAIN, False),
+        (100_000, np.float64, pb.INT8, False),
+        (100_000, np.float16, pb.FLOAT16, False),
+        (INLINE_BYTES // 4, np.float32, pb.INT8, False),
+        (INLINE_BYTES // 4 + 1, np.float32, pb.INT8, True),
     ],
 )
-def test_the_model_is_kept_only_for_an_encoding(
+def test_a_result_is_what_its_encoding_stands_for(
     serve: Callable[..., ScriptedCoordinator],
+    size: int,
     dtype: Any,
     encoding: "pb.Encoding.ValueType",
-    is_kept: bool,
+    is_encoded: bool,
 ) -> None:
-    """One that there is for its dtype. The copy would be a model's worth of memory."""
-    model = (np.arange(100_000) % 1000).astype(dtype)
+    """The result's vector is what the coordinator decodes. An update that has no encoding, or goes
+    inside its call, stays as training has made it. What training holds is not changed."""
+    model = np.random.default_rng(1).standard_normal(size).astype(dtype)
     server = serve(Ledger(model=model, members={"a"}))
+    participant = Noise()
     with CoordinatorClient(server.target, "a", call_timeout_s=PATIENCE_S) as client:
-        work = Work(InPlace(), client, "a")
+        work = Work(participant, client, "a")
         assignment = client.start_round()
         assignment.encoding = encoding
         work.assign(assignment)
         assert isinstance(work.do(Call.TRAIN, 0), Trained)
-        base = work._base
-        assert (base is not None) == is_kept
-        assert base is None or np.array_equal(base, model), "not what training has made of it"
+        result = work.result
+        assert result is not None
+        assert np.array_equal(participant.trained, participant.copied)
+        if not is_encoded:
+            assert result.encoded is None
+            assert np.array_equal(result.vector, participant.trained)
+            return
+        assert result.encoded is not None
+        assert result.encoded.encoding == encoding
+        assert not np.array_equal(result.vector, participant.trained)
+        assert np.array_equal(result.vector, decoded(result.encoded, model))
+
+
+def test_an_update_that_cannot_be_encoded_stays_as_it_is(
+    serve: Callable[..., ScriptedCoordinator],
+) -> None:
+    """A difference that is not finite shows only in the middle of encoding."""
+    model = np.zeros(200_000, np.float32)
+    server = serve(Ledger(model=model, members={"a"}))
+    participant = Noise(nan_at=150_000)
+    with CoordinatorClient(server.target, "a", call_timeout_s=PATIENCE_S) as client:
+        work = Work(participant, client, "a")
+        assignment = client.start_round()
+        assignment.encoding = pb.INT8
+        work.assign(assignment)
+        assert isinstance(work.do(Call.TRAIN, 0), Trained)
+    assert work.result is not None
+    assert work.result.encoded is None
+    assert np.array_equal(work.result.vector, participant.trained, equal_nan=True)
 
 
 def test_a_round_uses_the_memory_of_the_one_before(
