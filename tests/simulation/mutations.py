@@ -221,7 +221,7 @@ def _forget_done(self: Protocol, round_: int, why: str) -> None:
         self._drop(why)
 
 
-def _forget_result(self: Protocol) -> None:
+def _forget_result(self: Protocol, retry_after_s: float = 0.0) -> None:
     """A failure of the call costs the result."""
     self._drop("it could not be handed in")
     self._backing_off = False

@@ -48,6 +48,7 @@ JOIN_TIMEOUT_S = 2.0
 
 MIN_WATCH_PAUSE_S = 0.1
 MAX_WATCH_PAUSE_S = 2.0
+NO_WATCH_PAUSE_S = 30.0  # where there is no stream
 
 # They end the process with 128 + number, as shells and container engines expect it. Not with 0: a
 # participant that is moved to another machine would count as done, and never be started there.
@@ -313,7 +314,7 @@ class Agent:
         try:
             event = ask()
         except Refused as refused:
-            return e.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+            return refused.event(call)
         if self._is_away:
             self._is_away = False
             self._is_back.put(None)
@@ -383,11 +384,12 @@ class Agent:
             except Refused as refused:
                 if self._closing:
                     return  # we have hung up ourselves
-                if refused.status is grpc.StatusCode.UNIMPLEMENTED:
-                    self._info("no_watch", reason="the coordinator has none; heartbeats must do")
-                    return
                 self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
                 retry_after_s = refused.retry_after_s
+                if refused.status is grpc.StatusCode.UNIMPLEMENTED:
+                    # A XAIN coordinator has no stream; a proxy says the same while it finds none.
+                    self._log.debug("no_watch", reason="heartbeats tell the state meanwhile")
+                    retry_after_s = retry_after_s or NO_WATCH_PAUSE_S
             if lost:
                 # Thousands may have lost theirs. The protocol says when it is our turn to connect;
                 # a stream that went ahead would do so at once.

@@ -23,9 +23,11 @@ from xain_participant.connection import Connection, Connections, Question
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
+from xain_participant.events import RefusedBy
 from xain_participant.message_sizes import MessageSizes
 from xain_participant.runtime import Runtime, Threads
 from xain_participant.upload import Upload
+from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads.profile import DataProfile
@@ -104,6 +106,10 @@ class Refused(Exception):
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s
+
+    def event(self, call: Call) -> RefusedBy:
+        """What the protocol hears of it."""
+        return RefusedBy(call, self.reason, self.status.name, self.message, self.retry_after_s)
 
     def __repr__(self) -> str:
         return f"Refused({self.reason!r}, {self.status.name}, {self.message!r})"

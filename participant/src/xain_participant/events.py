@@ -92,12 +92,14 @@ class HandedIn:
 @dataclass(frozen=True, slots=True)
 class RefusedBy:
     """A call failed. reason: the coordinator's code for it, empty if it did not come from there.
-    status: name of the gRPC status."""
+    status: name of the gRPC status. retry_after_s: when the coordinator asks to be called again; 0
+    if it leaves that to us."""
 
     call: Call
     reason: str
     status: str
     message: str = ""
+    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ COMPLETED = "completed"
 FINISHING_S = 2.0
 
 
+def _is_same_round(before: e.Advertised | None, now: e.Advertised) -> bool:
+    return before is not None and (before.state, before.round) == (now.state, now.round)
+
+
 def jittered(chance: Random, retry_after_s: float) -> float:
     """How long to wait, asked to wait for so long: never shorter."""
     return chance.uniform(retry_after_s, (1.0 + RETRY_JITTER) * retry_after_s)
@@ -124,6 +128,7 @@ class Protocol:
         self._last_round = -1
         self._work_failures = 0
         self._backing_off = False
+        self._was_away = False  # the coordinator, since its last advertisement
 
     @property
     def round(self) -> int:
@@ -173,6 +178,7 @@ class Protocol:
             case e.ConnectionLost():
                 # All notice at the same instant, so each waits a little, by chance: among
                 # thousands for longer, or the coordinator would only be busy with connections.
+                self._was_away = True
                 if self._contact is _Contact.JOINED:
                     self._has_settled = False
                     self._set_contact(self._backoff(0))
@@ -234,14 +240,17 @@ class Protocol:
             self._rejoin()
             return
         # The timer stays as it is: what a Watch stream tells does not renew the lease.
-        self._contact_failures = 0
+        before, self._advertised = self._advertised, event
+        is_back = self._was_away or self._contact_failures > 0
+        self._was_away, self._contact_failures = False, 0
         if event.reconnect_spread_s is not None:
             self._spread_reconnects(event.reconnect_spread_s)
-        self._advertised = event
         if event.update_accepted:
             self._over(event.round, "it is accepted")
-        if event.state is State.ROUND:
-            # The coordinator is there and wants us: no reason to sit out the rest of a pause.
+        if event.state is State.ROUND and (is_back or not _is_same_round(before, event)):
+            # The coordinator is back, or the round is open only now: no reason to wait any longer.
+            # The same advertisement once more says nothing of what made us wait, such as a full
+            # disk: a heartbeat must not send the update again.
             self._backing_off = False
         self._work()
 
@@ -380,7 +389,7 @@ class Protocol:
         elif verdict is Verdict.REJOIN:
             self._rejoin()
         else:
-            self._set_contact(self._backoff_after_contact())
+            self._set_contact(self._at_least(event.retry_after_s, self._backoff_after_contact()))
 
     def _on_work_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
         busy, self._busy = self._busy, None
@@ -402,7 +411,7 @@ class Protocol:
                     return
             case Verdict.RETRY:
                 pass
-        self._back_off()
+        self._back_off(event.retry_after_s)
 
     def _on_invalid(self, round_: int, event: e.RefusedBy, *, for_good: bool) -> bool:
         """Whether that was the end."""
@@ -416,10 +425,12 @@ class Protocol:
         self._exit(1, f"the update of round {round_} was refused: {why}")
         return True
 
-    def _back_off(self) -> None:
-        """Try again after a while, if then there is still something to do."""
+    def _back_off(self, retry_after_s: float = 0.0) -> None:
+        """Try again after a while, but not before retry_after_s, if then there is still something
+        to do."""
         self._backing_off = True
-        self._out.append(a.SetTimer(Timer.WORK, self._backoff(self._work_failures)))
+        pause_s = self._at_least(retry_after_s, self._backoff(self._work_failures))
+        self._out.append(a.SetTimer(Timer.WORK, pause_s))
         self._work_failures += 1
 
     def _go_on(self) -> None:
@@ -449,6 +460,10 @@ class Protocol:
     def _spread_reconnects(self, spread_s: float) -> None:
         # Never longer than between two heartbeats: the lease is not much longer.
         self._reconnect_spread_s = min(spread_s, self._heartbeat_interval_s)
+
+    def _at_least(self, retry_after_s: float, pause_s: float) -> float:
+        """A pause that is no shorter than the coordinator asks for, if it does."""
+        return max(pause_s, jittered(self._chance, retry_after_s)) if retry_after_s else pause_s
 
     def _backoff_after_contact(self) -> float:
         self._contact_failures += 1

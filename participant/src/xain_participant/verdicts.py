@@ -1,4 +1,9 @@
-"""What a refusal means for the one who is refused."""
+"""What a refused call means for the participant that made it.
+
+Only a reason that the coordinator itself has given ends anything or is a verdict on an update.
+gRPC, a proxy or a load balancer answers in the coordinator's place while it is away, overloaded or
+wrongly configured; a call that was refused like that is tried again, however long it takes.
+"""
 
 from enum import Enum, auto
 
@@ -21,6 +26,7 @@ _BY_REASON = {
     "NOT_SELECTED": Verdict.RETRY,
     "UPLOAD_MISSING": Verdict.RETRY,  # each attempt uploads anew
     "UNAVAILABLE": Verdict.RETRY,
+    "TOO_MANY_CALLS": Verdict.RETRY,
     "ROUND_CLOSED": Verdict.OVER,
     "STALE_ROUND": Verdict.OVER,
     "DUPLICATE_UPDATE": Verdict.OVER,
@@ -32,7 +38,7 @@ _BY_REASON = {
     "PROFILE_MISMATCH": Verdict.FATAL,
 }
 
-# For what comes without a reason we know: from gRPC itself, a proxy, or a newer coordinator.
+# For a reason that this version does not know: it comes from a newer coordinator.
 _BY_STATUS = {
     "PERMISSION_DENIED": Verdict.REJOIN,
     "ALREADY_EXISTS": Verdict.OVER,
@@ -41,15 +47,16 @@ _BY_STATUS = {
     "UNIMPLEMENTED": Verdict.FATAL,
 }
 
-_EXHAUSTED = "RESOURCE_EXHAUSTED"
-
 
 def verdict_on(refused: RefusedBy) -> Verdict:
+    if not refused.reason:
+        # A proxy may have cut the reason off. Rendezvous again costs nothing and mends a lost
+        # membership.
+        is_denied = refused.status == "PERMISSION_DENIED" and refused.call is not Call.RENDEZVOUS
+        return Verdict.REJOIN if is_denied else Verdict.RETRY
     verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, Verdict.RETRY)
     if refused.call is Call.RENDEZVOUS and verdict is Verdict.REJOIN:
         return Verdict.FATAL  # it is the rendezvous itself that is not permitted
     if refused.call is not Call.HAND_IN and verdict in (Verdict.INVALID, Verdict.UNFIT):
         return Verdict.FATAL  # there is no update that could be at fault
-    if refused.call is Call.HAND_IN and not refused.reason and refused.status == _EXHAUSTED:
-        return Verdict.UNFIT  # gRPC itself, or a proxy, finds the message too large
     return verdict

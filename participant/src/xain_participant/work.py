@@ -78,7 +78,7 @@ class Work:
                 case _:
                     raise AssertionError(f"{call} is not work")
         except Refused as refused:
-            return e.RefusedBy(call, refused.reason, refused.status.name, refused.message)
+            return refused.event(call)
         except BaseException as error:
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)

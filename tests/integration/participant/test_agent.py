@@ -215,19 +215,23 @@ def test_an_invalid_update_is_logged_as_an_error_and_the_fourth_is_the_end(
     assert len(adder.trained) == 4
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        refusal("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED),
-        failure(grpc.StatusCode.RESOURCE_EXHAUSTED),
-    ],
-    ids=["the coordinator's", "gRPC's own"],
-)
-def test_what_is_too_large_is_the_end_at_once(
-    serve: Serve, adder: Adder, launch: Launch, fault: Callable[[Any], None]
+@pytest.mark.parametrize("call", ["EndTrainingRound", "Heartbeat", "Rendezvous", "Watch"])
+def test_call_limit_of_grpc_or_a_proxy_ends_no_participant(
+    serve: Serve, adder: Adder, launch: Launch, call: str
 ) -> None:
+    """RESOURCE_EXHAUSTED without a reason of the coordinator's is no verdict on the update."""
     server = serve()
-    server.before["EndTrainingRound"].append(fault)
+    server.before[call].append(failure(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    assert launch(adder, server.target).code() == 0
+    assert adder.trained == [0, 1]
+
+
+def test_too_large_update_ends_its_participant(serve: Serve, adder: Adder, launch: Launch) -> None:
+    """The coordinator has said so, and another update of the model would be as large."""
+    server = serve()
+    server.before["EndTrainingRound"].append(
+        refusal("TOO_LARGE", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    )
     running = launch(adder, server.target)
     assert running.code() == 1
     assert running.seen[-1].message.startswith("the update of round 0 was refused: ")

@@ -2,11 +2,19 @@
 
 from random import Random
 
+import grpc
 import pytest
 
 from xain_participant import actions as a
 from xain_participant import events as e
-from xain_participant.protocol import FINISHING_S, MAX_RECONNECT_S, RETRY_JITTER, Held, Protocol
+from xain_participant.protocol import (
+    FINISHING_S,
+    MAX_BACKOFF_S,
+    MAX_RECONNECT_S,
+    RETRY_JITTER,
+    Held,
+    Protocol,
+)
 from xain_participant.values import Call, State, Timer
 
 
@@ -218,10 +226,7 @@ def test_heartbeats_go_on_while_training(joined: Talk) -> None:
         ("PROFILE_MISMATCH", "INVALID_ARGUMENT"),
         ("INVALID_NAME", "INVALID_ARGUMENT"),
         ("INVALID_TAGS", "INVALID_ARGUMENT"),
-        ("", "INVALID_ARGUMENT"),
-        ("", "PERMISSION_DENIED"),
-        ("", "UNAUTHENTICATED"),
-        ("", "UNIMPLEMENTED"),
+        ("OF_A_NEWER_COORDINATOR", "UNAUTHENTICATED"),
     ],
 )
 def test_a_rendezvous_refused_for_good_ends_with_the_message(reason: str, status: str) -> None:
@@ -340,13 +345,6 @@ NOT_NOW = [
 
 
 @pytest.mark.parametrize(("reason", "status"), NOT_NOW)
-def test_a_result_that_is_not_taken_now_is_kept(holding: Talk, reason: str, status: str) -> None:
-    """And handed in when the round is advertised again, without waiting for the pause to end."""
-    assert holding.refuse(Call.HAND_IN, reason, status) == []
-    assert holding.advertise(3) == [a.HandIn(3)]
-
-
-@pytest.mark.parametrize(("reason", "status"), NOT_NOW)
 def test_a_result_that_is_not_taken_now_is_sent_after_a_pause(
     holding: Talk, reason: str, status: str
 ) -> None:
@@ -368,7 +366,7 @@ def test_a_result_waits_while_the_round_is_paused(holding: Talk) -> None:
         ("ROUND_CLOSED", "FAILED_PRECONDITION"),
         ("STALE_ROUND", "FAILED_PRECONDITION"),
         ("DUPLICATE_UPDATE", "ALREADY_EXISTS"),
-        ("", "ALREADY_EXISTS"),
+        ("OF_A_NEWER_COORDINATOR", "ALREADY_EXISTS"),
     ],
 )
 def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, status: str) -> None:
@@ -382,7 +380,7 @@ def test_a_result_that_nobody_wants_is_dropped(holding: Talk, reason: str, statu
     ("reason", "status"),
     [
         ("INVALID_UPDATE", "INVALID_ARGUMENT"),
-        ("", "INVALID_ARGUMENT"),
+        ("OF_A_NEWER_COORDINATOR", "INVALID_ARGUMENT"),
     ],
 )
 def test_an_invalid_update_is_trained_again_and_at_last_its_maker_leaves(
@@ -414,10 +412,9 @@ def test_one_that_is_left_out_waits_for_a_round_that_is_its_own(holding: Talk) -
     assert refused == [a.Drop(7, "because", invalid=True)]
 
 
-@pytest.mark.parametrize("reason", ["TOO_LARGE", ""])
-def test_what_is_too_large_is_not_trained_again(holding: Talk, reason: str) -> None:
-    """It would be as large. Without a reason it is gRPC's own limit, or a proxy's."""
-    assert holding.refuse(Call.HAND_IN, reason, "RESOURCE_EXHAUSTED") == [
+def test_too_large_update_is_not_trained_again(holding: Talk) -> None:
+    """Another update of the same model would be as large."""
+    assert holding.refuse(Call.HAND_IN, "TOO_LARGE", "RESOURCE_EXHAUSTED") == [
         a.Drop(3, "because", invalid=True),
         *REFUSED_FOR_GOOD,
     ]
@@ -472,6 +469,101 @@ def test_pauses_get_longer_and_an_answer_ends_them(holding: Talk) -> None:
     holding.advertise(4)
     holding.refuse(Call.BEGIN_ROUND)
     assert holding.timers[Timer.WORK] <= 0.2
+
+
+FAILURES = [code.name for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+
+# The call that is refused: what happens before, and what is asked once more afterwards.
+AGAIN: dict[Call, tuple[list[e.Event], a.Action]] = {
+    Call.HEARTBEAT: ([], a.SendHeartbeat(training=True, round=3)),
+    Call.BEGIN_ROUND: ([], a.BeginRound(3)),
+    Call.TRAIN: ([e.Assigned(3)], a.BeginRound(3)),
+    Call.HAND_IN: ([e.Assigned(3), e.Trained(3)], a.HandIn(3)),
+}
+
+
+@pytest.mark.parametrize("call", AGAIN)
+@pytest.mark.parametrize("status", FAILURES)
+def test_status_without_a_reason_is_tried_again_and_drops_nothing(
+    joined: Talk, call: Call, status: str
+) -> None:
+    """gRPC itself, a proxy or a load balancer has answered; the coordinator has said nothing."""
+    before, again = AGAIN[call]
+    joined.advertise(3)
+    joined.hear(*before)
+    assert joined.refuse(call, "", status) == []
+    if status == "PERMISSION_DENIED":
+        assert joined.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+        assert joined.hear(e.Joined(joined.session, 5.0)) == []
+        asked = joined.advertise(3) or joined.hear(e.TimerFired(Timer.CONTACT))
+    else:
+        asked = joined.hear(e.TimerFired(Timer.CONTACT if call is Call.HEARTBEAT else Timer.WORK))
+    assert asked == [again]
+
+
+@pytest.mark.parametrize("status", FAILURES)
+def test_rendezvous_refused_without_a_reason_is_tried_again(status: str) -> None:
+    """Also when a proxy refuses it a hundred times."""
+    talk = Talk()
+    talk.hear(e.Started())
+    for _ in range(100):
+        assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+        assert talk.refuse(Call.RENDEZVOUS, "", status) == []
+        assert talk.timers[Timer.CONTACT] <= MAX_BACKOFF_S
+
+
+@pytest.mark.parametrize("status", FAILURES)
+@pytest.mark.parametrize(
+    ("reason", "actions"),
+    [
+        ("UNAVAILABLE", []),
+        ("TOO_MANY_CALLS", []),
+        ("NOT_A_MEMBER", []),
+        ("ROUND_CLOSED", [a.Drop(3, "because")]),
+        ("INVALID_UPDATE", [a.Drop(3, "because", invalid=True)]),
+        ("TOO_LARGE", [a.Drop(3, "because", invalid=True), *REFUSED_FOR_GOOD]),
+        ("UPLOAD_NAME_TAKEN", [a.Leave(), a.Exit(1, "because")]),
+    ],
+)
+def test_reason_of_the_coordinator_decides_whatever_the_status(
+    holding: Talk, reason: str, actions: list[a.Action], status: str
+) -> None:
+    """A proxy may have rewritten the status; the coordinator's reason says what is meant."""
+    assert holding.refuse(Call.HAND_IN, reason, status) == actions
+
+
+@pytest.mark.parametrize(("reason", "status"), NOT_NOW)
+def test_same_advertisement_does_not_end_a_back_off(
+    holding: Talk, reason: str, status: str
+) -> None:
+    """A full disk refuses each upload. The heartbeats between must not send it again."""
+    holding.refuse(Call.HAND_IN, reason, status)
+    for _ in range(3):
+        assert holding.advertise(3) == []
+    assert holding.hear(e.TimerFired(Timer.WORK)) == [a.HandIn(3)]
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        [e.ConnectionLost()],
+        [e.RefusedBy(Call.HEARTBEAT, "", "UNAVAILABLE")],
+        [e.Advertised(State.STANDBY, 3, session_id="s1")],
+    ],
+)
+def test_coordinator_that_is_back_ends_a_back_off(holding: Talk, news: list[e.Event]) -> None:
+    """After a restart, or when a paused round goes on, a result is handed in at once."""
+    holding.refuse(Call.HAND_IN, "UNAVAILABLE")
+    holding.hear(*news)
+    assert holding.advertise(3) == [a.HandIn(3)]
+
+
+def test_pause_is_as_long_as_the_coordinator_asks_for(holding: Talk) -> None:
+    """A RetryInfo counts for work and for signs of life."""
+    busy = ("TOO_MANY_CALLS", "RESOURCE_EXHAUSTED", "", 60.0)
+    for call, timer in ((Call.HAND_IN, Timer.WORK), (Call.HEARTBEAT, Timer.CONTACT)):
+        holding.hear(e.RefusedBy(call, *busy))
+        assert 60.0 <= holding.timers[timer] <= 60.0 * (1.0 + RETRY_JITTER)
 
 
 # --- membership ---
@@ -622,7 +714,7 @@ def test_finished_waits_a_moment_for_our_last_acknowledgement(
     assert holding.advertise(3, State.FINISHED) == []
     assert holding.timers[Timer.WORK] == FINISHING_S
     assert holding.advertise(3, State.FINISHED) == []
-    assert holding.refuse(Call.HEARTBEAT, "", "UNIMPLEMENTED") == []
+    assert holding.refuse(Call.HEARTBEAT, "INVALID_NAME", "INVALID_ARGUMENT") == []
     assert [action for action in holding.hear(answer) if not isinstance(action, a.Drop)] == FINISHED
 
 
