@@ -45,8 +45,8 @@ test-code: setup-dev
 test-containers: setup-dev
 	$(BIN)/python -m pytest $(CONTAINER_TESTS)
 
-simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults, or one: SEED=7
-	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of faults (FIRST=0), or one: SEED=7
+	@PYTHONPATH=tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),--first $(or $(FIRST),0) --seeds $(or $(SEEDS),1000))
 
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py

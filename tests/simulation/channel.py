@@ -202,7 +202,7 @@ class ClientCall:
         self._is_stalled = False
         hub = channel.network.hub
         if timeout_s is not None:
-            self.deadline = hub.now + timeout_s
+            self.deadline = hub.now + timeout_s / channel.process.clock_rate
             hub.at(self.deadline, channel.process, self._expire)
 
     @property

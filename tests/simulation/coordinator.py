@@ -27,6 +27,7 @@ from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import StoreWorker
+from xain_proto.fl.coordinator_pb2 import Encoding
 from xain_proto.fl.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from xain_workloads.model import Model
 
@@ -81,7 +82,7 @@ class CoordinatorMachine:
         if self._current is not None:
             return
         self._num_started += 1
-        process = Process(f"coord{self._num_started}")
+        process = Process(f"coord{self._num_started}", self._scenario.clock_rate(-1))
         loop = VirtualLoop(self._hub, process, self._work_s)
         current = self._current = _Incarnation(process, loop, self._journal)
         process.on_kill = lambda: self._gone(current, "is dead")
@@ -221,11 +222,15 @@ class CoordinatorMachine:
         store = FencedStore(bare, fence.check)
         worker = StoreWorker(driver, store, metrics, _Workload(self._scenario))
         server = Server(self._network, process, loop, RefusalInterceptor(Counter()))
-        ahead_s = driver.clock.now() - hub.now  # of session time
         server.answered = lambda participant_id, method, at: self.oracle.answered(
-            participant_id, method, at + ahead_s
+            participant_id, method, driver.clock.now() - (hub.now - at) * process.clock_rate
         )
-        uploads = Uploads(driver, store, MAX_UPDATE_BYTES)
+        uploads = Uploads(
+            driver,
+            store,
+            MAX_UPDATE_BYTES,
+            encoding=Encoding.Value(self._scenario.encoding.upper()),
+        )
         add_CoordinatorServicer_to_server(
             CoordinatorService(driver, uploads, Downloads(driver, store), _points_of(driver)),
             server,
@@ -258,7 +263,8 @@ class CoordinatorMachine:
         return "stopped" if failure is None else f"failed: {failure!r}"
 
     def _clock(self, start: float) -> Clock:
-        return _SessionClock(self._hub, start, lambda: self.wall_offset_s)
+        rate = self._scenario.clock_rate(-1)
+        return _SessionClock(self._hub, start, rate, lambda: self.wall_offset_s)
 
 
 def _points_of(driver: Driver) -> Callable[[str, int, str], tuple[Point, ...]]:
@@ -268,13 +274,16 @@ def _points_of(driver: Driver) -> Callable[[str, int, str], tuple[Point, ...]]:
 class _SessionClock:
     """As clock.py, on virtual time, with a wall clock that jumps."""
 
-    def __init__(self, hub: Hub, start: float, wall_offset_s: Callable[[], float]) -> None:
+    def __init__(
+        self, hub: Hub, start: float, rate: float, wall_offset_s: Callable[[], float]
+    ) -> None:
         self._hub = hub
-        self._offset = start - hub.now
+        self._rate = rate
+        self._offset = start - hub.now * rate
         self._wall_offset_s = wall_offset_s
 
     def now(self) -> float:
-        return self._hub.now + self._offset
+        return self._hub.now * self._rate + self._offset
 
     def wall_ns(self) -> int:
         return int((1.7e9 + self._hub.now + self._wall_offset_s()) * 1e9)

@@ -270,9 +270,16 @@ class _Upload:
 
 @dataclass(slots=True)
 class StateDisk:
-    """kept: what a participant found, if it were started now."""
+    """kept: what a participant found, if it were started now. durable: after a power cut."""
 
     kept: Result | None = None
+    durable: Result | None = None
+
+    def cut_power(self, hub: Hub) -> None:
+        """A result that was not durable may be gone, and one that was removed may be back."""
+        if hub.chance.random() < 0.5:
+            self.kept = self.durable
+        self.durable = self.kept
 
 
 class SimulatedKeeper:
@@ -289,12 +296,16 @@ class SimulatedKeeper:
         return self._disk.kept
 
     def keep(self, result: Result) -> None:
-        sleep(self._hub, 0.05 * self._hub.chance.random())  # what a disk takes, in virtual time
+        sleep(0.05 * self._hub.chance.random())  # what a disk takes, in virtual time
         self._process.touch()
-        self._disk.kept = replace(result, vector=result.vector.copy(), metrics={})
+        kept = replace(result, vector=result.vector.copy(), metrics={}, encoded=None)
+        self._disk.kept = kept
         self._hub.note(self.participant_id, f"keeps its result of round {result.round}")
-        sleep(self._hub, 0.05 * self._hub.chance.random())  # as above, until it is told so
+        sleep(0.05 * self._hub.chance.random())  # as above, until it is told so
+        self._process.touch()
+        self._disk.durable = kept
+        self._process.touch()
 
     def forget(self) -> None:
         self._process.touch()
-        self._disk.kept = None
+        self._disk.kept = None  # durable only some time later

@@ -55,7 +55,7 @@ class ParticipantMachine:
         if self.process is not None or self.is_done:
             return
         self._num_started += 1
-        process = self.process = Process(self.name)
+        process = self.process = Process(self.name, self._scenario.clock_rate(self.index))
         runtime = Runtime(self._hub, process)
         process.on_kill = lambda: self._died(runtime)
         chance = Random(f"{self._scenario.seed} {self.name} {self._num_started}")
@@ -79,6 +79,20 @@ class ParticipantMachine:
             self.process.steps_left = steps
         else:
             self.process.kill()
+
+    def cut_power(self, *, down_s: float) -> None:
+        """Of its machine, whether a process runs on it or not."""
+        self.kill(down_s=down_s, host=True)
+        if self._state.kept is not self._state.durable:
+            self._hub.note(self.name, "power cut: its result may be as it was")
+            self._state.cut_power(self._hub)
+
+    def freeze(self, seconds: float) -> None:
+        """It takes no step, and its machine goes on."""
+        process = self.process
+        if process is not None:
+            process.is_paused = True
+            self._hub.after(seconds, None, lambda: self._hub.go_on(process))
 
     def stop(self, *, down_s: float) -> None:
         """SIGTERM."""
@@ -167,11 +181,15 @@ class _Training(Participant):
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
-        vector = self._train(lambda: trained_weights(weights, self._name, epochs, epoch_base))
+        vector = self._train(
+            lambda: trained_weights(weights, self._name, epochs, epoch_base), weights
+        )
         self.update_metrics(norm=float(np.abs(vector).sum()))
         return vector, num_samples_of(self._name)
 
-    def _train(self, compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    def _train(
+        self, compute: Callable[[], NDArray[Any]], base: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
         round_ = self._round
         self._oracle.trains(self._name, round_)
         if round_ in self._trained:
@@ -179,8 +197,8 @@ class _Training(Participant):
         if self._state.kept is not None and self._state.kept.round == round_:
             self._oracle.fail(f"{self._name} trains round {round_}, whose result it has kept")
         # What training takes, in virtual time.
-        sleep(self._hub, self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
+        sleep(self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
         vector = compute()
         self._trained.add(round_)
-        self._oracle.trained(self._name, round_, vector)
+        self._oracle.trained(self._name, round_, vector, base)
         return vector

@@ -32,10 +32,12 @@ class Process:
 
     on_kill: ends what belongs to it. steps_left, io_left: until it is killed, None: it is not.
     excuse: what it may end for by itself. is_paused: its steps wait until it goes on.
+    clock_rate: seconds that its clocks count in a second.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock_rate: float = 1.0) -> None:
         self.name = name
+        self.clock_rate = clock_rate
         self.is_alive = True
         self.steps_left: int | None = None
         self.io_left: int | None = None

@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- what asyncio's futures, tasks and handles ask of their loop ---
 
     def time(self) -> float:
-        return self._hub.now
+        return self._hub.now * self._process.clock_rate
 
     def get_debug(self) -> bool:
         return False
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._hub.now + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
         self,
@@ -83,7 +83,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         # No timer is early, and none is exact; the time that a callback takes is not simulated.
-        when = max(when, self._hub.now) + TIMER_LATE_S
+        when = max(when / self._process.clock_rate, self._hub.now) + TIMER_LATE_S
         self._hub.at(when, self._process, lambda: self._run(handle))
         return handle
 

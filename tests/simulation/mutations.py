@@ -34,7 +34,12 @@ from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import StoreWorker
+from xain_participant import events
+from xain_participant import work as work_module
+from xain_participant.encoded import quantise
 from xain_participant.protocol import Held, Protocol
+from xain_participant.result import Result
+from xain_participant.work import Work
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -45,6 +50,9 @@ restore = driver_module.restore
 is_complete = pacing.is_complete
 aggregate = StoreWorker._aggregate
 begin_protocol = Protocol.__init__
+drop = Protocol._drop
+joined = Protocol._joined
+keep_result = Work._keep
 
 
 async def _acknowledge_early(self: Driver) -> None:
@@ -232,6 +240,47 @@ def _begin_empty(self: Protocol, chance: Random, held: Held | None = None) -> No
     begin_protocol(self, chance)
 
 
+@contextmanager
+def _keep_what_was_trained() -> Iterator[None]:
+    """The state directory gets the vector from before its encoding."""
+    trained: dict[int, Any] = {}
+
+    def remember(vector: Any, base: Any, encoding: Any) -> Any:
+        trained[id(base)] = vector.copy()
+        return quantise(vector, base, encoding)
+
+    def keep(self: Work, result: Result) -> bool:
+        plain = trained.get(id(result.vector), result.vector)
+        return keep_result(self, replace(result, vector=plain))
+
+    with (
+        mock.patch.object(work_module, "quantise", remember),
+        mock.patch.object(Work, "_keep", keep),
+    ):
+        yield
+
+
+def _the_first_five(session: Session) -> tuple[Effect, ...]:
+    return tuple(
+        replace(effect, updates=effect.updates[:5], staleness=effect.staleness[:5])
+        if isinstance(effect, Aggregate)
+        else effect
+        for effect in resume(session)
+    )
+
+
+def _drop_unless_over(self: Protocol, why: str, *, invalid: bool = False) -> None:
+    """A result stays when another round is open."""
+    if not why.startswith("round "):
+        drop(self, why, invalid=invalid)
+
+
+def _joined_late(self: Protocol, event: events.Joined) -> None:
+    """Heartbeats as late as a lease allows, if both clocks are right."""
+    joined(self, event)
+    self._heartbeat_interval_s *= 1.19
+
+
 def _patch(target: Any, name: str, value: Any) -> Mutation:
     return partial(mock.patch.object, target, name, value)
 
@@ -275,15 +324,27 @@ MUTATIONS: Mapping[str, Mutation] = {
     "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
     "drop a result that could not be handed in": _patch(Protocol, "_back_off", _forget_result),
     "forget a kept result": _patch(Protocol, "__init__", _begin_empty),
+    "keep a result from before its encoding": _keep_what_was_trained,
+    "hold on to a result that a power cut has brought back": _patch(
+        Protocol, "_drop", _drop_unless_over
+    ),
+    "never join again": _patch(Protocol, "_rejoin", lambda self: self._set_contact(1.0)),
+    "leave clocks no room to drift": _patch(Protocol, "_joined", _joined_late),
+    "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
 }
 
-# The fault in which it shows, where that is a rare one; then every fault is of this kind.
-SHOWS_IN: Mapping[str, Kind] = {
+# The fault in which it shows, where that is a rare one; then every fault is of this kind. None: it
+# shows where nothing goes wrong.
+SHOWS_IN: Mapping[str, Kind | None] = {
     "keep a part of a model that could not be read": Kind.STORE_DOWN,
     "never look for a newer coordinator": Kind.OVERTAKE,
     "overwrite a published model": Kind.OVERTAKE,
     "drop updates with the publication of their model": Kind.KILL_COORDINATOR_IN_IO,
     "forget a kept result": Kind.KILL_PARTICIPANT,
+    "keep a result from before its encoding": Kind.KILL_PARTICIPANT,
+    "hold on to a result that a power cut has brought back": Kind.CUT_POWER_OF_PARTICIPANT,
+    "never join again": Kind.FREEZE_PARTICIPANT,
+    "leave clocks no room to drift": None,
 }
 
 # What is seen of each: a pattern of Failed.what.
@@ -317,4 +378,9 @@ SEEN: Mapping[str, str] = {
     "train again what was acknowledged": "again, which was acknowledged",
     "drop a result that could not be handed in": "twice in one life",
     "forget a kept result": "whose result it has kept",
+    "keep a result from before its encoding": "was never trained",
+    "hold on to a result that a power cut has brought back": "would be lost",
+    "never join again": "there is no end",
+    "leave clocks no room to drift": "was never away",
+    "aggregate five updates at most": "the model of round",
 }

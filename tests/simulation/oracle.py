@@ -33,6 +33,8 @@ Vector = NDArray[Any]
 LATE_S = 1.0
 LATE_FOR_DISK_S = 15.0
 
+TILE_ELEMENTS = 3  # of an encoding, so that a model of a few floats has several
+
 
 class Oracle:
     """session: what the journal folds to; None before it has begun."""
@@ -106,6 +108,7 @@ class Oracle:
                 began = max(self._started_at, self._heard_at.get(participant_id, 0.0))
                 ends = began + session.rules.lease_s - ROUNDING_S
                 assert record.at >= ends, f"{participant_id} has a lease until {ends}"
+                assert not self._scenario.is_quiet, f"{participant_id} was never away"
             case e.ModelInitialised(model):
                 self._published(model)
             case e.RoundOpened(number):
@@ -244,8 +247,12 @@ class Oracle:
         if (participant_id, round_) in self._acknowledged:
             self.fail(f"{participant_id} trains round {round_} again, which was acknowledged")
 
-    def trained(self, participant_id: str, round_: int, vector: Vector) -> None:
-        """Training has ended."""
+    def trained(
+        self, participant_id: str, round_: int, vector: Vector, base: Vector | None
+    ) -> None:
+        """Training has ended. base: the model that it began with, if there was one."""
+        if base is not None:
+            vector = sent(self._scenario, vector, base)
         digest = _digest(_npy(vector))
         self._trained.setdefault((participant_id, round_), []).append(digest)
 
@@ -307,7 +314,8 @@ def participant_name(index: int) -> str:
 
 def num_samples_of(participant_id: str) -> int:
     """n_k; somebody has none."""
-    return (3, 0, 10, 1, 7)[int(participant_id[1:])]
+    index = int(participant_id[1:])
+    return (3, 0, 10, 1, 7)[index % 5] + index // 5
 
 
 def first_weights(scenario: Scenario, participant_id: str) -> Vector:
@@ -323,8 +331,29 @@ def trained_weights(weights: Vector, participant_id: str, epochs: int, epoch_bas
     index = int(participant_id[1:])
     x = weights.astype(np.float64)
     for epoch in range(epoch_base, epoch_base + epochs + 1):
-        x = np.clip(0.6 * x * x - 0.9 * x, -3.0, 3.0) + 10.0 ** (index - 2) / (epoch + 3)
+        own = 10.0 ** (index % 5 - 2) * (1 + index // 5)
+        x = np.clip(0.6 * x * x - 0.9 * x, -3.0, 3.0) + own / (epoch + 3)
     return x.astype(weights.dtype)
+
+
+def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
+    """The update that a participant sends: what its encoding stands for, see xain_proto.np.delta,
+    element by element."""
+    if not scenario.is_encoded:
+        return vector
+    decoded: list[np.float32] = []
+    for first in range(0, len(vector), TILE_ELEMENTS):
+        pairs = list(zip(vector, base, strict=True))[first : first + TILE_ELEMENTS]
+        largest = max(abs(w - m) for w, m in pairs)
+        if largest < 2.0**-120:
+            decoded += [m for _, m in pairs]
+        elif scenario.encoding == "int8":
+            scale = np.float32(largest / np.float32(127))
+            decoded += [m + np.float32(round(float((w - m) / scale))) * scale for w, m in pairs]
+        else:
+            scale = np.float32(2.0 ** math.frexp(float(largest))[1])
+            decoded += [m + np.float32(np.float16((w - m) / scale)) * scale for w, m in pairs]
+    return np.array(decoded, np.float32)
 
 
 def undisturbed(scenario: Scenario) -> Vector:
@@ -340,7 +369,8 @@ def undisturbed(scenario: Scenario) -> Vector:
             rows = [first_weights(scenario, name) for name in names]
             model = _combine(scenario.rule, rows, [1.0] * len(rows)).astype(dtype)
             continue
-        rows = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
+        trained = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
+        rows = [sent(scenario, vector, model) for vector in trained]
         samples = [float(num_samples_of(name)) for name in names]
         model = _combine(scenario.rule, rows, samples).astype(dtype)
         epoch_base += scenario.epochs

@@ -28,6 +28,9 @@ class Kind(StrEnum):
     STORE_DOWN = "store down"  # for `seconds`
     KILL_PARTICIPANT = "kill participant"  # after `count` more steps; back after `seconds`
     STOP_PARTICIPANT = "stop participant"  # by SIGTERM; back after `seconds`
+    CUT_POWER_OF_PARTICIPANT = "cut power of participant"  # as a kill, and what its state directory
+    # has not made durable may be as it was
+    FREEZE_PARTICIPANT = "freeze participant"  # takes no step for `seconds`, then goes on
     PARTITION = "partition"  # of one or all, for `seconds`
     HALF_OPEN = "half open"  # its connection is dead, and nobody is told; odd `count`: a machine on
     # the way still acknowledges what is sent
@@ -57,7 +60,10 @@ class Scenario:
     num_floats: of the model. train_s: how long a round's training takes each participant.
     gone: those who leave for good, without a word, and when. unwell: how it goes with messages.
     is_inline: weights travel inside calls, else in streams of chunks.
+    encoding: of updates that do not travel inside calls.
     keeps_results: participants have a state directory. snapshot_records: see driver.py.
+    clock_rates: of the participants' clocks, and at the end of the coordinator's; empty: all run
+        as they should.
     keep_updates: see Retention.
     quiet_at: from then on nothing happens any more that should not.
     """
@@ -86,7 +92,9 @@ class Scenario:
     train_s: tuple[float, ...] = (1.0, 1.0)
     gone: tuple[tuple[int, float], ...] = ()
     is_inline: bool = True
+    encoding: str = "plain"
     keeps_results: bool = False
+    clock_rates: tuple[float, ...] = ()
     snapshot_records: int = 10_000
     keep_updates: int | None = None
     noise: Noise = field(default_factory=Noise)
@@ -118,6 +126,7 @@ class Scenario:
                 "server": {
                     "heartbeat_time_s": self.heartbeat_time_s,
                     "heartbeat_timeout_s": self.heartbeat_timeout_s,
+                    "update_encoding": self.encoding,
                 },
                 "rounds": rounds,
                 "aggregation": {"rule": self.rule},
@@ -137,6 +146,21 @@ class Scenario:
         )
 
     @property
+    def is_encoded(self) -> bool:
+        """Updates of a model that there is travel encoded."""
+        return self.encoding != "plain" and self.dtype == "float32" and not self.is_inline
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing goes wrong, and nobody is away."""
+        noise = self.noise
+        return not (self.faults or self.gone or noise.lost or noise.duplicated or noise.slow)
+
+    def clock_rate(self, index: int) -> float:
+        """Of a participant; -1: of the coordinator."""
+        return self.clock_rates[index] if self.clock_rates else 1.0
+
+    @property
     def can_fail(self) -> bool:
         """The session may end without a result, as its rules say."""
         return self.idle_timeout_s < 3600.0
@@ -149,7 +173,7 @@ class Scenario:
         back-off; each round trains, twice if somebody has to take over, and has a deadline.
         """
         lease_s = self.heartbeat_time_s + self.heartbeat_timeout_s
-        train_s = max(self.train_s)
+        train_s = max(self.train_s) / min(self.clock_rates, default=1.0)
         deadline_s = min(self.deadline_s, 2 * train_s)
         idle_s = self.idle_timeout_s if self.can_fail else 0.0
         a_round_s = deadline_s + 2 * train_s + 3 * lease_s + 60.0
@@ -166,16 +190,31 @@ def from_seed(seed: int) -> Scenario:
         controller = of_controller.choice(("round_robin", "weighted"))
         scenario = replace(scenario, controller=controller)
     kept = Random(f"keep_updates {seed}").choice((0, 0, 1, None))
-    scenario = _fleet(chance, replace(scenario, keep_updates=kept))
+    of_encoding = Random(f"encoding {seed}")
+    encoding = of_encoding.choice(("plain", "plain", "float16", "int8"))
+    if encoding != "plain" and not scenario.is_inline and of_encoding.random() < 0.7:
+        scenario = replace(scenario, dtype="float32")  # of another one nothing is encoded
+    scenario = replace(scenario, keep_updates=kept, encoding=encoding)
+    of_clocks = Random(f"clocks {seed}")
+    if of_clocks.random() < 0.5:
+        num_clocks = scenario.num_participants + 1
+        rates = tuple(of_clocks.uniform(0.95, 1.05) for _ in range(num_clocks))
+        scenario = replace(scenario, clock_rates=rates)
+    scenario = _fleet(chance, scenario)
     return _faults(chance, scenario)
 
 
 def _session(chance: Random, seed: int) -> Scenario:
     n = chance.choice((1, 2, 2, 3, 3, 4, 5))
+    rounds = chance.randint(1, 4)
+    if chance.random() < 0.05:  # now and then more of either
+        n = chance.randint(6, 9)
+    if chance.random() < 0.05:
+        rounds = chance.randint(5, 8)
     rule = chance.choice(("weighted_average",) * 4 + ("mean", "sum"))
     scenario = Scenario(
         seed=seed,
-        rounds=chance.randint(1, 4),
+        rounds=rounds,
         num_participants=n,
         min_participants=n,
         start_participants=n,

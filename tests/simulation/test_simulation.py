@@ -40,6 +40,7 @@ REACHED = (
     "FAILED_PRECONDITION",
     "snapshot of",
     "power cut:",
+    "its result may be as it was",
     "goes on, overtaken",
     "TakenOver(",
     "JournalError(",

@@ -15,6 +15,8 @@ from simulation.hub import Hub, Killed, Process, Step
 
 T = TypeVar("T")
 
+ROUNDING_S = 1e-9  # of a time that one clock tells and another one measures
+
 
 class Thread(greenlet):
     """Runs `target`; the hub's own greenlet is where it returns to."""
@@ -43,6 +45,10 @@ class Thread(greenlet):
             for other in self._joining:
                 other.unpark()
 
+    def now(self) -> float:
+        """By the clock of its process."""
+        return self._hub.now * self._process.clock_rate
+
     def park(self, timeout_s: float | None = None) -> bool:
         """Wait until somebody unparks this thread; False if nobody did in time. May return without
         a reason, as all such waits do. Only in the thread itself. Raises Killed."""
@@ -52,7 +58,8 @@ class Thread(greenlet):
             self._permit = False
             return True
         if timeout_s is not None:
-            self._timer = self._hub.after(timeout_s, self._process, lambda: self._resume(False))
+            after_s = timeout_s / self._process.clock_rate
+            self._timer = self._hub.after(after_s, self._process, lambda: self._resume(False))
         self._is_parked = True
         woken: bool = _hub_greenlet(self).switch()
         if not self._process.is_alive:
@@ -72,11 +79,11 @@ class Thread(greenlet):
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for its end, in another thread."""
         waiter = current()
-        deadline = None if timeout_s is None else self._hub.now + timeout_s
+        deadline = None if timeout_s is None else waiter.now() + timeout_s
         self._joining.append(waiter)
         while not self.is_over:
-            left = None if deadline is None else deadline - self._hub.now
-            if left is not None and left <= 0:
+            left = None if deadline is None else deadline - waiter.now()
+            if left is not None and left <= ROUNDING_S:
                 break
             waiter.park(left)
         self._joining.remove(waiter)
@@ -118,18 +125,18 @@ def _hub_greenlet(running: greenlet) -> greenlet:
     return running
 
 
-def sleep(hub: Hub, seconds: float) -> None:
-    """In a thread, for exactly that long."""
-    until = hub.now + seconds
-    while hub.now < until:
-        current().park(until - hub.now)
+def sleep(seconds: float) -> None:
+    """In a thread, for that long by the clock of its process."""
+    thread = current()
+    until = thread.now() + seconds
+    while (left := until - thread.now()) > ROUNDING_S:
+        thread.park(left)
 
 
 class Queue(Generic[T]):
     """Between threads of one process."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._waiting: list[Thread] = []
 
@@ -140,11 +147,11 @@ class Queue(Generic[T]):
 
     def get(self, timeout_s: float | None = None) -> T:
         """Raises queue.Empty."""
-        deadline = None if timeout_s is None else self._hub.now + timeout_s
         thread = current()
+        deadline = None if timeout_s is None else thread.now() + timeout_s
         while not self._items:
-            left = None if deadline is None else deadline - self._hub.now
-            if left is not None and left <= 0:
+            left = None if deadline is None else deadline - thread.now()
+            if left is not None and left <= ROUNDING_S:
                 raise Empty
             self._waiting.append(thread)
             try:
@@ -163,10 +170,10 @@ class Runtime:
         self._threads: list[Thread] = []
 
     def now(self) -> float:
-        return self._hub.now
+        return self._hub.now * self._process.clock_rate
 
     def queue(self) -> Queue[T]:
-        return Queue(self._hub)
+        return Queue()
 
     def spawn(self, name: str, target: Callable[[], None]) -> Thread:
         thread = Thread(self._hub, self._process, name, target)

@@ -19,6 +19,7 @@ from simulation.coordinator import CoordinatorMachine
 from simulation.fleet import ParticipantMachine
 from simulation.hub import Hub, Trace, Violation
 from simulation.network import Link, Network, Noise
+from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
 
 # Of weights that do not travel inside calls.
@@ -113,6 +114,8 @@ class _World:
             Kind.STORE_DOWN: self._store_down,
             Kind.KILL_PARTICIPANT: self._kill_participant,
             Kind.STOP_PARTICIPANT: self._stop_participant,
+            Kind.CUT_POWER_OF_PARTICIPANT: self._cut_power_of_participant,
+            Kind.FREEZE_PARTICIPANT: self._freeze_participant,
             Kind.PARTITION: self._partition,
             Kind.HALF_OPEN: self._half_open,
             Kind.BREAK: self._break,
@@ -216,6 +219,14 @@ class _World:
         for participant in self._whom(fault):
             participant.stop(down_s=fault.seconds)
 
+    def _cut_power_of_participant(self, fault: Fault) -> None:
+        for participant in self._whom(fault):
+            participant.cut_power(down_s=fault.seconds)
+
+    def _freeze_participant(self, fault: Fault) -> None:
+        for participant in self._whom(fault):
+            participant.freeze(fault.seconds)
+
     def _partition(self, fault: Fault) -> None:
         for link in self._links(fault):
             link.held_until = max(link.held_until, self.hub.now + fault.seconds)
@@ -299,6 +310,11 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
     if not scenario.is_inline:
         constants |= {
             "xain_participant.client.INLINE_BYTES": 0,
+            "xain_participant.work.INLINE_BYTES": 0,
+            "xain_participant.encoded.TILE_ELEMENTS": TILE_ELEMENTS,
+            "xain_participant.upload.TILE_ELEMENTS": TILE_ELEMENTS,
+            "xain_proto.np.delta.TILE_ELEMENTS": TILE_ELEMENTS,
+            "xain_coordinator.server.reception.TILE_ELEMENTS": TILE_ELEMENTS,
             "xain_participant.message_sizes.CHUNK_BYTES": 16,
             "xain_participant.message_sizes.SMALL_BYTES": 8,
             "xain_coordinator.server.downloads.INLINE_BYTES": 0,
