@@ -395,7 +395,7 @@ class Protocol:
         busy, self._busy = self._busy, None
         if busy is None:
             return
-        if self._finishing or (busy.void and verdict is not Verdict.FATAL):
+        if self._finishing or busy.void:
             self._go_on()
             return
         match verdict:

@@ -237,19 +237,14 @@ class StateDirectory:
         part = self._path / f"{name}.part"
         digest = xxhash.xxh3_128()
         size_bytes = 0
-        try:
-            with open(part, "wb", opener=_open_private) as file:
-                for piece in pieces:
-                    file.write(piece)
-                    digest.update(piece)
-                    size_bytes += len(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(final)
-        except OSError:
-            with suppress(OSError):
-                part.unlink()
-            raise
+        with open(part, "wb", opener=_open_private) as file:
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
+                size_bytes += len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(final)
         sync_directory(self._path)
         return size_bytes, digest.hexdigest()
 

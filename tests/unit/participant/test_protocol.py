@@ -10,7 +10,9 @@ from xain_participant import events as e
 from xain_participant.protocol import (
     FINISHING_S,
     MAX_BACKOFF_S,
+    MAX_INVALID,
     MAX_RECONNECT_S,
+    MIN_BACKOFF_S,
     RETRY_JITTER,
     Held,
     Protocol,
@@ -214,6 +216,15 @@ def test_a_member_looks_for_its_coordinator_every_other_second(joined: Talk) -> 
         assert joined.timers[Timer.CONTACT] <= MAX_RECONNECT_S
 
 
+def test_answer_makes_the_next_pause_short_again(joined: Talk) -> None:
+    """The failures of an outage that is over do not count in the next one."""
+    for _ in range(10):
+        joined.refuse(Call.HEARTBEAT)
+    joined.advertise(3, State.STANDBY)
+    joined.refuse(Call.HEARTBEAT)
+    assert joined.timers[Timer.CONTACT] <= MIN_BACKOFF_S
+
+
 def test_heartbeats_go_on_while_training(joined: Talk) -> None:
     joined.advertise(3)
     joined.hear(e.Assigned(3))
@@ -260,6 +271,15 @@ def test_nobody_trains_what_is_accepted(joined: Talk, state: State) -> None:
     """After a restart of ours: the update of the process before us has counted."""
     assert joined.advertise(3, state, accepted=True) == []
     assert joined.advertise(3) == []
+
+
+def test_result_of_a_round_that_was_accepted_meanwhile_is_dropped(joined: Talk) -> None:
+    """A predecessor of this process has handed in the update of the round that it trains."""
+    joined.advertise(3)
+    joined.hear(e.Assigned(3))
+    assert joined.advertise(3, accepted=True) == []
+    assert joined.hear(e.Trained(3)) == [a.Drop(3, "its round is over")]
+    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
 
 
 def test_an_assignment_can_say_that_the_update_is_accepted(joined: Talk) -> None:
@@ -552,10 +572,13 @@ def test_same_advertisement_does_not_end_a_back_off(
     ],
 )
 def test_coordinator_that_is_back_ends_a_back_off(holding: Talk, news: list[e.Event]) -> None:
-    """After a restart, or when a paused round goes on, a result is handed in at once."""
+    """After a restart, or when a paused round goes on, a result is handed in at once. The next
+    pause is not ended by it."""
     holding.refuse(Call.HAND_IN, "UNAVAILABLE")
     holding.hear(*news)
     assert holding.advertise(3) == [a.HandIn(3)]
+    holding.refuse(Call.HAND_IN, "UNAVAILABLE")
+    assert holding.advertise(3) == []
 
 
 def test_pause_is_as_long_as_the_coordinator_asks_for(holding: Talk) -> None:
@@ -638,6 +661,28 @@ def test_what_was_trained_for_another_session_is_dropped(joined: Talk) -> None:
     ]
 
 
+def test_refused_work_of_another_session_ends_nothing(joined: Talk) -> None:
+    """A reason to give up in one session says nothing of the next one."""
+    joined.advertise(3)
+    joined.hear(e.Joined("s2", 5.0))
+    joined.session = "s2"
+    assert joined.advertise(3) == [], "the question of the old session is still being answered"
+    assert joined.refuse(Call.BEGIN_ROUND, "INVALID_NAME", "INVALID_ARGUMENT") == [a.BeginRound(3)]
+
+
+def test_invalid_updates_count_within_their_session(holding: Talk) -> None:
+    """The first refused update of a new session is not the last attempt."""
+    for _ in range(MAX_INVALID - 1):
+        holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
+        holding.hear(e.TimerFired(Timer.WORK), e.Assigned(3), e.Trained(3))
+    holding.hear(e.HandedIn(3), e.Joined("s2", 5.0))
+    holding.session = "s2"
+    holding.advertise(3)
+    holding.hear(e.Assigned(3), e.Trained(3))
+    refused = holding.refuse(Call.HAND_IN, "INVALID_UPDATE", "INVALID_ARGUMENT")
+    assert refused == [a.Drop(3, "because", invalid=True)]
+
+
 def test_an_acknowledgement_of_another_session_does_not_count(holding: Talk) -> None:
     holding.hear(e.Joined("s2", 5.0))
     holding.session = "s2"
@@ -712,8 +757,9 @@ def test_finished_waits_a_moment_for_our_last_acknowledgement(
 ) -> None:
     """The update that completes the last round is often ours, and its answer still on its way."""
     assert holding.advertise(3, State.FINISHED) == []
-    assert holding.timers[Timer.WORK] == FINISHING_S
+    assert holding.timers.pop(Timer.WORK) == FINISHING_S
     assert holding.advertise(3, State.FINISHED) == []
+    assert Timer.WORK not in holding.timers, "every advertisement would put the end off"
     assert holding.refuse(Call.HEARTBEAT, "INVALID_NAME", "INVALID_ARGUMENT") == []
     assert [action for action in holding.hear(answer) if not isinstance(action, a.Drop)] == FINISHED
 
@@ -794,6 +840,13 @@ def test_who_stops_while_its_result_is_written_keeps_its_place(joined: Talk) -> 
     joined.advertise(3)
     assert joined.hear(e.Assigned(3), e.Saving(3)) == []
     assert joined.hear(e.StopRequested(143)) == [a.Exit(143, "asked to stop")]
+
+
+def test_stop_says_goodbye_while_a_result_of_another_session_is_written(joined: Talk) -> None:
+    """Nobody wants that result, so its maker does not come back with it."""
+    joined.advertise(3)
+    joined.hear(e.Assigned(3), e.Saving(3), e.Joined("s2", 5.0))
+    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
 
 
 def test_a_result_that_could_not_be_written_is_nothing_to_come_back_with(joined: Talk) -> None:

@@ -233,6 +233,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "size": (lambda f: edited(f / "result.json", size_bytes=10**30), "not 1000000000000000000"),
     "vector gone": (lambda f: the_vector(f).unlink(), "No such file"),
     "vector torn": (lambda f: os.truncate(the_vector(f), 1000), "1000 bytes, not"),
+    # Before it is read: there may be no memory for it.
+    "vector longer": (lambda f: os.truncate(the_vector(f), 5_000_000), "5000000 bytes, not"),
     "vector spoilt": (lambda f: flip(the_vector(f), -1), "another digest than promised"),
 }
 
@@ -492,10 +494,14 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_removed_is_told(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And stays whole: its vector is not removed either."""
     state.keep(RESULT)
+    unlink = Path.unlink
 
-    def fail(self: Path, **_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    def fail(self: Path, **options: Any) -> None:
+        if self.name == "result.json":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(self, **options)
 
     with monkeypatch.context() as patches, capture_logs() as logs:
         patches.setattr(Path, "unlink", fail)
