@@ -16,6 +16,7 @@ from xain_messaging.process.commands import (
     fail,
     make_app,
     parse_assignments,
+    run_app,
     set_option,
     version_option,
 )
@@ -204,7 +205,12 @@ def _combined(config: "CoordinatorConfig") -> str:
 
 
 def _with(name: str, options: Mapping[str, object]) -> str:
-    given = ", ".join(f"{option} = {value}" for option, value in options.items())
+    from xain_messaging.process.schema import MASK, is_secret_name
+
+    given = ", ".join(
+        f"{option} = {MASK if is_secret_name(option) else value}"
+        for option, value in options.items()
+    )
     return f"{name} ({given})" if given else name
 
 
@@ -301,6 +307,5 @@ def _resolve(flags: _Flags) -> "Resolved[CoordinatorConfig]":
 
 
 def main() -> int:
-    """The entry point. Ends the process with the command's exit status."""
-    app(prog_name=PROGRAM)
-    return 0
+    """The entry point. Returns the exit status of the process."""
+    return run_app(app, PROGRAM)

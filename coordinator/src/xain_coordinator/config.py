@@ -15,7 +15,14 @@ from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
 from xain_coordinator.config_rounds import RoundsSettings
 from xain_coordinator.core.values import Option, Rules
 from xain_coordinator.plugins import PluginFailed
-from xain_messaging.process.fields import FilePath, Host, Section, WrongSetting, join_host_port
+from xain_messaging.process.fields import (
+    Allowed,
+    FilePath,
+    Host,
+    Section,
+    WrongSetting,
+    join_host_port,
+)
 from xain_messaging.process.logs import LoggingSettings
 
 if TYPE_CHECKING:
@@ -30,6 +37,11 @@ _MIN_MESSAGE_BYTES = 2 * _MIB
 _MAX_SILENCE_S = 24 * 3600.0  # of somebody who is to answer
 _MAX_MESSAGE_BYTES = 2**31 - 1  # gRPC's options are of type int
 
+GrpcOption = Annotated[
+    Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | str,
+    Allowed("text, or a whole number of 32 bits"),
+]
+
 
 class ServerSettings(Section):
     """[server]"""
@@ -43,7 +55,7 @@ class ServerSettings(Section):
     max_update_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     update_encoding: Literal["plain", "float16", "int8"] = "plain"
     drain_s: float = Field(default=10.0, ge=0, le=_MAX_SILENCE_S)
-    grpc_options: dict[str, int | str] = Field(default_factory=dict)
+    grpc_options: dict[str, GrpcOption] = Field(default_factory=dict)
 
     @property
     def address(self) -> str:

@@ -13,15 +13,29 @@ from xain_coordinator.core.values import Expression
 from xain_coordinator.stores.s3_names import MAX_PREFIX_BYTES, key_to_name
 from xain_messaging import tags as tag_rules
 from xain_messaging.process.fields import Allowed
+from xain_messaging.process.schema import nests_deeply
+
+MAX_INT32 = 2**31 - 1  # rounds, epochs and participants are int32 on the wire
+MAX_PARTICIPANTS = 1_000_000
+
+# Without a limit "1e-400000000" would be computed for minutes, with 400 million digits.
+_EXACT = re.compile(r"[+-]?(\d{1,20}/\d{1,20}|\d{0,20}(\.\d{0,30})?([eE][+-]?\d{1,2})?)")
+
+
+def _exact(value: object) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
+        raise ValueError("no number")
+    text = str(value).strip()
+    if not _EXACT.fullmatch(text):
+        raise ValueError("no number, or one with too many digits")
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
 
 
 def _fraction(value: object) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
-        raise ValueError("no number")
-    try:
-        return pacing.exact_fraction(value)
-    except ZeroDivisionError:
-        raise ValueError("division by zero") from None
+    return pacing.exact_fraction(_exact(value))
 
 
 ExactFraction = Annotated[
@@ -33,12 +47,7 @@ ExactFraction = Annotated[
 
 
 def _excess(value: object) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
-        raise ValueError("no number")
-    try:
-        excess = Fraction(str(value))
-    except ZeroDivisionError:
-        raise ValueError("division by zero") from None
+    excess = _exact(value)
     if excess < 0:
         raise ValueError(f"must not be negative, got {value}")
     return excess
@@ -57,10 +66,9 @@ _LIST = re.compile(r'\s*\[\s*["\[]')
 
 
 def _parse_list(text: str) -> object:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("lists in lists, too deep") from None
+    if nests_deeply(text):
+        raise ValueError("lists in lists, too deep")
+    return json.loads(text)
 
 
 def _quorum(value: object) -> Expression:
@@ -107,6 +115,8 @@ def _url(value: object) -> str:
         raise ValueError("not text")
     if value == "":
         return value
+    if not value.isprintable() or " " in value:
+        raise ValueError("urlsplit() would pass over line ends")
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
         raise ValueError("no URL of a server")
@@ -116,7 +126,9 @@ def _url(value: object) -> str:
 
 
 OptionalUrl = Annotated[
-    str, BeforeValidator(_url), Allowed('a URL such as "https://host:9000", without user or query')
+    str,
+    BeforeValidator(_url),
+    Allowed('a URL such as "https://host:9000", without user or query', is_url=True),
 ]
 
 

@@ -7,7 +7,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from xain_coordinator.aggregation.options import WrongOption, options_of
-from xain_coordinator.config_fields import ExactExcess, ExactFraction, Quorum, TagValues
+from xain_coordinator.config_fields import (
+    MAX_INT32,
+    MAX_PARTICIPANTS,
+    ExactExcess,
+    ExactFraction,
+    Quorum,
+    TagValues,
+)
 from xain_coordinator.controllers import known_controllers, make_controller
 from xain_coordinator.core import pacing
 from xain_coordinator.core.values import Consistency, Option
@@ -23,27 +30,27 @@ _MAX_WAIT_S = 366 * 24 * 3600.0  # longer than this is for ever
 class RoundsSettings(Section):
     """[rounds]"""
 
-    rounds: int = Field(default=10, ge=1)
-    epochs: int = Field(default=1, ge=0)
-    min_participants: int = Field(default=1, ge=1)
+    rounds: int = Field(default=10, ge=1, le=MAX_INT32)
+    epochs: int = Field(default=1, ge=0, le=MAX_INT32)
+    min_participants: int = Field(default=1, ge=1, le=MAX_PARTICIPANTS)
     fraction_participants: ExactFraction = Fraction(1)
-    max_participants: int | None = Field(default=None, ge=1)
-    start_participants: int | None = Field(default=None, ge=1)
+    max_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
+    start_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
     start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
     controller: str = "random"
     controller_options: dict[str, Option] = Field(default_factory=dict)
     tags: dict[str, TagValues] = Field(default_factory=dict)
     # Each refusal is written down, so that their number must have a bound.
     refused_limit: int = Field(default=3, ge=0, le=100)
-    refused_rounds: int = Field(default=3, ge=0)
+    refused_rounds: int = Field(default=3, ge=0, le=MAX_INT32)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""
     deadline_s: float = Field(default=24 * 3600.0, gt=0, le=_MAX_WAIT_S)
     idle_timeout_s: float = Field(default=7 * 24 * 3600.0, gt=0, le=_MAX_WAIT_S)
     consistency: Consistency = "bsp"
-    staleness: int | None = Field(default=None, ge=1)
-    buffer_size: int | None = Field(default=None, ge=1)
+    staleness: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    buffer_size: int | None = Field(default=None, ge=1, le=MAX_INT32)
 
     @property
     def num_required(self) -> int:
@@ -94,6 +101,30 @@ class RoundsSettings(Section):
     def effective_max_participants(self) -> int:
         """How many may be connected."""
         return self.max_participants or self.effective_start_participants
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        """Sums and products that the wire carries as int32 fit into it."""
+        if self.rounds * self.epochs > MAX_INT32:
+            raise WrongSetting(
+                "epochs",
+                f"with rounds.rounds = {self.rounds} that comes to {self.rounds * self.epochs} "
+                f"epochs, and at most {MAX_INT32} can be counted",
+            )
+        if self.rounds + self.refused_rounds > MAX_INT32:
+            raise WrongSetting(
+                "refused_rounds",
+                f"with rounds.rounds = {self.rounds} it comes to round "
+                f"{self.rounds + self.refused_rounds}, and at most {MAX_INT32} can be counted",
+            )
+        if self.num_required > MAX_PARTICIPANTS:
+            raise WrongSetting(
+                "fraction_participants",
+                f"rounds.min_participants = {self.min_participants} need {self.num_required} "
+                f"connected participants at this fraction, and at most {MAX_PARTICIPANTS} can be "
+                "connected",
+            )
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -17,7 +17,8 @@ def read_secret(section: str, settings: Section, name: str) -> str:
         source = f"{section}.{name}"
         value: str = getattr(settings, name).get_secret_value().strip()
     else:
-        source = f"{section}.{name}_file {path}"
+        # Without the path: it may be the secret itself, put under the wrong key.
+        source = f"{section}.{name}_file (not shown)"
         value = _read(source, path)
     if not value.isprintable():
         # Sent as it is, it would be a header that no server understands.

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xain_messaging.process.fields import proxy_options
+from xain_messaging.process.schema import MASK
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
 
 DEADLINE_S = 5.0
@@ -86,6 +87,8 @@ def fetch(address: str, *, everything: bool = False) -> Snapshot:
 
 def _why(address: str, error: grpc.RpcError) -> str:
     assert isinstance(error, grpc.Call)
+    if "@" in address:
+        address = MASK  # no address has one, but a URL with a password in it
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return f"nobody answers at {address}; is a coordinator running there? Try --address"

@@ -16,6 +16,7 @@ from xain_messaging.process.commands import (
     fail,
     make_app,
     parse_assignments,
+    run_app,
     set_option,
     version_option,
 )
@@ -249,6 +250,5 @@ def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
 
 
 def main() -> int:
-    """The entry point. Ends the process with the command's exit status."""
-    app(prog_name=PROGRAM)
-    return 0
+    """The entry point. Returns the exit status of the process."""
+    return run_app(app, PROGRAM)

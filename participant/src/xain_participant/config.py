@@ -26,6 +26,9 @@ from xain_workloads.partition import MAX_ALPHA, Partition
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 
+_MAX_FEATURES = 1_000_000  # the coordinator takes no more
+_MAX_PARTS = 100_000  # each participant computes all parts
+
 
 def _check_name(name: str) -> str:
     # The coordinator would refuse it too, but only after the data are loaded. "": make one.
@@ -93,7 +96,7 @@ class DataSettings(Section):
     target: str | None = None
     task: Literal["classification", "regression"] = "classification"
     scale: Scale = 1.0
-    num_features: int | None = Field(default=None, ge=1)
+    num_features: int | None = Field(default=None, ge=1, le=_MAX_FEATURES)
     zero_based: bool = False
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
 
@@ -129,7 +132,7 @@ class PartitionSettings(Section):
     """[partition]"""
 
     kind: Literal["none", "iid", "dirichlet"] = "none"
-    num_parts: int = Field(default=1, ge=1)
+    num_parts: int = Field(default=1, ge=1, le=_MAX_PARTS)
     index: int = Field(default=0, ge=0)
     alpha: float = Field(default=0.5, gt=0, le=MAX_ALPHA)
     seed: int = Field(default=0, ge=0)

@@ -207,7 +207,7 @@ def test_credentials_with_a_control_character(
         path = tmp_path / name
         path.write_text(f"hunter{character}2\n")
         settings |= {name: "", f"{name}_file": str(path)}
-        source = f"storage.{name}_file {path}"
+        source = f"storage.{name}_file (not shown)"
     with pytest.raises(StoreError) as caught:
         connect(settings)
     assert not isinstance(caught.value, StoreUnavailable)

@@ -1,5 +1,7 @@
 """The command line, as far as it goes without a coordinator."""
 
+import sys
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -27,6 +29,51 @@ def test_flags_that_nobody_would_read_are_refused(
         f"xain-coordinator: command line: {command} takes no flags before it; "
         f"see xain-coordinator {command} --help\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ports", "1"], "there is no flag --ports; did you mean --port?"),
+        (["--zzz=hunter2"], "there is no flag --zzz; see --help"),
+        (["--set.storage.token:hunter2"], "there is no such flag; see --help"),
+        (["--port"], "Option '--port' requires an argument."),
+        (["status", "--zzz"], "there is no flag --zzz; see --help"),
+        (["demo", "--rounds", "x"], "Invalid value for '--rounds': "),
+        (
+            ["--set", "storage.secret_access_key=", "hunter2"],
+            "one argument is neither a flag nor the value of one; there are the commands: "
+            'check-config, demo, status (write KEY=VALUE without blanks, or in quotes: "KEY=VALUE"',
+        ),
+        (
+            ["status", "hunter2"],
+            "one argument is neither a flag nor the value of one (write KEY=VALUE without blanks",
+        ),
+        (["--set", "rounds.zzz:hunter2==x"], "command line: unknown key rounds.********; "),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_without_its_values(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    """Exit status 2; an argument that is not understood may be a secret."""
+    monkeypatch.setattr(sys, "argv", ["xain-coordinator", *arguments])
+    assert cli.main() == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("xain-coordinator: command line: ")
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert "hunter2" not in told.err
+
+
+def test_status_does_not_repeat_a_password_in_the_address() -> None:
+    """A URL with a password is no address, and is not shown."""
+    told = run("status", "--address", "user:hunter2@localhost:1").stderr
+    assert "hunter2" not in told
+    assert told.count("\n") == 1
 
 
 def test_a_command_gets_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
 from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.ports import StoreError
+from xain_coordinator.secret_files import read_secret
 from xain_coordinator.stores.prefixed import PrefixedAccess
 from xain_coordinator.stores.s3 import S3Store
 from xain_coordinator.stores.s3_bucket import connect
@@ -108,8 +110,14 @@ def test_rules_follow_from_the_settings() -> None:
             {"rounds__start_participants": 4, "rounds__max_participants": 3},
             "rounds.start_participants is 4; it must not be more than max_participants, 3",
         ),
-        ({"rounds__rounds": 0}, "rounds.rounds is 0; it must be a whole number, at least 1"),
-        ({"rounds__epochs": -1}, "rounds.epochs is -1; it must be a whole number, at least 0"),
+        (
+            {"rounds__rounds": 0},
+            "rounds.rounds is 0; it must be a whole number, at least 1 and at most 2147483647",
+        ),
+        (
+            {"rounds__epochs": -1},
+            "rounds.epochs is -1; it must be a whole number, at least 0 and at most 2147483647",
+        ),
         (
             {"rounds__controller": "best"},
             'rounds.controller is "best"; it must be one of: all, ordered, random, round_robin, '
@@ -197,9 +205,14 @@ def test_rules_follow_from_the_settings() -> None:
             'metrics.url is "http://h:8086"; nothing would read it without metrics.kind = '
             '"influxdb"',
         ),
-        ({"journal__path": ""}, 'journal.path is ""; it must be a path, not empty'),
-        ({"metrics__kind": "none", "metrics__path": 3}, "metrics.path is 3; it must be a path, not"
-         " empty"),
+        (
+            {"journal__path": ""},
+            'journal.path is ""; it must be a path, not empty, no URL; "~name" of a user here',
+        ),
+        (
+            {"metrics__kind": "none", "metrics__path": 3},
+            'metrics.path is 3; it must be a path, not empty, no URL; "~name" of a user here',
+        ),
     ],
 )  # fmt: skip
 def test_impossible_settings(overrides: dict[str, Any], message: str) -> None:
@@ -335,7 +348,7 @@ HALF = {"fraction_participants": 0.5, "max_participants": 8}
         ({"consistency": "ssp"}, 'staleness: it must be given with consistency = "ssp"'),
         (
             {"consistency": "ssp", "staleness": 0},
-            "staleness is 0; it must be a whole number, at least 1",
+            "staleness is 0; it must be a whole number, at least 1 and at most 2147483647",
         ),
         (
             {"consistency": "asp", "staleness": 1},
@@ -516,6 +529,100 @@ def test_what_only_s3_reads_is_refused_elsewhere(kind: str, key: str, value: obj
     assert said.startswith(f"storage.{key} is ")
     assert said.endswith('; nothing would read it without storage.kind = "s3"')
     assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("http://user:hunter2@h", "********"),
+        ("http://user:hun/ter2@h:9000", "********"),
+        ("user:hunter2@h", "********"),
+        ("hunter2", "********"),
+        ("http://h:hunter2", "********"),
+        ("ftp://h/hunter2", '"ftp://h/..."'),
+        ("https://h:9000/b?X-Amz-Signature=hunter2", '"https://h:9000/..."'),
+        ("http://h#hunter2", '"http://h/..."'),
+        ("http://h\nhunter2", "********"),
+    ],
+)
+def test_a_refused_url_is_shown_without_user_path_and_query(written: str, shown: str) -> None:
+    """Scheme, host and port tell which URL is meant; a password may stand in all other parts."""
+    s3 = {"storage__kind": "s3", "storage__bucket": "b"}
+    for key, others in (
+        ("storage.endpoint", s3),
+        ("storage.public_endpoint", s3),
+        ("metrics.url", {"metrics__kind": "influxdb"}),
+    ):
+        said = error_of(**others, **{key.replace(".", "__"): written})
+        assert said.startswith(f"{key} is {shown}; it must be a URL")
+
+
+@pytest.mark.parametrize("key", ["data__source", "server__host", "rounds__quorum", "journal__path"])
+def test_a_url_with_a_password_is_masked_for_every_key(key: str) -> None:
+    """A secret that was given for another key is no less secret."""
+    assert "hunter2" not in error_of(**{key: "http://user:hunter2@h"})
+    assert "hunter2" not in error_of(**{f"{key}.storage:hunter2=": "x"})
+
+
+def test_a_file_of_a_secret_that_is_missing_is_not_named(tmp_path: Path) -> None:
+    """The secret itself may have been put where its file's name belongs."""
+    s3 = {"storage__kind": "s3", "storage__bucket": "b", "storage__access_key_id": "AKIA1"}
+    storage = config(**s3, storage__secret_access_key_file="hunter2/hunter2").storage
+    with pytest.raises(StoreError) as caught:
+        read_secret("storage", storage, "secret_access_key")
+    assert str(caught.value) == (
+        "cannot read storage.secret_access_key_file (not shown): No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"rounds__rounds": 2**31},
+            "rounds.rounds is 2147483648; it must be a whole number, at least 1 and at most "
+            "2147483647",
+        ),
+        (
+            {"rounds__epochs": 2**31},
+            "rounds.epochs is 2147483648; it must be a whole number, at least 0 and at most "
+            "2147483647",
+        ),
+        (
+            {"rounds__rounds": 3, "rounds__epochs": 2**30},
+            "rounds.epochs is 1073741824; with rounds.rounds = 3 that comes to 3221225472 epochs, "
+            "and at most 2147483647 can be counted",
+        ),
+        (
+            {"rounds__rounds": 2**31 - 1},
+            "rounds.refused_rounds: with rounds.rounds = 2147483647 it comes to round 2147483650, "
+            "and at most 2147483647 can be counted",
+        ),
+        (
+            {"rounds__min_participants": 10**9},
+            "rounds.min_participants is 1000000000; it must be a whole number, at least 1 and at "
+            "most 1000000",
+        ),
+        (
+            {"rounds__min_participants": 2, "rounds__fraction_participants": "1/1000000"},
+            'rounds.fraction_participants is "1/1000000"; rounds.min_participants = 2 need 1000001 '
+            "connected participants at this fraction, and at most 1000000 can be connected",
+        ),
+        (
+            {"server__grpc_options": {"grpc.x": 2**31}},
+            'server.grpc_options."grpc.x" is 2147483648; it must be text, or a whole number of 32 '
+            "bits",
+        ),
+        (
+            {"rounds__seed": 2**63},
+            "rounds.seed is a number of more than 64 bits; a whole number must have at most 64 "
+            "bits",
+        ),
+    ],
+)
+def test_what_the_wire_cannot_carry_is_refused(overrides: dict[str, Any], message: str) -> None:
+    """int32 overflows at the start, and not in the call of a later round; products too."""
+    assert error_of(**overrides) == message
 
 
 def test_blank_credentials_are_none() -> None:

@@ -123,6 +123,7 @@ def test_no_secrets(capsys: pytest.CaptureFixture[str], console: bool) -> None:
     [
         "GET /b/3/global?X-Amz-Credential=hunter2%2F2026&X-Amz-Signature=hunter2 failed",
         "Authorization: AWS4-HMAC-SHA256 Credential=hunter2/s3, Signature=hunter2",
+        "cannot reach http://user:hunter2@h:9000/b",
         "{'Authorization': 'Token hunter2'}",
         "x-amz-security-token%3Dhunter2",
         "{'X-Amz-Security-Token': b'hunter2'}",

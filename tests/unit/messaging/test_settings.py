@@ -340,7 +340,7 @@ def test_files_that_cannot_be_read_are_told(toml: Path, monkeypatch: pytest.Monk
         raise PermissionError
 
     # Not chmod: the tests may run as root, who may read everything.
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigError, match=r"^fleet\.toml: no permission to read it$"):
         load(Fleet, toml)
 

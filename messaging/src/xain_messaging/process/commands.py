@@ -3,13 +3,18 @@
 A wrong flag gets one line on standard error that names it and the program, and exit status 2.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 EXIT_BAD_CONFIG = 2
+
+# Typer raises it for all wrong command lines, and exports only this subclass.
+_UsageError = typer.BadParameter.__mro__[1]
+_FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,30}")
 
 Config = Annotated[
     Path | None,
@@ -26,6 +31,41 @@ def make_app() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name, by default those of the process.
+
+    Returns the exit status. A wrong command line is one line on standard error and status 2.
+    """
+    try:
+        status = app(arguments, prog_name=program, standalone_mode=False)
+    except Exception as error:
+        if not isinstance(error, _UsageError):
+            raise
+        typer.echo(f"{program}: command line: {_what_is_wrong(error)}", err=True)
+        return EXIT_BAD_CONFIG
+    return status if isinstance(status, int) else 0
+
+
+def _what_is_wrong(error: Any) -> str:
+    """One line without the arguments themselves: one of them may be a secret that a blank has
+    separated from its key."""
+    if hasattr(error, "possibilities"):  # there is no such option
+        known = _FLAG.fullmatch(error.option_name)
+        name = f"flag {error.option_name}" if known else "such flag"
+        meant = list(error.possibilities or ())  # the closest first
+        hint = f"did you mean {meant[0]}?" if meant else "see --help"
+        return f"there is no {name}; {hint}"
+    context = error.ctx
+    if type(error) is _UsageError:  # no such command, or arguments where none are taken
+        commands = getattr(context.command, "commands", {})
+        there_are = f"; there are the commands: {', '.join(sorted(commands))}" if commands else ""
+        return (
+            f"one argument is neither a flag nor the value of one{there_are} "
+            '(write KEY=VALUE without blanks, or in quotes: "KEY=VALUE")'
+        )
+    return " ".join(error.format_message().split())
 
 
 def set_option(example: str) -> Any:

@@ -24,9 +24,13 @@ class WrongSetting(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Annotates a type with what its values may be: "it must be `text`"."""
+    """Annotates a type with what its values may be: "it must be `text`".
+
+    is_url: messages show scheme, host and port of the value only.
+    """
 
     text: str
+    is_url: bool = False
 
 
 class Section(BaseModel):
@@ -47,16 +51,29 @@ class Section(BaseModel):
     moved: ClassVar[Mapping[str, str]] = {}
 
 
+_MAX_PATH = 4096  # Linux's
+
+
 def parse_path(value: object) -> object:
-    """A path as written, "~" replaced. Raises ValueError if it is empty."""
+    """A path as written, "~" replaced.
+
+    Raises ValueError if it is empty, too long or a URL, or if "~user" is nobody here.
+    """
     if isinstance(value, str):
-        if not value or "\0" in value:
+        if not value or "://" in value or len(value) > _MAX_PATH:
             raise ValueError("no path")
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:
+            raise ValueError("no such user") from None
     return value
 
 
-FilePath = Annotated[Path, BeforeValidator(parse_path), Allowed("a path, not empty")]
+FilePath = Annotated[
+    Path,
+    BeforeValidator(parse_path),
+    Allowed('a path, not empty, no URL; "~name" of a user here'),
+]
 
 
 # Underscores are not allowed in DNS, but container networks call hosts as their services are

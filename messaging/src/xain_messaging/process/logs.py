@@ -41,6 +41,8 @@ _SIGNED = re.compile(
     r"""[^&,;\s"'\\]+""",
     re.IGNORECASE,
 )
+# User and password of a URL: a proxy of the environment, or an endpoint in a library's message.
+_USERINFO = re.compile(r"""://[^/?#\s"']+@""")
 # Nothing matches the pattern without one of these, and they are found in a twentieth of its time.
 _SIGNS = ("signature", "credential", "security-token", "awsaccesskeyid", "authorization")
 
@@ -128,6 +130,8 @@ class _Handler(logging.StreamHandler[Any]):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
+        if "@" in line:
+            line = _USERINFO.sub(f"://{MASK}@", line)
         folded = line.lower()
         if any(sign in folded for sign in _SIGNS):
             return _SIGNED.sub(rf"\1{MASK}", line)

@@ -22,11 +22,99 @@ MASK = "********"
 _SECRET_NAME = re.compile("password|secret|token|key", re.IGNORECASE)
 _BARE = re.compile("[A-Za-z0-9_-]+")
 _MAX_SHOWN = 80  # characters of a value in a message
+_MAX_KEY = 80  # characters of an unknown key in a message
+_MAX_TEXT = 64 * 1024  # characters of a value
+_MAX_DEPTH = 32  # of lists and tables in each other, and of dotted keys
+_INT64 = 2**63
+
+# An address with or without a scheme, up to its path or query.
+_ORIGIN = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]*://)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])?(:\d{1,5})?(?=[/?#]|$)"
+)
+# A scheme, or a password as it stands in a URL.
+_LIKE_URL = re.compile(r"://|:[^@]*@")
+
+# What TOML and JSON nest with. Strings and comments are matched whole, to be passed over; each
+# alternative takes an unfinished one too, so that the time is linear.
+_NESTING = re.compile(
+    r'"""[\s\S]*?(?:"""|\Z)'
+    r"|'''[\s\S]*?(?:'''|\Z)"
+    r'|"(?:\\.|[^"\\\n])*"?'
+    r"|'[^'\n]*'?"
+    r"|#[^\n]*"
+    r"|[\[\]{}.=,\n]"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """The value of a key that is called so is shown nowhere."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def dotted(key: Key) -> str:
     """The key as it stands in TOML; parts with dots or blanks are in quotes."""
     return ".".join(part if _BARE.fullmatch(part) else json.dumps(part) for part in key)
+
+
+def dotted_unknown(key: Key) -> str:
+    """A key that no model has. Masked are parts that cannot be meant as one: a secret comes here
+    if its key is followed by a wrong character."""
+    parts = (part if _BARE.fullmatch(part) else MASK for part in key)
+    text = ".".join(parts)
+    return text if len(text) <= _MAX_KEY else f"{text[: _MAX_KEY - 3]}..."
+
+
+def show_url(text: str) -> str:
+    """Scheme, host and port of a URL, in quotes. Masked is what has a user or is no URL."""
+    match = _ORIGIN.match(text)
+    if "@" in text or match is None or not (match[1] or match[3]):
+        return MASK
+    return f'"{match[0]}"' if text[match.end() :] in ("", "/") else f'"{match[0]}/..."'
+
+
+def may_hold_password(value: object) -> bool:
+    """Text that is shown as a URL is, whatever key it was given for."""
+    return isinstance(value, str) and _LIKE_URL.search(value) is not None
+
+
+def nests_deeply(text: str) -> bool:
+    """Lists and tables of TOML or JSON are deeper in each other than any setting needs.
+
+    To be asked before parsing: parsers recurse, and tomllib takes minutes and gigabytes for a key
+    of 30,000 parts.
+    """
+    depth = dots = 0
+    for token in _NESTING.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                depth, dots = depth + 1, 0
+            case "]" | "}":
+                depth -= 1
+            case ".":
+                dots += 1
+            case "=" | "," | "\n":
+                dots = 0
+        if depth + dots > _MAX_DEPTH:
+            return True
+    return False
+
+
+def why_not_value(value: object) -> str | None:
+    """What keeps a value from being that of any key; None if nothing does."""
+    match value:
+        case str() if len(value) > _MAX_TEXT:
+            return f"it must have at most {_MAX_TEXT} characters"
+        case str() if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+            return "it must be text in UTF-8 without NUL"
+        case str() if value.lstrip()[:1] in ("[", "{") and nests_deeply(value):
+            return "its lists and tables are too deep in each other"
+        case int() if not -_INT64 <= value < _INT64:
+            return "a whole number must have at most 64 bits"
+        case Mapping():
+            return next(filter(None, map(why_not_value, (*value, *value.values()))), None)
+        case list() | tuple():
+            return next(filter(None, map(why_not_value, value)), None)
+    return None
 
 
 def show(value: object) -> str:
@@ -37,10 +125,15 @@ def show(value: object) -> str:
             return "a table"
         case list():
             return "a list"
+        case str() if may_hold_password(value):
+            text = show_url(value)
+        case int() if not -_INT64 <= value < _INT64:
+            text = "a number of more than 64 bits"
         case bool() | str():
             text = json.dumps(value, ensure_ascii=False)
+            text = text.encode(errors="backslashreplace").decode()  # surrogates
         case Path() | Fraction():
-            text = json.dumps(str(value), ensure_ascii=False)
+            text = show(str(value))
         case datetime() | date() | time():
             text = value.isoformat()
         case _:
@@ -77,7 +170,16 @@ class Schema:
         """By name or by type. Unknown keys too, since a misspelt secret is still one."""
         leaf = self.leaf_of(key)
         types = _types(self.leaves[leaf].annotation) if leaf is not None else frozenset()
-        return bool({SecretStr, SecretBytes} & types) or any(map(_SECRET_NAME.search, key))
+        return bool({SecretStr, SecretBytes} & types) or any(map(is_secret_name, key))
+
+    def shown(self, key: Key, value: object) -> str:
+        """A value as messages and check-config show it."""
+        if self.is_secret(key):
+            return MASK
+        leaf = self.leaf_of(key)
+        notes = _metadata(self.leaves[leaf]) if leaf is not None else iter(())
+        is_url = any(isinstance(note, Allowed) and note.is_url for note in notes)
+        return show_url(value) if is_url and isinstance(value, str) and value else show(value)
 
     def leaf_of(self, key: Key) -> Key | None:
         """The leaf that this is, or the table that it is an item of."""
@@ -126,7 +228,9 @@ class Schema:
         leaf = self.leaf_of(key)
         assert leaf is not None
         field = self.leaves[leaf]
-        for note in _metadata(field):
+        # What a table's items may be is annotated too.
+        notes = field.metadata if key == leaf and self.is_table(leaf) else _metadata(field)
+        for note in notes:
             if isinstance(note, Allowed):
                 return note.text
         annotation: object = field.annotation
@@ -167,15 +271,19 @@ _BOOLEANS = {
 def _parse_toml(text: str) -> object:
     import tomllib
 
+    if nests_deeply(text):
+        return text
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of thousands of digits
         return text
     # More than one key: the text had line breaks in it.
     return document["value"] if len(document) == 1 else text
 
 
 def _parse_json(text: str) -> object:
+    if nests_deeply(text):
+        return text
     try:
         return json.loads(text)
     except ValueError:

@@ -30,12 +30,22 @@ from pydantic_settings import (
 )
 
 from xain_messaging.process.fields import WrongSetting
-from xain_messaging.process.schema import MASK, Key, Schema, dotted, show
+from xain_messaging.process.schema import (
+    MASK,
+    Key,
+    Schema,
+    dotted,
+    dotted_unknown,
+    may_hold_password,
+    nests_deeply,
+    why_not_value,
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 Origin = Literal["default", "file", "environment", "flag"]
 
 COMMAND_LINE = "command line"
+_MAX_FILE_BYTES = 1 << 20
 
 # Kubernetes sets these in every pod beside a Service called xain-coordinator. All of ours have two
 # underscores after the section, so neither can be taken for the other.
@@ -86,7 +96,7 @@ class Resolved(Generic[Model]):
         for leaf in schema.leaves:
             in_force = reduce(getattr, leaf, cast(Any, self.config))
             for key, value in schema.items(leaf, in_force):
-                shown = "" if value is None else "{}" if value == {} else show(value)
+                shown = "" if value is None else "{}" if value == {} else schema.shown(key, value)
                 if schema.is_secret(key):
                     shown = MASK if value and str(value) else ""  # whether it is set may be told
                 given = self.given.get(key)
@@ -151,6 +161,17 @@ class _Source:
     given: dict[Key, _Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def take(
+        self, schema: Schema, key: Key, value: object, origin: Origin, where: str, source: str
+    ) -> None:
+        """Add the value of a leaf, or those of a table's items."""
+        for item, item_value in schema.items(key, value):
+            why = why_not_value((*item, item_value))
+            if why is None:
+                self.given[item] = _Given(item_value, origin, where, source)
+            else:
+                self.problems.append(f"{source}: {_is(schema, item, item_value)}; {why}")
+
     def tree(self) -> dict[str, Any]:
         """What was given, nested as the model is."""
         tree: dict[str, Any] = {}
@@ -191,7 +212,14 @@ def _from_file(schema: Schema, file: Path) -> _Source:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{file}: it has more than {_MAX_FILE_BYTES} bytes")
+        text = data.decode()
+        if nests_deeply(text):
+            raise ConfigError(f"{file}: its lists and tables are too deep in each other")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file") from None
     except IsADirectoryError:
@@ -204,6 +232,8 @@ def _read(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file}: this is no TOML: it is not encoded in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: this is no TOML: {error}") from None
+    except ValueError:
+        raise ConfigError(f"{file}: a number in it has thousands of digits") from None
 
 
 def _walk(
@@ -218,8 +248,7 @@ def _walk(
                 f"{file}: {_is(schema, key, value)}; it must be a section, [{dotted(key)}]"
             )
         elif key in schema.leaves:
-            for item, item_value in schema.items(key, value):
-                source.given[item] = _Given(item_value, "file", str(file), str(file))
+            source.take(schema, key, value, "file", str(file), str(file))
         elif isinstance(value, dict) and any(
             f"{dotted(key)}.{old}" in schema.moved for old in value
         ):
@@ -249,8 +278,7 @@ def _from_environment(schema: Schema, prefix: str) -> _Source:
         else:
             variables[key] = variable
             value = schema.parse(key, os.environ[variable])
-            for item, item_value in schema.items(key, value):
-                source.given[item] = _Given(item_value, "environment", variable, where)
+            source.take(schema, key, value, "environment", variable, where)
     return source
 
 
@@ -268,8 +296,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
             source.problems.append(f"{COMMAND_LINE}: {_unknown(schema, key, dotted)}")
             continue
         parsed = schema.parse(key, value) if isinstance(value, str) else value
-        for item, item_value in schema.items(key, parsed):
-            source.given[item] = _Given(item_value, "flag", "", COMMAND_LINE)
+        source.take(schema, key, parsed, "flag", "", COMMAND_LINE)
     return source
 
 
@@ -278,7 +305,7 @@ def _from_flags(schema: Schema, overrides: Mapping[str, object]) -> _Source:
 
 def _is(schema: Schema, key: Key, value: object) -> str:
     """How a message about a value begins."""
-    return f"{dotted(key)} is {MASK if schema.is_secret(key) else show(value)}"
+    return f"{dotted(key)} is {schema.shown(key, value)}"
 
 
 def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
@@ -297,7 +324,7 @@ def _unknown(schema: Schema, key: Key, name: Callable[[Key], str]) -> str:
         hint = f"[{dotted(key[:-1])}] has: {', '.join(siblings)}"
     else:
         hint = f"there are: {', '.join(f'[{dotted(section)}]' for section in schema.sections)}"
-    return f"unknown key {text}; {hint}"
+    return f"unknown key {dotted_unknown(key)}; {hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +350,8 @@ def _wrong_values(
         if key not in seen:  # every member of a union complains
             seen.add(key)
             source, value = _origin(given, key)
+            if may_hold_password(value) and schema.shown(key, value) != f'"{value}"':
+                must = _must(schema, key, "")  # a cause may repeat what is not shown
             if value is _NO_VALUE:
                 text = f"{source}: {dotted(key)}: {must}"
             else:
