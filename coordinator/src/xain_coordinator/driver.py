@@ -91,7 +91,7 @@ class _Decided:
     session: Session
     effects: Sequence[Effect]
     outcome: Reply | Refusal
-    answer: asyncio.Future[Reply]
+    answer: asyncio.Future[Reply | Refusal]
 
 
 class Driver:
@@ -200,6 +200,18 @@ class Driver:
         Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
         controller.
         """
+        outcome = await self._outcome(command)
+        if not isinstance(outcome, Refusal):
+            return outcome
+        try:
+            raise outcome
+        finally:
+            # The refusal holds this frame, which must not hold the refusal: only the garbage
+            # collector would free them, and with them whatever the callers hold.
+            del outcome
+
+    async def _outcome(self, command: Command) -> Reply | Refusal:
+        """As `submit`. A refusal is returned, without a traceback. Raises Unavailable."""
         if self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
         now = self.clock.now()
@@ -215,7 +227,7 @@ class Driver:
             self.fail(failed)
             raise Unavailable("the coordinator's controller has failed; its log says why") from None
         except Refusal as refusal:
-            outcome = refusal
+            outcome = refusal.with_traceback(None)
             if isinstance(refusal, LateUpdate) and isinstance(
                 command, BeginUpload | EndTrainingRound
             ):
@@ -235,7 +247,7 @@ class Driver:
             return outcome  # an instruction to ourselves: nobody hears of it, so it need not wait
         if not records and not self._waiting and not self._committing:
             self._take_effect((), self._decided, effects)
-            return _unwrap(outcome)
+            return outcome
         if isinstance(command, Heartbeat) and isinstance(outcome, Advertisement) and not records:
             # A sign of life changes nothing durable, and what it is answered is durable already: so
             # it need not wait for a disk that is busy, and costs nobody its lease.
@@ -245,7 +257,7 @@ class Driver:
             # Nor does the question what to train: a fleet that is told of a round asks it while the
             # first updates of that round are on their way to the disk.
             return outcome
-        answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Decided(records, self._decided, effects, outcome, answered))
         if not self._committing:
             self._committing = True
@@ -449,16 +461,22 @@ class Driver:
             try:
                 # However slow the journal is: what was decided counts, and its sender hears so.
                 return await self.submit(command)
-            except NotInRound as refusal:
-                refused = refusal
-            if self._decided.is_carried_over(command.participant_id):
-                try:
-                    async with asyncio.timeout_at(gives_up_at):
-                        await self.changed()
-                except TimeoutError:
-                    raise refused from None
-            elif self._decided.phase is not Phase.COLLECTING:
-                raise refused
+            except NotInRound:
+                if not self._decided.is_carried_over(command.participant_id):
+                    if self._decided.phase is not Phase.COLLECTING:
+                        raise
+                    continue
+                if not await self._changed_until(gives_up_at):
+                    raise
+
+    async def _changed_until(self, gives_up_at: float) -> bool:
+        """Whether there was a change before this time of the event loop. Raises Unavailable."""
+        try:
+            async with asyncio.timeout_at(gives_up_at):
+                await self.changed()
+        except TimeoutError:
+            return False
+        return True
 
     def _wake_watchers(self) -> None:
         self._changes.wake()
@@ -492,16 +510,6 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
 
-def _unwrap(outcome: Reply | Refusal) -> Reply:
-    if isinstance(outcome, Refusal):
-        raise outcome
-    return outcome
-
-
-def _resolve(answer: asyncio.Future[Reply], outcome: Reply | Refusal) -> None:
-    if answer.done():  # the caller has gone away; what it asked for has happened all the same
-        return
-    if isinstance(outcome, Refusal):
-        answer.set_exception(outcome)
-    else:
+def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:
+    if not answer.done():  # else the caller has gone; what it asked for has happened all the same
         answer.set_result(outcome)

@@ -35,4 +35,7 @@ async def wait_to_end(running: asyncio.Future[T]) -> T:
     if cancelled is not None:
         running.exception()  # nobody is left to hear it
         raise cancelled
-    return running.result()
+    try:
+        return running.result()
+    finally:
+        del running  # a failure holds this frame; they must not hold each other

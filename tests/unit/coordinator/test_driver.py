@@ -1,6 +1,9 @@
 """The driver writes before it answers, and nobody hears of what is not durable."""
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -9,7 +12,7 @@ from support.driver import MODEL, RULES, HeldJournal, Recorder, fails, settled, 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.errors import NotAMember, UploadMissing
+from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import Driver
@@ -298,3 +301,41 @@ async def test_a_controller_that_fails_ends_the_process_and_not_the_session(benc
     assert isinstance(bench.driver.failure, ControllerFailed)
     assert bench.driver.failed.is_set()
     assert (bench.journal.groups, bench.driver.session) == (groups, session)
+
+
+class Request:
+    """What a caller holds while its command is decided."""
+
+
+async def refused(driver: Driver, command: c.Command) -> "weakref.ref[Request]":
+    request = Request()
+    with suppress(Refusal):
+        if isinstance(command, c.EndTrainingRound):
+            await driver.submit_update(command)
+        else:
+            await driver.submit(command)
+    return weakref.ref(request)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_refused_commands_hold_nothing_of_their_callers(bench, waits):
+    """A refusal that is part of a reference cycle keeps the caller's request in memory until the
+    next garbage collection. waits: for the commit of what was decided before."""
+    await bench.driver.submit(c.Rendezvous("a"))
+    if waits:
+        bench.journal.hold()
+        joining = await bench.submit(c.Heartbeat("a", c.ParticipantState.FINISHED))
+        await bench.journal.writing()
+    commands = (c.Heartbeat("b"), c.BeginUpload("b", 0, ""), update("b", 0))
+    gc.disable()
+    try:
+        tasks = [asyncio.create_task(refused(bench.driver, command)) for command in commands]
+        await settled()
+        if waits:
+            bench.journal.let_go()
+            await joining
+        requests = await asyncio.gather(*tasks)
+        del tasks
+        assert [request() for request in requests] == [None] * len(commands)
+    finally:
+        gc.enable()
