@@ -127,22 +127,13 @@ class ServerCall:
     async def _run(self) -> None:
         try:
             handler = await self._server.handler(self._call.method)
-            serialize = handler.response_serializer
-            request: Any = self
-            if not handler.request_streaming:
-                data = self._requests.popleft()
-                assert data is not None
-                request = handler.request_deserializer(data)
-            else:
-                self._deserialize = handler.request_deserializer
+            # The interceptor makes every method one with a stream of requests.
+            self._deserialize = handler.request_deserializer
+            self._serialize = handler.response_serializer
             if handler.response_streaming:
-                self._serialize = serialize
-                async for message in handler.unary_stream(request, self):
-                    await self.write(message)
-            elif handler.request_streaming:
-                self._answer(serialize(await handler.stream_unary(request, self)))
+                await handler.stream_stream(self, self)
             else:
-                self._answer(serialize(await handler.unary_unary(request, self)))
+                self._answer(self._serialize(await handler.stream_unary(self, self)))
             self.refuse(grpc.StatusCode.OK)
         except grpc.aio.AbortError:
             pass  # the status is on its way

@@ -29,3 +29,8 @@ def why_not(name: str) -> str | None:
     if len(name) > MAX_BYTES:
         return f"it is longer than {MAX_BYTES} bytes"
     return None
+
+
+def shortened(text: str, most: int = MAX_BYTES) -> str:
+    """A text for a message: whole up to `most` characters, else its beginning and its length."""
+    return text if len(text) <= most else f"{text[: most // 2]}... ({len(text)} characters)"

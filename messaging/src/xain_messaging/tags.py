@@ -6,6 +6,8 @@ Tags are journalled, listed, and compared as text; so they are few and short.
 import re
 from collections.abc import Mapping
 
+from xain_messaging.names import shortened
+
 MAX_TAGS = 32
 MAX_KEY_BYTES = 64
 MAX_VALUE_BYTES = 256
@@ -38,7 +40,7 @@ def why_not(tags: Mapping[str, str]) -> str | None:
     if len(tags) > MAX_TAGS:
         return f"there are {len(tags)} tags; at most {MAX_TAGS} are taken"
     for key, value in tags.items():
-        shown = key if len(key) <= MAX_KEY_BYTES else f"{key[:16]}..."
+        shown = shortened(key, MAX_KEY_BYTES)
         if (why := why_not_key(key)) is not None:
             return f"the tag {shown!r} cannot be used: {why}"
         if (why := why_not_value(value)) is not None:

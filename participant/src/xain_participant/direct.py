@@ -53,7 +53,7 @@ MAX_FAILURES_KEPT = 16
 
 Method = Literal["GET", "PUT"]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 class OfferFailed(Exception):

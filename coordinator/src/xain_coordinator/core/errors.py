@@ -6,11 +6,19 @@ do next. A message names the thing, the value and the limit, and what to do.
 
 from typing import ClassVar
 
+from xain_messaging.names import shortened
+
 
 class Refusal(Exception):
     """A command that was not carried out. It changed nothing."""
 
     code: ClassVar[str]
+
+
+class InvalidRequest(Refusal):
+    """The request cannot be read: it is malformed, or missing."""
+
+    code = "INVALID_REQUEST"
 
 
 class UnusableUpdate(Refusal):
@@ -29,7 +37,7 @@ class InvalidName(Refusal):
     code = "INVALID_NAME"
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"name {name!r} cannot be used: {why}")
+        super().__init__(f"name {shortened(name)!r} cannot be used: {why}")
 
 
 class UploadNameTaken(Refusal):
@@ -57,7 +65,7 @@ class NotAMember(Refusal):
 
     def __init__(self, participant_id: str) -> None:
         super().__init__(
-            f"Unknown participant {participant_id}. "
+            f"Unknown participant {shortened(participant_id)}. "
             "Please try to rendezvous with the coordinator before making a request."
         )
 

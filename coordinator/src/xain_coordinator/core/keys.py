@@ -8,7 +8,8 @@ from xain_messaging.names import GLOBAL
 INCOMING = "incoming/"
 OPTIMIZER = "optimizer/"
 
-_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]+)-([0-9]+))?\Z")
+# Keys come from participants, too: int() refuses thousands of digits.
+_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]{1,19})-([0-9]{1,19}))?\Z")
 
 
 def model_key(round_: int) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
 from xain_coordinator.core.values import DataProfile, ParticipantState
-from xain_messaging.names import MAX_BYTES, why_not
+from xain_messaging.names import why_not
+from xain_messaging.tags import MAX_TAGS
 from xain_messaging.tags import why_not as why_not_tags
 
 # A process can take up more connections, but then does little else.
@@ -95,7 +96,13 @@ def check_name(name: str) -> None:
     Raises InvalidName.
     """
     if (why := why_not(name)) is not None:
-        raise InvalidName(name if len(name) <= MAX_BYTES else f"{name[:16]}...", why)
+        raise InvalidName(name, why)
+
+
+def check_number_of_tags(number: int) -> None:
+    """Raises InvalidTags."""
+    if number > MAX_TAGS:
+        raise InvalidTags(f"there are {number} tags; at most {MAX_TAGS} are taken")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:

@@ -24,6 +24,11 @@ def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
+    if len(profile.classes) > MAX_CLASSES:  # a set of them could be small, and they are kept
+        raise ProfileMismatch(
+            f"a list of {len(profile.classes)} classes; at most {MAX_CLASSES} are taken. Is it "
+            "rather a regression?"
+        )
     width: int | None = None
     # The model is made for the classes of all of them, so it is their union that counts.
     classes = set(profile.classes)

@@ -12,7 +12,11 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import incoming_key
-from xain_coordinator.core.membership import check_name, reconnect_spread_s
+from xain_coordinator.core.membership import (
+    check_name,
+    check_number_of_tags,
+    reconnect_spread_s,
+)
 from xain_coordinator.core.values import (
     DataProfile,
     ParticipantState,
@@ -82,6 +86,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
+        check_number_of_tags(len(request.tags))  # before a copy of them is made
         profile = _profile(request.profile) if request.HasField("profile") else None
         reply = await self._driver.submit(
             c.Rendezvous(participant_of(context), profile, dict(request.tags))

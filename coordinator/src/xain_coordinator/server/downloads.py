@@ -26,6 +26,7 @@ from xain_coordinator.ports import (
 from xain_coordinator.server.places import SMALL_BYTES, Line, Place, Places
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.turns import Turn
+from xain_messaging.names import shortened
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +91,7 @@ class Downloads:
         """
         model = self.driver.history.models.get(key)
         if model is None:
-            raise UnknownModel(f"there is no global model under {key!r}")
+            raise UnknownModel(f"there is no global model under {shortened(key)!r}")
         ref = model.ref
         is_small = ref.size_bytes <= SMALL_MODEL_BYTES
         # Only one of them is kept, which a stranger could choose.

@@ -1,23 +1,34 @@
-"""Around every call: refusals become statuses, and whatever was not foreseen becomes INTERNAL.
+"""Around every call: requests are bounded and parsed, refusals become statuses, and whatever was
+not foreseen becomes INTERNAL.
 
 A handler raises; this answers. The traceback of a defect stays in our own log.
+
+A refused call must leave nothing behind but its counter. Its exception holds a traceback, that one
+the frames of the handler, and those the request, which may have megabytes. Where a frame holds the
+exception as well, only the garbage collector frees it all, and it comes seldom. So the traceback is
+dropped here as soon as the status is known.
 """
 
 import asyncio
+import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
 
 import grpc
 import structlog
 
-from xain_coordinator.core.errors import Refusal, Unavailable
+from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
 from xain_coordinator.ports import StoreError
-from xain_coordinator.server.statuses import STATUSES, status_details
+from xain_coordinator.server.rare_lines import RareLine
+from xain_coordinator.server.requests import bounded, only_request
+from xain_coordinator.server.statuses import STATUSES, message_of, status_details
 
 log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]
 
 
 class RefusalInterceptor(grpc.aio.ServerInterceptor):
@@ -28,6 +39,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         # By method, so that a call costs a look-up. Of methods that there are: what a stranger asks
         # for in vain is not kept.
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._invalid = RareLine(log.warning, "invalid_requests")
 
     async def intercept_service(
         self,
@@ -39,67 +51,97 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         if known is not None:
             return known
         handler = await continuation(handler_call_details)
-        if handler is None or not method.startswith("/xain_proto."):
-            return handler  # health and reflection answer for themselves
-        kind = (handler.request_streaming, handler.response_streaming)
-        attribute, make = _KINDS[kind]
-        behaviour = getattr(handler, attribute)
-        streaming = handler.response_streaming
+        if handler is None:
+            return None
+        behaviour = getattr(
+            handler, _BEHAVIOUR[handler.request_streaming, handler.response_streaming]
+        )
+        if not _is_async(behaviour):
+            return None  # what generated code has for a method that a service does not implement
+        # To gRPC each method is one with a stream of requests: so the only request of a call is
+        # read, and refused, here. On the wire there is no difference.
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
         self._handlers[method] = make(
-            self._stream(method, behaviour) if streaming else self._unary(method, behaviour),
-            request_deserializer=handler.request_deserializer,
+            self._answering(method, behaviour, reads_itself=handler.request_streaming),
+            request_deserializer=bounded(method, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         return self._handlers[method]
 
-    def _unary(self, method: str, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-        async def answer(request: Any, context: Context) -> Any:
-            try:
+    def _answering(
+        self, method: str, behaviour: Callable[..., Any], *, reads_itself: bool
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        yields = inspect.isasyncgenfunction(behaviour)
+
+        async def serve(requests: Any, context: Context) -> Any:
+            request = requests if reads_itself else await only_request(context)
+            if not yields:
                 return await behaviour(request, context)
-            except Exception as error:  # a defect too: the client hears INTERNAL
-                await self._abort(method, context, error)
+            async with aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    await context.write(message)
+            return None
 
-        return answer
-
-    def _stream(
-        self, method: str, behaviour: Callable[..., AsyncIterator[Any]]
-    ) -> Callable[..., Any]:
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def answer(requests: Any, context: Context) -> Any:
             try:
-                async for message in behaviour(request, context):
-                    yield message
-            except Exception as error:  # a defect too: the client hears INTERNAL
-                await self._abort(method, context, error)
+                try:
+                    return await serve(requests, context)
+                except (grpc.aio.AbortError, grpc.aio.InternalError):
+                    raise
+                except Exception as error:  # a defect too: the client hears INTERNAL
+                    status = self._status(method, context, error)
+                await context.abort(*status)
+            except grpc.aio.AbortError as aborted:  # the status is sent
+                # gRPC keeps the exception with the call, so this frame must not hold the call.
+                del requests, context
+                forget_traceback(aborted)
+                raise aborted from None
+            except grpc.aio.InternalError:  # gRPC could not send: the caller has gone away
+                raise asyncio.CancelledError from None
+            raise AssertionError("abort() raises")
 
         return answer
 
-    async def _abort(self, method: str, context: Context, error: Exception) -> NoReturn:
-        if isinstance(error, grpc.aio.AbortError):
-            raise error
+    def _status(self, method: str, context: Context, error: Exception) -> Status:
+        if not isinstance(error, Refusal | StoreError):
+            log.error("call_failed", method=method, exc_info=error)
+            code = grpc.StatusCode.INTERNAL
+            return code, "internal error; the coordinator's log has the details", ()
+        forget_traceback(error)
         if isinstance(error, StoreError):
             # A published model that is not there is a store that is not, or not the right one.
             # Where it lies is the operator's business, not the participant's.
             log.warning("store_unavailable", method=method, error=str(error))
             error = Unavailable("the weights store is away; try again in a moment")
-        if isinstance(error, Refusal):
-            self._counters[error.code] += 1
-            log.debug("refused", method=method, code=error.code, reason=str(error))
-            await context.abort(
-                STATUSES[type(error)],
-                str(error),
-                (("grpc-status-details-bin", status_details(error)),),
-            )
-        log.error("call_failed", method=method, exc_info=error)
-        await context.abort(
-            grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has the details"
-        )
-        raise asyncio.CancelledError  # abort always raises; this tells the type checker
+        self._counters[error.code] += 1
+        reason = message_of(error)
+        log.debug("refused", method=method, code=error.code, reason=reason)
+        if isinstance(error, InvalidRequest):
+            self._invalid(method=method, peer=context.peer(), reason=reason)
+        details = (("grpc-status-details-bin", status_details(error)),)
+        return STATUSES[type(error)], reason, details
 
 
-# (request streaming, response streaming): where the handler keeps its function, and its maker.
-_KINDS = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+def _is_async(behaviour: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)
+
+
+def forget_traceback(error: BaseException) -> None:
+    """Let the frames go through which an exception, and those that led to it, have come."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+
+
+# (request streaming, response streaming): where the handler keeps its function.
+_BEHAVIOUR = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
 }

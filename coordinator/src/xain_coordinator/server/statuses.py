@@ -8,11 +8,16 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from xain_coordinator.core import errors
+from xain_messaging.names import shortened
 
 DOMAIN = "xain.coordinator"
 
+# Characters of a message. A client takes 8 KiB of metadata, and the message is in there twice.
+MAX_MESSAGE = 1000
+
 STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     # Mend the request; sending it again as it is cannot help.
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidUpdate: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidName: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UploadNameTaken: grpc.StatusCode.INVALID_ARGUMENT,
@@ -39,6 +44,11 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
 }
 
 
+def message_of(refusal: errors.Refusal) -> str:
+    """The message of its status."""
+    return shortened(str(refusal), MAX_MESSAGE)
+
+
 def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) -> bytes:
     """The rich status that travels beside code and message: google.rpc.Status with an ErrorInfo
     whose reason is the refusal's code, and a RetryInfo if the caller is told when to come again."""
@@ -51,5 +61,7 @@ def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) 
         details.append(AnyMessage())
         details[-1].Pack(retry)
     code: int = STATUSES[type(refusal)].value[0]
-    status: bytes = Status(code=code, message=str(refusal), details=details).SerializeToString()
+    status: bytes = Status(
+        code=code, message=message_of(refusal), details=details
+    ).SerializeToString()
     return status

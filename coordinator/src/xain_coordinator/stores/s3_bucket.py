@@ -402,7 +402,9 @@ class Bucket:
             self._unfit("answers a request for a range with more than that")
         if "ContentRange" not in answer and not offset:
             return sent  # the whole object, as is allowed
-        span = re.fullmatch(rf"bytes {offset}-\d+/(\d+)", answer.get("ContentRange", ""))
+        span = re.fullmatch(
+            rf"bytes {offset}-[0-9]+/([0-9]{{1,19}})", answer.get("ContentRange", "")
+        )
         if span is None:
             self._unfit("does not say which part of how large an object it sends")
         return int(span[1])

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, MessagingError, NameTaken
-from xain_messaging.names import why_not
+from xain_messaging.names import shortened, why_not
 from xain_messaging.ports import Member, Roster
 
 Key = TypeVar("Key")
@@ -308,7 +308,7 @@ class Registry:
 def check_barrier(name: str, num_members: int) -> None:
     """Raises ValueError for what no discovery takes."""
     if reason := why_not(name):
-        raise ValueError(f"{name!r} cannot be a barrier: {reason}")
+        raise ValueError(f"{shortened(name)!r} cannot be a barrier: {reason}")
     if num_members < 1:
         raise ValueError(f"a barrier is for one member at least, not {num_members}")
 

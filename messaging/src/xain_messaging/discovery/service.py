@@ -20,7 +20,7 @@ from xain_messaging.discovery.registry import (
     replaced,
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
-from xain_messaging.names import why_not
+from xain_messaging.names import shortened, why_not
 from xain_messaging.ports import Member
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
@@ -288,7 +288,9 @@ def from_message(message: pb.Member) -> Member:
 
 async def _refuse_stranger(context: Context, group: str, name: str) -> NoReturn:
     await _refuse(
-        context, grpc.StatusCode.NOT_FOUND, f"{name!r} is no member of {group!r}, or not any more"
+        context,
+        grpc.StatusCode.NOT_FOUND,
+        f"{shortened(name)!r} is no member of {shortened(group)!r}, or not any more",
     )
 
 

@@ -17,6 +17,8 @@ from xain_proto.np.ndarray_pb2 import NDArray
 
 # Version 1.0 of the format pads its header to a multiple of 64 bytes; a plain vector needs 128.
 MAX_HEADER_BYTES = 4096
+MAX_DIMENSIONS = 32  # numpy 1 has no more
+MAX_ELEMENTS = 2**63 - 1  # of one dimension
 
 
 def ndarray_to_proto(array: Array[Any]) -> NDArray:
@@ -93,6 +95,11 @@ def _parse_whole(header: bytes) -> NpyHeader:
         )
     except Exception as error:  # numpy raises whatever the literal it parses leads to
         raise ValueError(f"a broken .npy header: {error}") from None
+    # Python writes no number of more than 4,300 digits, and a header can have one in hexadecimal.
+    if len(shape) > MAX_DIMENSIONS or any(abs(extent) > MAX_ELEMENTS for extent in shape):
+        raise ValueError(
+            f"an .npy file of more than {MAX_DIMENSIONS} dimensions or {MAX_ELEMENTS} elements"
+        )
     if fortran_order and len(shape) > 1:
         raise ValueError("an .npy file in Fortran order")
     if dtype.hasobject or dtype.kind not in "biufc" or any(extent < 0 for extent in shape):

@@ -1,0 +1,58 @@
+"""Request messages, bounded and parsed before a handler has them.
+
+gRPC has one limit for the messages of all methods, and the chunks of PutWeights need a large one.
+Most other requests are a few names and numbers. So each method has a limit of its own here; a
+longer request is refused by its length, before anything is made of it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from xain_coordinator.core.errors import InvalidRequest, TooLarge
+from xain_coordinator.core.profiles import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
+from xain_coordinator.metrics.points import MAX_BYTES as MAX_METRICS_BYTES
+from xain_coordinator.server.uploads import MAX_INLINE_BYTES
+
+# Names, keys and digests, and as much again for fields of later versions.
+MAX_REQUEST_BYTES = 16 << 10
+
+_COORDINATOR = "/xain_proto.fl.Coordinator/"
+
+# Bytes. None: gRPC's own limit, [server] max_message_bytes.
+_LIMITS: Mapping[str, int | None] = {
+    # The classes of the data, each with up to 4 bytes for its length, and the tags.
+    f"{_COORDINATOR}Rendezvous": MAX_CLASS_NAMES_BYTES + 4 * MAX_CLASSES + MAX_REQUEST_BYTES,
+    # A small update, and metrics. Longer metrics are dropped, and the update counts without them.
+    f"{_COORDINATOR}EndTrainingRound": MAX_INLINE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES,
+    f"{_COORDINATOR}PutWeights": None,
+}
+
+Parse = Callable[[bytes], Any]
+
+
+def bounded(method: str, parse: Parse) -> Parse:
+    """A parser of the requests of a method. It raises TooLarge and InvalidRequest."""
+    limit = _LIMITS.get(method, MAX_REQUEST_BYTES)
+
+    def parse_bounded(data: bytes) -> Any:
+        if limit is not None and len(data) > limit:
+            raise TooLarge(
+                f"a request of {len(data)} bytes; {method.rpartition('/')[2]} takes {limit} at most"
+            )
+        try:
+            return parse(data)
+        except DecodeError:
+            raise InvalidRequest("the request is not a protobuf message of its method") from None
+
+    return parse_bounded
+
+
+async def only_request(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """The request of a call that has one. Raises InvalidRequest, and what the parser raises."""
+    request = await context.read()
+    if request is grpc.aio.EOF:
+        raise InvalidRequest("the call ended without a request")
+    return request

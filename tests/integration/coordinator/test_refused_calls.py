@@ -1,0 +1,224 @@
+"""Refused calls leave nothing in memory, and say what is wrong with a request."""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from support.hostile import METHODS, ask, channel, npy_with_shape, path
+from support.wire import Member, digest, reason
+from xain_coordinator.app import Coordinator
+from xain_coordinator.core.errors import Refusal
+from xain_coordinator.server import requests
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+Code = grpc.StatusCode
+
+BY_NAME = {path(method).rpartition(".")[2]: method for method in METHODS}
+MEMBER = (("xain-participant-id", "a"),)
+STRANGER = (("xain-participant-id", "b"),)
+DATA = b"x" * 10_000
+HEADER = pb.PutWeightsRequest.Header(round=0, size_bytes=len(DATA), digest=digest(DATA))
+WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=digest(DATA))
+
+
+async def begin(start, join) -> tuple[Coordinator, Member]:
+    """A coordinator, and its only member in a round."""
+    coordinator = await start(rounds={"min_participants": 1, "rounds": 3})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    return coordinator, member
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """Fills its list, at the end, with what the garbage collector has found."""
+    found: list[str] = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        for thing in gc.garbage:
+            if isinstance(thing, FrameType) and "xain_coordinator" in thing.f_code.co_filename:
+                found.append(thing.f_code.co_qualname)
+            elif isinstance(thing, Refusal | grpc.aio.AbortError):
+                found.append(repr(thing))
+            elif type(thing).__name__ in ("_ServicerContext", "RPCState"):
+                found.append(type(thing).__name__)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+REFUSED = [
+    ("Coordinator/FindUpload", STRANGER, pb.FindUploadRequest(digest=b"d")),
+    ("Coordinator/FindUpload", MEMBER, pb.FindUploadRequest(round=7, digest=b"d")),
+    ("Coordinator/GetWeights", MEMBER, pb.GetWeightsRequest(key="x" * 1000)),
+    ("Coordinator/Heartbeat", STRANGER, pb.HeartbeatRequest()),
+    ("Coordinator/Watch", STRANGER, pb.WatchRequest()),
+    ("Coordinator/Rendezvous", STRANGER, pb.RendezvousRequest(tags={"": ""})),
+    ("Coordinator/PutWeights", STRANGER, pb.PutWeightsRequest(header=HEADER, data=DATA)),
+    ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(header=HEADER, data=DATA)),
+    ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(header=WRONG_ROUND, data=DATA)),
+    ("Coordinator/PutWeights", MEMBER, pb.PutWeightsRequest(data=DATA)),
+    ("Coordinator/EndTrainingRound", MEMBER, pb.EndTrainingRoundRequest(participant_id="a")),
+    (
+        "Coordinator/EndTrainingRound",
+        MEMBER,
+        pb.EndTrainingRoundRequest(
+            participant_id="a", update=pb.WeightsRef(data=DATA, digest=digest(DATA))
+        ),
+    ),
+    (
+        "Inspection/ListParticipants",
+        STRANGER,
+        inspection.ListParticipantsRequest(page_token="!" * 1000),
+    ),
+    ("Membership/Renew", STRANGER, pb.WatchRequest()),
+    ("Membership/Watch", STRANGER, pb.WatchRequest()),
+]
+
+
+@pytest.mark.parametrize(("name", "identity", "request_"), REFUSED)
+async def test_refused_calls_leave_nothing_to_the_garbage_collector(
+    start, join, name, identity, request_
+):
+    """A cycle would keep the request, which may have megabytes, until the next collection."""
+    coordinator, _ = await begin(start, join)
+    request = request_.SerializeToString()
+
+    def calls() -> list[Code]:
+        with channel(coordinator.port) as opened:
+            return [ask(opened, BY_NAME[name], [request], identity).code for _ in range(5)]
+
+    await asyncio.to_thread(calls)  # what is made once, such as by an import
+    with collected() as found:
+        codes = await asyncio.to_thread(calls)
+        await asyncio.sleep(0.1)  # the tasks of the calls end
+    assert Code.OK not in codes
+    assert not found
+
+
+async def answers(coordinator: Coordinator, name: str, messages: list[bytes]) -> tuple[Code, str]:
+    def call() -> tuple[Code, str]:
+        with channel(coordinator.port) as opened:
+            answer = ask(opened, BY_NAME[name], messages, MEMBER)
+            return answer.code, answer.details
+
+    return await asyncio.to_thread(call)
+
+
+async def test_malformed_request_is_invalid_on_every_method_and_logged_once(start, join):
+    """One short line in the log says how many there were, whatever their number."""
+    coordinator, _ = await begin(start, join)
+    with capture_logs() as entries:
+        for name, method in BY_NAME.items():
+            if method.name != "List":  # of Health, which gRPC's asyncio servicer does not have
+                code, details = await answers(coordinator, name, [b"\xff\xff"])
+                assert (name, code) == (name, Code.INVALID_ARGUMENT)
+                assert details == "the request is not a protobuf message of its method"
+    (line,) = (entry for entry in entries if entry["log_level"] in ("warning", "error"))
+    assert (line["event"], line["num"]) == ("invalid_requests", 1)
+    assert coordinator.counters["INVALID_REQUEST"] == len(BY_NAME) - 1
+
+
+async def test_call_without_a_request_is_invalid(start, join):
+    """The stream of a unary call may end before its only message."""
+    coordinator, _ = await begin(start, join)
+    assert await answers(coordinator, "Coordinator/Heartbeat", []) == (
+        Code.INVALID_ARGUMENT,
+        "the call ended without a request",
+    )
+
+
+async def test_method_that_a_service_lacks_is_unimplemented(start, join):
+    """gRPC's generated code answers it with an exception."""
+    coordinator, _ = await begin(start, join)
+    code, _ = await answers(coordinator, "Health/List", [b""])
+    assert code is Code.UNIMPLEMENTED
+
+
+async def test_long_request_is_refused_before_it_is_parsed(start, join):
+    """The limit of a method is far below that of a message."""
+    coordinator, _ = await begin(start, join)
+    too_long = b"\xff" * (requests.MAX_REQUEST_BYTES + 1)
+    code, details = await answers(coordinator, "Coordinator/FindUpload", [too_long])
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert details == "a request of 16385 bytes; FindUpload takes 16384 at most"
+
+
+async def test_long_values_are_shortened_in_messages(start, join):
+    """A client takes 8 KiB of metadata; a longer message would be lost altogether."""
+    coordinator, member = await begin(start, join)
+    key = "x" * 10_000
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.download(key)
+    assert caught.value.code() is Code.NOT_FOUND
+    assert len(caught.value.details() or "") < 300
+    assert "10000 characters" in (caught.value.details() or "")
+    assert reason(caught.value) == "UNKNOWN_MODEL"
+    code, details = await answers(
+        coordinator, "Membership/Renew", [b"\x0a\x90\x4e" + b"g" * 10_000]
+    )
+    assert code is Code.NOT_FOUND
+    assert len(details) < 300
+
+
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "key",
+    [f"0/a.{'0' * 32}/{NINES}-1", f"0/a.{'0' * 32}/1-{NINES}", f"{NINES}/a.{'0' * 32}", NINES],
+)
+async def test_key_with_thousands_of_digits_is_no_upload(start, join, key):
+    """Python's int() refuses more than 4,300 digits."""
+    _, member = await begin(start, join)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await member.end(pb.WeightsRef(key=key, digest=digest(b"")))
+    assert caught.value.code() is Code.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("shape", [f"(0x{'f' * 3900},)", f"({'9' * 3900},)", f"({'9,' * 33})"])
+async def test_update_with_an_enormous_shape_is_invalid(start, join, shape):
+    """A header can name numbers that Python does not write."""
+    _, member = await begin(start, join)
+    data = npy_with_shape(shape)
+    for call in (
+        lambda: member.upload_bytes(data),
+        lambda: member.end(pb.WeightsRef(data=data, digest=digest(data))),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call()
+        assert caught.value.code() is Code.INVALID_ARGUMENT
+        assert reason(caught.value) == "INVALID_UPDATE"
+
+
+async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, caplog):
+    """gRPC cannot send the status of a call whose caller has gone away."""
+    coordinator, member = await begin(start, join)
+    with capture_logs() as entries:
+        for name in ("Membership/Renew", "Membership/Watch", "Coordinator/FindUpload"):
+            method = BY_NAME[name]
+            call = member.channel.stream_stream(path(method))
+            for number in range(300):
+                begun = call(metadata=STRANGER)
+                await begun.write(b"")
+                for _ in range(number % 20):
+                    await asyncio.sleep(0)
+                begun.cancel()
+        await asyncio.sleep(0.1)
+    assert not [entry for entry in entries if entry["log_level"] in ("warning", "error")]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert coordinator.counters["NOT_A_MEMBER"] > 0

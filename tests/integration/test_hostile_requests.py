@@ -1,0 +1,171 @@
+"""A coordinator process under malformed, oversized and cancelled requests.
+
+Longer than by default: FUZZ_CALLS=10000 (of each method) and another SEED.
+"""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from support.hostile import METHODS, Answer, ask, channel, malformed, path
+from support.process import CoordinatorProcess
+from support.wire import Member, digest
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+from xain_proto.messaging import membership_pb2 as membership
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+]
+
+MIB = 1 << 20
+MAX_RESIDENT_MIB = 200
+LARGE = 4 * MIB - 1000  # fits into a message of [server] max_message_bytes
+FUZZ_CALLS = int(os.environ.get("FUZZ_CALLS", "150"))  # of each method
+SEED = int(os.environ.get("SEED", "0"))
+
+BY_NAME = {path(method).rpartition(".")[2]: method for method in METHODS}
+MEMBER = (("xain-participant-id", "member"),)
+STRANGER = (("xain-participant-id", "stranger"),)
+
+
+def peak_mib(coordinator: CoordinatorProcess) -> int:
+    """The most that the process ever had in memory."""
+    assert coordinator._process is not None
+    text = Path(f"/proc/{coordinator._process.pid}/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) >> 10
+
+
+def assert_unharmed(coordinator: CoordinatorProcess) -> None:
+    log = coordinator.log()
+    for trace in ("Traceback", "call_failed"):
+        assert trace not in log, log[max(0, log.index(trace) - 500) :][:5000]
+    assert coordinator.status is None, "the process lives"
+    assert len(log) < 100_000, "what anybody can cause is logged at a bounded rate"
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    """One that trains with one member."""
+    settings = {"rounds.rounds": 1000, "rounds.min_participants": 1, "rounds.max_participants": 200}
+    coordinator = CoordinatorProcess(tmp_path, settings)
+    await coordinator.start()
+    member = Member(coordinator.port, "member")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    await member.close()
+    yield coordinator
+    await coordinator.end()
+
+
+UPLOAD = pb.PutWeightsRequest.Header(round=0, size_bytes=MIB, digest=digest(b"x" * MIB))
+
+# (method, how often, the message): each used to stay in memory after its call was refused.
+OVERSIZED: Sequence[tuple[str, int, bytes]] = [
+    ("Coordinator/FindUpload", 60, pb.FindUploadRequest(digest=b"x" * LARGE).SerializeToString()),
+    ("Coordinator/GetWeights", 60, pb.GetWeightsRequest(key="x" * LARGE).SerializeToString()),
+    (
+        "Coordinator/EndTrainingRound",
+        60,
+        pb.EndTrainingRoundRequest(participant_id="a", metrics="x" * LARGE).SerializeToString(),
+    ),
+    (
+        "Coordinator/EndTrainingRound",
+        400,
+        pb.EndTrainingRoundRequest(participant_id="a", metrics="x" * 500_000).SerializeToString(),
+    ),
+    (
+        "Coordinator/Rendezvous",
+        60,
+        pb.RendezvousRequest(
+            profile=pb.DataProfile(num_samples=1, num_features=1, classes=[""] * (LARGE // 2))
+        ).SerializeToString(),
+    ),
+    (
+        "Coordinator/Rendezvous",
+        200,
+        pb.RendezvousRequest(
+            profile=pb.DataProfile(num_samples=1, num_features=1, classes=[""] * 150_000)
+        ).SerializeToString(),
+    ),
+    (
+        "Coordinator/Rendezvous",
+        60,
+        pb.RendezvousRequest(tags={"a": "x" * LARGE}).SerializeToString(),
+    ),
+    (
+        "Coordinator/Rendezvous",
+        60,
+        pb.RendezvousRequest(tags={str(i): "" for i in range(25_000)}).SerializeToString(),
+    ),
+    (
+        "Coordinator/PutWeights",
+        300,
+        pb.PutWeightsRequest(header=UPLOAD, data=b"x" * MIB).SerializeToString(),
+    ),
+    (
+        "Inspection/ListParticipants",
+        60,
+        inspection.ListParticipantsRequest(page_token="x" * LARGE).SerializeToString(),
+    ),
+    ("Membership/Join", 60, membership.JoinRequest(group="x" * LARGE).SerializeToString()),
+    ("Membership/Renew", 60, membership.RenewRequest(group="x" * LARGE).SerializeToString()),
+    ("Membership/Watch", 60, membership.WatchRequest(group="x" * LARGE).SerializeToString()),
+    ("Health/Check", 60, health_pb2.HealthCheckRequest(service="x" * LARGE).SerializeToString()),
+]
+
+
+NEVER = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}  # caused by input
+
+
+def refusals(port: int, name: str, number: int, request: bytes) -> Counter[grpc.StatusCode]:
+    codes: Counter[grpc.StatusCode] = Counter()
+    with channel(port) as opened:
+        for turn in range(number):
+            identity = MEMBER if turn % 2 else STRANGER
+            codes[ask(opened, BY_NAME[name], [request], identity).code] += 1
+    return codes
+
+
+async def test_refused_requests_leave_memory_below_200_mib(coordinator):
+    """Each is sent dozens of times, one after the other, by a member and by a stranger."""
+    peaks = {}
+    for number, (name, times, request) in enumerate(OVERSIZED):
+        codes = await asyncio.to_thread(refusals, coordinator.port, name, times, request)
+        assert not codes.keys() & NEVER, (name, codes)
+        peaks[f"{number} {name}"] = peak_mib(coordinator)
+    assert max(peaks.values()) < MAX_RESIDENT_MIB, peaks
+    assert_unharmed(coordinator)
+
+
+def fuzz(port: int, seed: int) -> list[tuple[str, Answer]]:
+    """Send malformed requests to every method. Returns the answers that no input may cause."""
+    chance = Random(seed)
+    wrong: list[tuple[str, Answer]] = []
+    with channel(port) as opened:
+        for _ in range(FUZZ_CALLS):
+            for method in METHODS:
+                requests = malformed(method, chance)
+                identity = chance.choice((MEMBER, MEMBER, STRANGER, ()))
+                answer = ask(opened, method, requests, identity, timeout_s=0.2)
+                if answer.code in NEVER:
+                    wrong.append((path(method), answer))
+    return wrong
+
+
+async def test_malformed_requests_are_never_internal_or_unknown(coordinator):
+    """Random bytes, truncated and damaged messages, and fields at the borders of their types."""
+    wrong = await asyncio.to_thread(fuzz, coordinator.port, SEED)
+    assert not wrong, f"seed {SEED}: {len(wrong)}, first {wrong[0]}"
+    assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+    assert_unharmed(coordinator)
