@@ -122,7 +122,7 @@ TROUBLE = st.none() | st.sampled_from(WRONG)
 MAY_FOLLOW = {
     Phase.STANDBY: {Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED},
     Phase.COLLECTING: {Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED},
-    Phase.AGGREGATING: {Phase.STANDBY, Phase.FINISHED},
+    Phase.AGGREGATING: {Phase.COLLECTING, Phase.STANDBY, Phase.FINISHED},
     Phase.FINISHED: set(),
 }
 
@@ -326,6 +326,7 @@ class SessionMachine(RuleBasedStateMachine):
         elif name in (self.session.open_round.selected if self.session.open_round else ()):
             assert reply.phase is self.session.phase
             assert reply.update_accepted == ((reply.round, name) in self.book)
+            assert not (reply.update_accepted and reply.update_damaged)
         else:
             assert reply.phase is Phase.STANDBY
 
@@ -607,6 +608,22 @@ class SessionMachine(RuleBasedStateMachine):
         self.done.append(done)
         self.fixed = None
         self.send(answer_to(done))
+
+    @precondition(lambda self: self.session.open_round and self.session.open_round.updates)
+    @rule(i=INDEX)
+    def damage(self, i: int) -> None:
+        """An accepted update turns out to be damaged: what was acknowledged counts no more."""
+        round_ = self.session.opened
+        updates = list(round_.updates.values())
+        update = updates[i % len(updates)]
+        if self.session.phase is Phase.AGGREGATING:
+            self.owed = None
+            self.aggregated.remove(round_.number)
+        del self.book[round_.number, update.participant_id]
+        if len(updates) == 1:
+            self.fixed = None
+        self.send(c.NoteDamagedUpdates({update.weights.ref.key: "a bit"}))
+        assert update.participant_id not in self.session.opened.updates
 
     @rule(i=st.integers(0, 5), off=st.integers(-2, 2))
     def answer_again_or_wrongly(self, i: int, off: int) -> None:

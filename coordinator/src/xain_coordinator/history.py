@@ -7,7 +7,7 @@ any may be asked for; what models have in common is in memory once.
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import GlobalModel
@@ -18,6 +18,9 @@ MAX_DEPARTED = 1000
 # Selected and contributors together, of a round that is over. Its names are for a person to read;
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
 MAX_NAMES_OF_A_ROUND = 200
+
+# Damaged updates of a round whose reasons are kept.
+MAX_DAMAGED = 20
 
 # Events that the record of a round may lack until somebody asks for it: all its names are copied
 # when they are written into it, which with each update would take longer than all the rest.
@@ -31,6 +34,7 @@ class RoundRecord:
     selected: without those who left, or were left out, while they still owed an update.
     selected, contributors: empty when the round is over and they were many; `counts` has their
         numbers then.
+    damaged: why an accepted update of a participant was dropped; the first MAX_DAMAGED of them.
     seconds: from opening to publication, None while it runs.
     """
 
@@ -41,6 +45,7 @@ class RoundRecord:
     num_samples: int = 0
     seconds: float | None = None
     counts: tuple[int, int] | None = None
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_selected(self) -> int:
@@ -53,12 +58,17 @@ class RoundRecord:
     def after(self, events: Iterable[e.Event]) -> "RoundRecord":
         """As in the session: what was accepted stays, what is owed somebody else will do."""
         selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
-        num_samples = self.num_samples
+        num_samples, damaged = self.num_samples, dict(self.damaged)
         for event in events:
             match event:
                 case e.UpdateAccepted(_, update):
                     contributors[update.participant_id] = None
                     num_samples += update.num_samples
+                case e.UpdateDamaged(participant_id, _, lost, reason):
+                    del contributors[participant_id]
+                    num_samples -= lost
+                    if len(damaged) < MAX_DAMAGED:
+                        damaged[participant_id] = reason
                 case e.ParticipantsSelected(_, more):
                     selected |= dict.fromkeys(more)
                 case e.ParticipantLeft(participant_id) | e.ParticipantLeftOut(participant_id):
@@ -69,6 +79,7 @@ class RoundRecord:
             selected=tuple(selected),
             contributors=tuple(contributors),
             num_samples=num_samples,
+            damaged=damaged,
         )
 
     def published(self, at: float) -> "RoundRecord":
@@ -122,6 +133,9 @@ class History:
             case e.UpdateAccepted(_, update):
                 self._note(event)
                 self.contributions[update.participant_id] += 1
+            case e.UpdateDamaged(participant_id):
+                self._note(event)
+                self.contributions[participant_id] -= 1
             case e.ParticipantJoined(participant_id):
                 self.departed.pop(participant_id, None)
             case e.ParticipantLeft(participant_id):

@@ -68,6 +68,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
                 reason=reason,
                 in_a_row=before.in_a_row(participant_id) + 1,
             )
+        case e.UpdateDamaged(participant_id, number, reason=reason):
+            log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
         case e.ParticipantLeftOut(participant_id, until):
             log.warning("participant_left_out", participant=participant_id, until=until, **fields)
         case e.RoundOverdue(number):

@@ -263,6 +263,9 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
         shown = ", ".join(names[:_MAX_NAMES])
         if names and one.num_contributors > _MAX_NAMES:
             shown += f" and {one.num_contributors - _MAX_NAMES} more"
+        lost = [f"{_clean(p)} ({_clean(why)})" for p, why in sorted(one.damaged_updates.items())]
+        if lost:
+            shown += f"; damaged: {', '.join(lost)}"
         table.add_row(
             str(one.round),
             _text(one.phase),

@@ -18,18 +18,21 @@ from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.crew import Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.commands import (
     AggregationDone,
     Command,
     EffectFailed,
     InitialisationDone,
     InitialisationFailed,
+    NoteDamagedUpdates,
 )
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, RecordMetrics
 from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
+from xain_coordinator.integrity import damaged_updates
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
@@ -171,7 +174,19 @@ class StoreWorker:
         return self._published(store_model(self._store, 0, model))
 
     def _aggregate(self, effect: Aggregate) -> Command:
-        return AggregationDone(self._published(aggregate(self._store, effect, self._stop)))
+        try:
+            model = aggregate(self._store, effect, self._stop)
+        except UpdateChanged:
+            damaged = damaged_updates(self._store, effect.updates, self._heed_stop)
+            if not damaged:
+                raise
+            return NoteDamagedUpdates(damaged)
+        return AggregationDone(self._published(model))
+
+    def _heed_stop(self, num_bytes: int) -> None:
+        """Called between two pieces of a long reading."""
+        if self._stop.is_set():
+            raise Stopped
 
     def _published(self, model: GlobalModel) -> GlobalModel:
         if self._publish_further is not None:

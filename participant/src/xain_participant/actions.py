@@ -42,7 +42,8 @@ class BeginRound:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Answer with Trained, TrainingFailed or RefusedBy."""
+    """Answer with Trained, TrainingFailed or RefusedBy. A result of this round that outlived its
+    Drop need not be made again."""
 
     round: int
 
@@ -56,11 +57,13 @@ class HandIn:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the result of this round. invalid: the coordinator found it unusable."""
+    """Forget the result of this round. invalid: the coordinator found it unusable. accepted: the
+    coordinator has it; where it is kept on a disk it stays there, in case it is needed again."""
 
     round: int
     why: str
     invalid: bool = False
+    accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,7 @@ class Agent:
         )
 
     def _drop(self, drop: a.Drop) -> None:
-        self._work.drop()
+        self._work.drop(is_kept=drop.accepted)
         if drop.invalid:
             self._log.error("update_invalid", round=drop.round, reason=drop.why)
             self._tell("dropped", round_=drop.round, message=drop.why)
@@ -501,6 +501,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         message.update_accepted,
         message.session_id,
         message.cause,
+        update_damaged=message.update_damaged,
     )
 
 

@@ -39,7 +39,8 @@ class Advertised:
     """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none.
     cause: why the session is finished; empty if the coordinator does not say.
     reconnect_spread_s: within how long after a lost connection all participants are to come back,
-    each at a moment of its own; None if nothing is said of it."""
+    each at a moment of its own; None if nothing is said of it.
+    update_damaged: the update was accepted, and is needed again."""
 
     state: State
     round: int
@@ -47,6 +48,7 @@ class Advertised:
     session_id: str = ""
     cause: str = ""
     reconnect_spread_s: float | None = None
+    update_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ Two things go on side by side:
   delivers it. Whatever goes wrong, what to do next follows from three things alone: the latest
   advertisement, the result we hold, and the rounds that are done. `_work` reads like that.
 
+A result that was accepted may be needed again, because it is damaged in the store. Its round is
+then begun anew: what the adapter still has of it on its disk need not be trained again.
+
 A result is worth hours of somebody's machine. It is kept until the coordinator says that it has it
 (HandedIn, update_accepted) or does not want it (the round is over, the update invalid), until
 another round is ours, or until the session is another one. While it is held its round is not
@@ -122,6 +125,7 @@ class Protocol:
         self._advertised: e.Advertised | None = None
         self._held = held.round if held is not None else None
         self._is_durable = held is not None  # what is held
+        self._accepted: int | None = None  # round of the result that the adapter may still keep
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
         self._busy: _Busy | None = None
@@ -187,6 +191,8 @@ class Protocol:
             case e.StopRequested(code):
                 # Whoever leaves is replaced. One that comes back with its result before the lease
                 # is over still has its place, and the result is wanted.
+                if self._accepted is not None:
+                    self._drop("it is accepted, and its sender leaves")
                 if not self._comes_back_with_a_result:
                     self._out.append(a.Leave())
                 self._exit(code, "asked to stop")
@@ -246,7 +252,11 @@ class Protocol:
         if event.reconnect_spread_s is not None:
             self._spread_reconnects(event.reconnect_spread_s)
         if event.update_accepted:
-            self._over(event.round, "it is accepted")
+            self._accept(event.round, "it is accepted")
+        elif event.update_damaged and event.round in self._done and self._busy is None:
+            self._done.remove(event.round)
+        if self._accepted not in (None, event.round):
+            self._drop("its round is over")
         if event.state is State.ROUND and (is_back or not _is_same_round(before, event)):
             # The coordinator is back, or the round is open only now: no reason to wait any longer.
             # The same advertisement once more says nothing of what made us wait, such as a full
@@ -305,11 +315,12 @@ class Protocol:
         # A session goes forward. News of an earlier round were long on their way, and the work that
         # came with them is done; what is true now, only an answer can tell.
         is_old = call is Call.BEGIN_ROUND and round_ < self._last_round
+        is_damaged = self._advertised is not None and self._advertised.update_damaged
         if not is_old:
             self._last_round = round_
         match call:
             case Call.BEGIN_ROUND:
-                self._out.append(a.BeginRound(round_, ask=is_old))
+                self._out.append(a.BeginRound(round_, ask=is_old or is_damaged))
             case Call.TRAIN:
                 assert self._held is None, f"round {self._held} would be lost"
                 self._out.append(a.Train(round_))
@@ -333,14 +344,14 @@ class Protocol:
                 self._on_assigned(round_, update_accepted)
             case e.Trained(round_, is_durable):
                 self._work_failures = 0
-                self._held = round_
+                self._held, self._accepted = round_, None
                 self._is_durable = is_durable
                 if round_ in self._done:
                     self._drop("its round is over")
                 self._work()
             case e.HandedIn(round_):
                 self._work_failures = 0
-                self._over(round_, "it is handed in")
+                self._accept(round_, "it is handed in")
                 self._go_on()
             case e.TrainingFailed(round_, message):
                 self._out.append(a.Leave())
@@ -348,7 +359,7 @@ class Protocol:
 
     def _on_assigned(self, round_: int, update_accepted: bool) -> None:
         if update_accepted:
-            self._over(round_, "it is accepted")
+            self._accept(round_, "it is accepted")
         if self._held == round_:
             self._begin(Call.HAND_IN, round_)
         elif round_ in self._done:
@@ -356,8 +367,17 @@ class Protocol:
             # they differ for longer, asking without a pause would be a busy loop.
             self._back_off()
         else:
-            self._drop(f"round {round_} is open")
+            if self._accepted != round_:
+                self._drop(f"round {round_} is open")
             self._begin(Call.TRAIN, round_)
+
+    def _accept(self, round_: int, why: str) -> None:
+        """The coordinator has the update of this round. Should it be damaged there, it is asked for
+        once more, so a copy on the disk, which costs no memory, stays until the round is over."""
+        if self._held == round_ and self._is_durable:
+            self._out.append(a.Drop(round_, why, accepted=True))
+            self._held, self._accepted = None, round_
+        self._over(round_, why)
 
     def _over(self, round_: int, why: str) -> None:
         """Nothing is left to do for this round."""
@@ -367,9 +387,10 @@ class Protocol:
             self._drop(why)
 
     def _drop(self, why: str, *, invalid: bool = False) -> None:
-        if self._held is not None:
-            self._out.append(a.Drop(self._held, why, invalid))
-            self._held = None
+        round_ = self._held if self._held is not None else self._accepted
+        if round_ is not None:
+            self._out.append(a.Drop(round_, why, invalid))
+        self._held = self._accepted = None
 
     # --- what went wrong ---
 

@@ -89,10 +89,10 @@ class Work:
         self._assignment = assignment
         return e.Assigned(assignment.round, assignment.update_accepted)
 
-    def drop(self) -> None:
-        """Forget the result. Not while a round is trained."""
+    def drop(self, *, is_kept: bool = False) -> None:
+        """Forget the result. Not while a round is trained. is_kept: the keeper does not."""
         self.result = None
-        if self._keeper is not None:
+        if self._keeper is not None and not is_kept:
             self._keeper.forget()
 
     def abandon(self) -> None:
@@ -106,6 +106,9 @@ class Work:
     def _train(self, round_: int) -> e.Event:
         assignment = self._assignment
         self._put = None
+        if (kept := self._kept(round_)) is not None:
+            self.result = kept
+            return e.Trained(round_, is_durable=True)
         weights = self._client.get_weights(assignment.model)
         base = self._base_for_encoding(weights)
         with self._participants_turn():
@@ -147,6 +150,13 @@ class Work:
         if not is_encoded or weights.nbytes <= INLINE_BYTES:
             return None
         return self._spare.copy(weights)
+
+    def _kept(self, round_: int) -> Result | None:
+        """The result of this round, if it was accepted before and is needed again."""
+        kept = self._keeper.load() if self._keeper is not None and self.session_id else None
+        if kept is None or (kept.session_id, kept.round) != (self.session_id, round_):
+            return None
+        return kept
 
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""

@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
 from xain_coordinator.admission import measure
-from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import resume
@@ -302,26 +301,16 @@ async def test_a_fenced_coordinator_ends() -> None:
     assert read(store, "1/global") == npy(VECTOR + 1)
 
 
-@pytest.mark.parametrize("damage", [UpdateChanged, KeyNotFound])
-async def test_weights_that_are_wrong_end_the_process_and_not_the_session(
-    damage: type[Exception],
-) -> None:
+async def test_weights_that_are_missing_end_the_process_and_not_the_session() -> None:
     """As on the wrong disk, or one restored from a backup: with the right one it goes on."""
     store, journal = HookedStore(), Disk()
-
-    def change() -> None:
-        if damage is KeyNotFound:
-            store.delete("0/p0")
-        else:
-            put(store, "0/p0", VECTOR + 1)
-
-    store.hook = change
+    store.hook = lambda: store.delete("0/p0")
     async with fleet(journal, store) as f:
         await f.join("p0")
         await f.until(Phase.COLLECTING)
         await f.hand_in("p0")
         failure = await f.failure()
-        assert isinstance(failure, damage)
+        assert isinstance(failure, KeyNotFound)
         assert f.worker.trouble == str(failure)
     assert not any(isinstance(event, e.SessionFinished) for event in journal.events)
     store.hook = lambda: None
@@ -329,6 +318,30 @@ async def test_weights_that_are_wrong_end_the_process_and_not_the_session(
     async with fleet(journal, store) as f:
         await f.until(Phase.FINISHED)
         assert f.driver.session.cause == "completed"
+    assert read(store, "1/global") == npy(VECTOR)
+
+
+async def test_damaged_updates_are_asked_for_again_all_at_once() -> None:
+    """The round waits for those that are damaged, and for nothing else."""
+    store, journal = HookedStore(), Disk()
+
+    def change() -> None:
+        put(store, "0/p0", VECTOR + 1)
+        put(store, "0/p2", VECTOR[:2])
+
+    store.hook = change
+    async with fleet(journal, store, make_rules(num_participants=3)) as f:
+        await f.join("p0", "p1", "p2")
+        await f.until(Phase.COLLECTING)
+        for name in ("p0", "p1", "p2"):
+            await f.hand_in(name)
+        await f.driver.brings(c.NoteDamagedUpdates)
+        assert f.driver.session.opened.outstanding == ("p0", "p2")
+        assert f.driver.failure is None
+        store.hook = lambda: None
+        for name in ("p0", "p2"):
+            await f.hand_in(name)
+        await f.until(Phase.FINISHED)
     assert read(store, "1/global") == npy(VECTOR)
 
 

@@ -788,8 +788,52 @@ def back() -> Talk:
 def test_a_result_from_before_is_handed_in_without_training(back: Talk) -> None:
     back.hear(e.Joined("s1", 5.0))
     assert back.advertise(3) == [a.HandIn(3)]
-    assert back.hear(e.HandedIn(3)) == [a.Drop(3, "it is handed in")]
-    assert back.advertise(4) == [a.BeginRound(4)]
+    assert back.hear(e.HandedIn(3)) == [a.Drop(3, "it is handed in", accepted=True)]
+    assert back.advertise(4) == [a.Drop(3, "its round is over"), a.BeginRound(4)]
+
+
+def damaged(round_: int = 3) -> e.Advertised:
+    return e.Advertised(State.ROUND, round_, session_id="s1", update_damaged=True)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_update_that_is_damaged_is_brought_again(joined: Talk, is_durable: bool) -> None:
+    """The coordinator is asked first, since its news may be old. What is kept on the disk stays
+    there until the update is in."""
+    accepted = a.Drop(3, "it is handed in", accepted=is_durable)
+    joined.advertise(3)
+    joined.hear(e.Assigned(3), e.Trained(3, is_durable))
+    assert joined.hear(e.HandedIn(3)) == [accepted]
+    assert joined.advertise(3) == [], "an old advertisement asks for nothing"
+    for _ in range(2):
+        assert joined.hear(damaged()) == [a.BeginRound(3, ask=True)]
+        assert joined.hear(e.Assigned(3)) == [a.Train(3)]
+        assert joined.hear(e.Trained(3, is_durable)) == [a.HandIn(3)]
+        assert joined.hear(e.HandedIn(3)) == [accepted]
+
+
+def test_old_news_of_damage_is_not_believed_without_asking(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(e.Assigned(3), e.Trained(3), e.HandedIn(3))
+    assert joined.hear(damaged()) == [a.BeginRound(3, ask=True)]
+    assert joined.hear(e.Assigned(3, update_accepted=True)) == []
+    assert joined.advertise(3, accepted=True) == []
+
+
+def test_news_of_damage_while_the_update_is_handed_in_again(joined: Talk) -> None:
+    joined.advertise(3)
+    joined.hear(e.Assigned(3), e.Trained(3), e.HandedIn(3), damaged(), e.Assigned(3), e.Trained(3))
+    assert joined.hear(damaged()) == []
+    joined.hear(e.HandedIn(3))
+    assert joined.advertise(3, accepted=True) == []
+
+
+def test_accepted_result_is_kept_until_its_round_is_over(back: Talk) -> None:
+    back.hear(e.Joined("s1", 5.0))
+    back.advertise(3)
+    back.hear(e.HandedIn(3))
+    assert back.advertise(3, State.STANDBY, accepted=True) == []
+    assert back.advertise(4, State.STANDBY) == [a.Drop(3, "its round is over")]
 
 
 def test_a_result_from_before_waits_for_its_round(back: Talk) -> None:
@@ -802,7 +846,7 @@ def test_a_result_from_before_waits_for_its_round(back: Talk) -> None:
 def test_a_result_from_before_that_has_arrived_is_dropped(back: Talk) -> None:
     """Its maker was killed between the acknowledgement and its removal."""
     back.hear(e.Joined("s1", 5.0))
-    assert back.advertise(3, accepted=True) == [a.Drop(3, "it is accepted")]
+    assert back.advertise(3, accepted=True) == [a.Drop(3, "it is accepted", accepted=True)]
 
 
 def test_a_result_from_before_gives_way_to_another_round(back: Talk) -> None:
@@ -867,7 +911,10 @@ def test_who_stops_without_a_result_leaves(joined: Talk, stop_after: e.Event) ->
     if isinstance(stop_after, e.HandedIn):
         joined.hear(e.Trained(3, is_durable=True))
     joined.hear(stop_after)
-    assert joined.hear(e.StopRequested(143)) == [a.Leave(), a.Exit(143, "asked to stop")]
+    *drops, leave, end = joined.hear(e.StopRequested(143))
+    assert (leave, end) == (a.Leave(), a.Exit(143, "asked to stop"))
+    kept = [a.Drop(3, "it is accepted, and its sender leaves")]
+    assert drops == (kept if isinstance(stop_after, e.HandedIn) else [])
 
 
 def test_the_same_events_and_chance_give_the_same_actions() -> None:

@@ -1,6 +1,6 @@
 """What a command does by itself: the first step of `decide`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
@@ -42,6 +42,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _end_training_round(session, command)
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
+        case c.NoteDamagedUpdates(reasons):
+            return tuple(_damaged(session, reasons, now)), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -133,10 +135,11 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
         phase = Phase.STANDBY
     done = round_ is not None and participant_id in round_.updates
+    is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
     # At the end it is the last round for everybody, whatever they have trained.
     finished = phase is Phase.FINISHED
     number = session.round if finished else session.trained_by(participant_id)
-    return r.Advertisement(phase, number, done)
+    return r.Advertisement(phase, number, done, is_damaged)
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
@@ -207,6 +210,20 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
         return (refused,)
     until = session.round + rules.refused_rounds + 1
     return refused, e.ParticipantLeftOut(participant_id, until)
+
+
+def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:
+    """Of the updates that still count. Whoever looked at them may have done so before others came
+    in their places."""
+    round_ = session.open_round
+    if round_ is None:
+        return
+    for participant_id, update in round_.updates.items():
+        reason = reasons.get(update.weights.ref.key)
+        if reason is not None:
+            yield e.UpdateDamaged(
+                participant_id, round_.number, update.num_samples, reason[:MAX_REASON], now
+            )
 
 
 def _is_same(known: Update, command: c.EndTrainingRound) -> bool:

@@ -80,6 +80,13 @@ class NoteRefusedUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteDamagedUpdates:
+    """Accepted updates of the open round are damaged in the store. reasons: by their keys."""
+
+    reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see next_deadline.
 
@@ -124,6 +131,7 @@ Command = (
     | BeginUpload
     | EndTrainingRound
     | NoteRefusedUpdate
+    | NoteDamagedUpdates
     | Tick
     | InitialisationDone
     | InitialisationFailed

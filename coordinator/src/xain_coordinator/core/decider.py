@@ -90,6 +90,7 @@ def _point(session: Session) -> Point:
 _NOTIFYING = (
     e.ParticipantLeft,
     e.ParticipantLeftOut,
+    e.UpdateDamaged,
     e.RoundOpened,
     e.ParticipantsSelected,
     e.RoundPaused,

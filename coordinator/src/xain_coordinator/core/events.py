@@ -128,6 +128,18 @@ class UpdateRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateDamaged:
+    """An accepted update of the open round is damaged in the store, and counts no more. The round
+    takes updates again, with a new deadline if it is the first one that is damaged."""
+
+    participant_id: str
+    round: int
+    num_samples: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ParticipantLeftOut:
     """After too many refusals in a row others are selected before it, until round `until`. What it
     still owed, somebody else will do."""
@@ -198,6 +210,7 @@ DurableEvent = (
     | UploadNameBound
     | UpdateAccepted
     | UpdateRefused
+    | UpdateDamaged
     | ParticipantLeftOut
     | RoundOverdue
     | RoundClosed

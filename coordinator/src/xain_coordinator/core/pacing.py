@@ -139,7 +139,8 @@ def round_deadline(round_: Round, rules: Rules) -> float | None:
     """Session time at which the round makes do with the least number of updates."""
     if rules.deadline_s is None or round_.overdue_at is not None:
         return None
-    return round_.opened_at + rules.deadline_s
+    began = round_.opened_at if round_.reopened_at is None else round_.reopened_at
+    return began + rules.deadline_s
 
 
 def noted_every_s(rules: Rules) -> float | None:

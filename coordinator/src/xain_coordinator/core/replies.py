@@ -25,11 +25,13 @@ class Advertisement:
 
     phase: COLLECTING or AGGREGATING only for those selected.
     update_accepted: its update for this round is in.
+    update_damaged: it was in, and is needed again, because it is damaged in the store.
     """
 
     phase: Phase
     round: int
     update_accepted: bool
+    update_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ Whoever is not eligible, for its tags, is connected and nothing else: it is neve
 where participants are counted it is not. Whoever has had too many updates refused in a row is left
 out for some rounds: others are selected instead, as long as there are enough.
 
+An accepted update that turns out to be damaged in the store counts no more: its round takes updates
+again, and its sender is asked for it. One that has left is replaced.
+
 Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
 overdue: everybody else is selected too, and the update that makes enough closes it. A wait for
 participants, for the updates of an overdue round, or for a model that is longer than the idle
@@ -56,7 +59,7 @@ from xain_coordinator.core.versioned import excluding, including, including_all
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.STANDBY: frozenset({Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED}),
     Phase.COLLECTING: frozenset({Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED}),
-    Phase.AGGREGATING: frozenset({Phase.STANDBY, Phase.FINISHED}),
+    Phase.AGGREGATING: frozenset({Phase.COLLECTING, Phase.STANDBY, Phase.FINISHED}),
     Phase.FINISHED: frozenset(),
 }
 
@@ -352,6 +355,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num + 1, known.in_a_row + 1, known.left_out_until)
             return replace(session, refusals=including(session.refusals, participant_id, known))
+        case e.UpdateDamaged(participant_id, at=at):
+            return _without_update(session, participant_id, at)
         case e.ParticipantLeftOut(participant_id, until):
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num, left_out_until=until)
@@ -398,6 +403,30 @@ def _with_update(round_: Round, update: Update) -> Round:
         return replace(round_, updates=updates)
     places = including(round_.places, place, participant_id)
     return replace(round_, updates=updates, places=places)
+
+
+def _without_update(session: Session, participant_id: str, at: float) -> Session:
+    """Take an accepted update out of the open round, which goes on, or is opened again."""
+    round_ = session.opened
+    key = round_.updates[participant_id].weights.ref.key
+    if session.phase is Phase.AGGREGATING:
+        session = _to(session, Phase.COLLECTING, at)
+    is_first = round_.reopened_at is None
+    round_ = replace(
+        round_,
+        updates=excluding(round_.updates, participant_id),
+        places=excluding(round_.places, place_of(key)),
+        damaged=including(round_.damaged, participant_id, key),
+        closed_at=None,
+        reopened_at=at if is_first else round_.reopened_at,
+        overdue_at=None if is_first else round_.overdue_at,
+    )
+    session = replace(session, open_round=round_)
+    member = session.members.get(participant_id)
+    if member is not None and member.is_eligible:
+        return session
+    session = _released(session, participant_id)
+    return replace(session, unselected=excluding(session.unselected, participant_id))
 
 
 def _without(session: Session, participant_id: str) -> Session:

@@ -159,6 +159,9 @@ class Round:
     places: in the store, of the accepted updates that have another name than their sender, whose
         they are.
     closed_at: None while updates are taken in.
+    damaged: accepted updates that were damaged in the store and count no more: the key of the
+        latest of each participant.
+    reopened_at: when the first of them was found; the deadline is counted from then.
     """
 
     number: int
@@ -172,6 +175,8 @@ class Round:
     updates: Mapping[str, Update] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     closed_at: float | None = None
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    reopened_at: float | None = None
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.

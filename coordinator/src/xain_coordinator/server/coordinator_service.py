@@ -124,6 +124,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             session_id=self._driver.session.session_id,
             cause=self._driver.session.cause,
             reconnect_spread_ms=self._reconnect_spread_ms(),
+            update_damaged=reply.update_damaged,
         )
 
     def _reconnect_spread_ms(self) -> int:
@@ -239,6 +240,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             update_accepted=seen.update_accepted,
             session_id=session.session_id,
             cause=session.cause,  # of the end, which changes the phase too
+            update_damaged=seen.update_damaged,
         )
         self._news = (seen, message)
         return message

@@ -153,10 +153,12 @@ class InspectionService(inspection_grpc.InspectionServicer):
         room = MAX_NAMES
         for record in latest:
             status = self._round(record)
-            num_names = status.num_selected + status.num_contributors
+            # A reason takes as much as a few names.
+            num_names = status.num_selected + status.num_contributors + 4 * len(record.damaged)
             if num_names <= min(room, MAX_NAMES_OF_A_ROUND):
                 status.selected.extend(record.selected)
                 status.contributors.extend(record.contributors)
+                status.damaged_updates.update(record.damaged)
                 room -= num_names
             answer.append(status)
         return inspection.ListRoundsResponse(rounds=reversed(answer))

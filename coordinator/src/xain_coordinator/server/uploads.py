@@ -336,8 +336,8 @@ class Uploads:
             # Without a digest there is no telling it from another one, but by its place.
             is_meant = place_of(accepted.weights.ref.key) == place
             return accepted.weights if is_meant else None
-        if self.bucket is None and place in self._measured:
-            return self._measured[place]
+        if self.bucket is None and (known := self._known(place)) is not None:
+            return known
         begin = BeginUpload(participant_id, round_, digest="", upload_name=name)
         try:
             async with self._reading(begin):
@@ -361,7 +361,7 @@ class Uploads:
         if accepted is not None:
             return accepted.weights if accepted.weights.ref.digest == digest else None
         place = update_key(round_, participant_id)
-        measured = self._measured.get(place)
+        measured = self._known(place)
         if measured is None and place_of(key) == place and piece_of(key) is None:
             # It was uploaded to our predecessor. What is in a bundle comes again with every call.
             with contextlib.suppress(KeyNotFound):
@@ -415,8 +415,15 @@ class Uploads:
 
     def _holds(self, place: str, digest: str) -> bool:
         """This very update was brought there before, by a call whose answer got lost."""
-        known = self._measured.get(place)
+        known = self._known(place)
         return known is not None and known.ref.digest == digest
+
+    def _known(self, place: str) -> StoredWeights | None:
+        """What was brought to this place, unless it was found to be damaged since."""
+        known, round_ = self._measured.get(place), self.driver.session.open_round
+        if known is None or (round_ is not None and known.ref.key in round_.damaged.values()):
+            return None
+        return known
 
     def _keep(self, place: str, measured: StoredWeights) -> bool:
         """From now on this is what its sender hands in; what it uploaded before has no use. False

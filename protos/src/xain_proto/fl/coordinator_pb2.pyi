@@ -236,6 +236,7 @@ class HeartbeatResponse(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
+    UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -246,6 +247,10 @@ class HeartbeatResponse(_message.Message):
     """why the session ended; empty while it runs"""
     reconnect_spread_ms: _builtins.int
     """as in RendezvousResponse"""
+    update_damaged: _builtins.bool
+    """The caller's update for this round was accepted, and is damaged in the store since: it is needed
+    again, as it was or trained anew.
+    """
     def __init__(
         self,
         *,
@@ -255,10 +260,11 @@ class HeartbeatResponse(_message.Message):
         session_id: _builtins.str = ...,
         cause: _builtins.str = ...,
         reconnect_spread_ms: _builtins.int = ...,
+        update_damaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,12 +295,15 @@ class WatchResponse(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
     session_id: _builtins.str
     cause: _builtins.str
     """why the session ended; empty while it runs"""
+    update_damaged: _builtins.bool
+    """as in HeartbeatResponse"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
         """With ROUND, for those who have not handed in: what StartTrainingRound would answer. Whoever gets
@@ -310,10 +319,11 @@ class WatchResponse(_message.Message):
         session_id: _builtins.str = ...,
         cause: _builtins.str = ...,
         work: Global___StartTrainingRoundResponse | None = ...,
+        update_damaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,12 +405,19 @@ Global___WeightsRef: _TypeAlias = WeightsRef  # noqa: Y015
 class StartTrainingRoundRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    DAMAGED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    damaged_model_digest: _builtins.bytes
+    """What the caller has downloaded is not the model with this digest: the coordinator looks whether
+    its own copy is damaged. Empty if all is well.
+    """
     def __init__(
         self,
+        *,
+        damaged_model_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_model_digest", b"damaged_model_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -320,6 +320,26 @@ Global___ListRoundsResponse: _TypeAlias = ListRoundsResponse  # noqa: Y015
 class RoundStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DamagedUpdatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
@@ -328,6 +348,7 @@ class RoundStatus(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     NUM_SELECTED_FIELD_NUMBER: _builtins.int
     NUM_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    DAMAGED_UPDATES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
@@ -342,6 +363,12 @@ class RoundStatus(_message.Message):
 
     @_builtins.property
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def damaged_updates(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """By participant: why an accepted update was dropped that was damaged in the store. Those of them
+        who are contributors have handed in again. At most 20.
+        """
+
     def __init__(
         self,
         *,
@@ -353,10 +380,11 @@ class RoundStatus(_message.Message):
         seconds: _builtins.float = ...,
         num_selected: _builtins.int = ...,
         num_contributors: _builtins.int = ...,
+        damaged_updates: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "damaged_updates", b"damaged_updates", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,44 @@
+"""Whether stored objects are still what was written: size and digest, read anew from the store."""
+
+from collections.abc import Callable, Iterable
+
+import xxhash
+
+from xain_coordinator.admission import chunks
+from xain_coordinator.bundles import open_weights
+from xain_coordinator.core.values import Update, WeightsRef
+from xain_coordinator.ports import KeyNotFound, WeightsStore
+
+
+def why_damaged(
+    store: WeightsStore, ref: WeightsRef, on_read: Callable[[int], None] = lambda num_bytes: None
+) -> str:
+    """Read an object. Returns how it differs from its reference; "" if it does not. Blocks.
+
+    on_read: called with the size of each piece that was read; what it raises ends the reading.
+    Raises StoreUnavailable.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with open_weights(store, ref.key) as reader:
+            if reader.size != ref.size_bytes:
+                return f"{ref.key} has {reader.size} bytes in the store, not {ref.size_bytes}"
+            for chunk in chunks(reader):
+                digest.update(chunk)
+                on_read(len(chunk))
+    except KeyNotFound:
+        return f"{ref.key} is not in the store"
+    found = digest.hexdigest()
+    if found != ref.digest:
+        return f"{ref.key} has the digest {found} in the store, not {ref.digest}"
+    return ""
+
+
+def damaged_updates(
+    store: WeightsStore,
+    updates: Iterable[Update],
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> dict[str, str]:
+    """How the damaged ones among these updates differ from what was accepted, by key."""
+    found = {u.weights.ref.key: why_damaged(store, u.weights.ref, on_read) for u in updates}
+    return {key: why for key, why in found.items() if why}

@@ -1,0 +1,219 @@
+"""An accepted update that is damaged in the store counts no more, and is asked for again."""
+
+from tests.unit.core.bench import (
+    DEADLINE_S,
+    Bench,
+    answer_to,
+    closing,
+    counted,
+    make_rules,
+    opened_round,
+    replay,
+    timed_round,
+)
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.values import Phase
+from xain_coordinator.history import History
+
+REASON = "0/b has the digest 1 in the store, not 2"
+
+
+def damage(bench: Bench, *names: str) -> None:
+    """The updates of these turn out to be damaged."""
+    updates = bench.session.opened.updates
+    keys = [updates[name].weights.ref.key for name in names]
+    bench.send(c.NoteDamagedUpdates(dict.fromkeys(keys, REASON)))
+
+
+def closed_round(*names: str) -> Bench:
+    """Everybody has handed in, and the model is being made."""
+    bench = opened_round(*names, answers=False)
+    bench.end_all()
+    assert bench.phase is Phase.AGGREGATING
+    bench.owed.clear()
+    return bench
+
+
+def test_sender_is_asked_again_and_nobody_else() -> None:
+    bench = closed_round("a", "b", "c")
+    damage(bench, "b")
+    assert bench.notified
+    assert (bench.phase, bench.session.round) == (Phase.COLLECTING, 0)
+    told = {name: bench.heartbeat(name) for name in "abc"}
+    assert [one.phase for one in told.values()] == 3 * [Phase.COLLECTING]
+    assert [name for name, one in told.items() if one.update_damaged] == ["b"]
+    assert [name for name, one in told.items() if not one.update_accepted] == ["b"]
+    assert not bench.start("b").update_accepted
+
+
+def test_same_update_makes_the_same_model() -> None:
+    """Whatever happens in between: the aggregation is given the same work."""
+    bench = closed_round("a", "b", "c")
+    before = bench.aggregates[-1]
+    damage(bench, "b")
+    bench.end("b", "b@0")
+    assert bench.phase is Phase.AGGREGATING
+    assert bench.aggregates[-1] == before
+    assert not bench.heartbeat("b").update_damaged
+
+
+def test_model_made_of_a_damaged_update_is_not_wanted() -> None:
+    bench = closed_round("a", "b")
+    (effect,) = (one for one in bench.effects if isinstance(one, Aggregate))
+    damage(bench, "b")
+    bench.end("b", "another")
+    assert bench.aggregates[-1] != effect
+    bench.answer()
+    assert bench.session.round == 1
+
+
+def test_several_at_once_are_one_reopening() -> None:
+    bench = closed_round("a", "b", "c")
+    damage(bench, "a", "c")
+    assert bench.outstanding == ("a", "c")
+    bench.end("a", "a@0")
+    assert bench.phase is Phase.COLLECTING
+    bench.end("c", "c@0")
+    assert bench.phase is Phase.AGGREGATING
+
+
+def test_update_that_was_replaced_meanwhile_counts() -> None:
+    """The news of the damage may be old, or come twice."""
+    bench = closed_round("a", "b")
+    key = bench.session.opened.updates["b"].weights.ref.key
+    bench.send(c.NoteDamagedUpdates({f"{key}.another": REASON}))
+    assert bench.phase is Phase.AGGREGATING
+    assert not bench.happened(e.UpdateDamaged)
+    bench.send(answer_to(bench.aggregates[-1]))
+    bench.send(c.NoteDamagedUpdates({key: REASON}))
+    assert not bench.happened(e.UpdateDamaged)
+
+
+def test_at_the_deadline_the_round_closes_without_it() -> None:
+    """By its usual rules. The deadline is counted anew from the first damage, and only once."""
+    bench = timed_round("a", "b", "c")
+    bench.answers = False
+    bench.pass_time(30.0)
+    bench.end_all()
+    bench.owed.clear()
+    bench.pass_time(20.0)
+    damage(bench, "b")
+    bench.pass_time(10.0)
+    damage(bench, "c")
+    bench.answers = True
+    bench.pass_time(DEADLINE_S - 10.0)
+    assert closing(bench) == (50.0 + DEADLINE_S, "deadline")
+    assert counted(bench) == ("a",)
+
+
+def test_damaged_update_after_the_deadline_gets_a_deadline_of_its_own() -> None:
+    bench = timed_round("a", "b", "c")
+    bench.answers = False
+    bench.end("a")
+    bench.end("b")
+    bench.pass_time(DEADLINE_S)
+    assert closing(bench) == (DEADLINE_S, "deadline")
+    damage(bench, "b")
+    assert bench.phase is Phase.COLLECTING
+    bench.end("b")
+    bench.pass_time(DEADLINE_S)
+    assert closing(bench) == (2 * DEADLINE_S, "deadline")
+    assert counted(bench) == ("a", "b")
+
+
+def test_somebody_else_replaces_a_sender_that_has_left() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    bench.leave("b")
+    bench.join("d")
+    damage(bench, "b")
+    assert bench.selected == ("a", "d")
+    bench.end("d")
+    assert counted(bench) == ("a", "d")
+
+
+def test_sender_that_has_left_and_is_not_replaced_pauses_the_round() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.end_all()
+    bench.leave("b")
+    damage(bench, "b")
+    assert (bench.phase, bench.selected) == (Phase.STANDBY, ("a",))
+    bench.join("b")
+    assert bench.phase is Phase.COLLECTING
+    bench.end("b")
+    assert counted(bench) == ("a", "b")
+
+
+def test_damaged_update_of_a_round_that_still_collects_is_dropped_too() -> None:
+    bench = opened_round("a", "b", answers=False)
+    bench.end("a")
+    damage(bench, "a")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.outstanding == ("a", "b")
+
+
+def test_name_of_an_upload_is_free_again() -> None:
+    """Else nobody could bring the update anew under its name."""
+    bench = opened_round("a", "b", answers=False)
+    bench.end("a", upload_name="site-a")
+    damage(bench, "a")
+    bench.end("a", upload_name="site-a")
+    assert bench.outstanding == ("b",)
+
+
+def test_late_update_of_an_asynchronous_session_is_asked_for_of_its_own_round() -> None:
+    rules = make_rules(
+        rounds=9,
+        start_participants=3,
+        min_participants=2,
+        consistency="ssp",
+        staleness=2,
+        buffer_size=2,
+    )
+    bench = Bench(rules)
+    bench.join("a", "b", "c")
+    bench.end("a")
+    bench.end("b")
+    assert bench.session.round == 1
+    bench.answers = False
+    bench.end("c")
+    bench.end("a")
+    assert bench.phase is Phase.AGGREGATING
+    damage(bench, "c")
+    assert bench.start("c").round == 0
+    assert bench.heartbeat("c").update_damaged
+    bench.end("c")
+    assert bench.aggregates[-1].staleness == (0, 1)
+
+
+def test_restart_forgets_nothing_of_it() -> None:
+    bench = closed_round("a", "b", "c")
+    damage(bench, "b")
+    bench.restart()
+    assert bench.heartbeat("b").update_damaged
+    assert replay(bench.journal) == bench.session
+
+
+def test_reason_stands_in_the_record_of_the_round() -> None:
+    """Also when the sender has handed in again; what it had contributed is not counted twice."""
+    bench = closed_round("a", "b", "c")
+    damage(bench, "b")
+    history = History()
+    for event in bench.journal:
+        history.apply(event)
+    record = history.rounds[-1]
+    assert record.contributors == ("a", "c")
+    assert (record.damaged, record.num_samples) == ({"b": REASON}, 2)
+    assert history.contributions["b"] == 0
+    num_events = len(bench.journal)
+    bench.end("b", "b@0")
+    bench.send(answer_to(bench.aggregates[-1]))
+    for event in bench.journal[num_events:]:
+        history.apply(event)
+    record = history.rounds[0]
+    assert set(record.contributors) == {"a", "b", "c"}
+    assert (record.damaged, record.num_samples) == ({"b": REASON}, 3)
+    assert history.contributions["b"] == 1
