@@ -2,6 +2,7 @@
 participant is killed and started again."""
 
 from copy import deepcopy
+from dataclasses import replace
 from random import Random
 
 from hypothesis import settings
@@ -45,6 +46,7 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.running: a.Action | None = None
         self.held: int | None = None
+        self.kept: int | None = None  # accepted, and on the disk only
         self.on_disk: Held | None = None
         self.trained_in = ""  # the session in which the running training began
         self.timers: set[Timer] = set()
@@ -94,9 +96,13 @@ class World(RuleBasedStateMachine):
             case a.StartWatch():
                 assert not self.watching, "two streams"
                 self.watching = True
-            case a.Drop(round_):
+            case a.Drop(round_, accepted=True):
                 assert self.held == round_, "dropped what is not held"
-                self.held = self.on_disk = None
+                assert self.on_disk is not None, "there is nothing to keep"
+                self.held, self.kept = None, round_
+            case a.Drop(round_):
+                assert round_ in (self.held, self.kept), "dropped what is not held"
+                self.held = self.kept = self.on_disk = None
             case a.Exit():
                 self.exits.append(action)
 
@@ -126,11 +132,20 @@ class World(RuleBasedStateMachine):
             self.hear(e.RefusedBy(Call.HEARTBEAT, *reason))
 
     @alive
-    @rule(round_=ROUNDS, accepted=st.booleans(), late=SESSIONS, is_late=st.integers(0, 9))
-    def advertised(self, round_: int, accepted: bool, late: str, is_late: int) -> None:
+    @rule(
+        round_=ROUNDS,
+        update=st.sampled_from(["", "accepted", "damaged"]),
+        late=SESSIONS,
+        is_late=st.integers(0, 9),
+    )
+    def advertised(self, round_: int, update: str, late: str, is_late: int) -> None:
         state = State.STANDBY if round_ == 3 else State.ROUND
         session = late if is_late == 0 else self.session
-        self.hear(e.Advertised(state, round_, accepted, session))
+        is_damaged = update == "damaged"
+        if is_damaged:
+            self.acknowledged.discard(round_)
+        event = e.Advertised(state, round_, update == "accepted", session)
+        self.hear(replace(event, update_damaged=is_damaged))
 
     @alive
     @precondition(lambda self: isinstance(self.running, a.BeginRound))
@@ -154,8 +169,9 @@ class World(RuleBasedStateMachine):
     def trained(self, disk_is_full: bool) -> None:
         assert isinstance(self.running, a.Train)
         self.held, self.running = self.running.round, None
-        if self.trained_in and not disk_is_full:
-            self.on_disk = Held(self.trained_in, self.held)
+        is_kept = self.trained_in and not disk_is_full
+        self.on_disk = Held(self.trained_in, self.held) if is_kept else None
+        self.kept = None
         self.hear(e.Trained(self.held, is_durable=self.on_disk is not None))
 
     @alive
@@ -196,7 +212,7 @@ class World(RuleBasedStateMachine):
         self.protocol = Protocol(Random(0), self.on_disk)
         self.held = self.on_disk.round if self.on_disk is not None else None
         self.session = self.on_disk.session_id if self.on_disk is not None else ""
-        self.running = self.call = None
+        self.running = self.call = self.kept = None
         self.timers.clear()
         self.exits.clear()
         self.acknowledged.clear()
@@ -214,12 +230,13 @@ class World(RuleBasedStateMachine):
             actions = deepcopy(self.protocol).handle(e.StopRequested(143))
             if actions[-1] == a.Exit(143, "asked to stop"):
                 is_saving = self.running is not None and self.saving and not self.stale
-                assert (a.Leave() in actions) == (self.on_disk is None and not is_saving)
+                is_durable = self.held is not None and self.on_disk is not None
+                assert (a.Leave() in actions) == (not is_durable and not is_saving)
 
     @invariant()
     def the_disk_has_nothing_else_than_what_is_held(self) -> None:
         if self.on_disk is not None:
-            assert self.held == self.on_disk.round
+            assert self.on_disk.round in (self.held, self.kept)
             assert self.protocol.session_id == self.on_disk.session_id
 
     @invariant()
