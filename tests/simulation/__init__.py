@@ -10,6 +10,7 @@ processes. One seed is one history, to the last step, so whatever goes wrong can
     network.py      gRPC between them: connections, and what can happen on the way
     channel.py      a participant's end of it
     server.py       the coordinator's end of it
+    direct.py       the way past the coordinator, on both sides
     disk.py         the journal and the store, and what a crash leaves of them
     coordinator.py  a coordinator's process, put together as app.py does it
     fleet.py        the participants' processes

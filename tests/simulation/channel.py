@@ -8,10 +8,13 @@ import grpc
 
 from simulation.hub import Process
 from simulation.network import Connection, Link, Metadata, Network
-from simulation.threads import Thread, current
+from simulation.threads import Thread, current, sleep
 
 if TYPE_CHECKING:
     from simulation.server import ServerCall
+
+
+MESSAGE_S = 0.1  # the longest that a line takes for one of a stream
 
 
 class Channel(grpc.Channel):
@@ -81,6 +84,9 @@ class Channel(grpc.Channel):
             call = self.begin(method, timeout, metadata)
             for request in requests:
                 call.send(request_serializer(request))
+                if call.status is not None:
+                    break
+                sleep(MESSAGE_S * self.network.hub.chance.random())
             call.send(None, is_last=True)
             return call.answer(response_deserializer)
 

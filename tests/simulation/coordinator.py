@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulation.direct import SimulatedAccess
 from simulation.disk import JournalDisk, SimulatedJournal, SimulatedStore, StoreDisk, Trouble
 from simulation.hub import Hub, Killed, Process
 from simulation.loop import VirtualLoop
@@ -208,7 +209,12 @@ class CoordinatorMachine:
     async def _run(self, current: _Incarnation) -> str:
         hub, process, loop = self._hub, current.process, current.loop
         journal = SimulatedJournal(hub, process, current.journal, self.trouble)
-        bare = SimulatedStore(hub, process, self.store, self.trouble)
+        bare = SimulatedStore(
+            hub, process, self.store, self.trouble, keeps_parts=self._scenario.keeps_parts
+        )
+        access = None
+        if self._scenario.is_direct:
+            access = SimulatedAccess(process, self.store, self.trouble)
         metrics = NullMetricsStore()
 
         def open_driver() -> tuple[Driver, float]:
@@ -229,10 +235,13 @@ class CoordinatorMachine:
             driver,
             store,
             MAX_UPDATE_BYTES,
+            access,
             encoding=Encoding.Value(self._scenario.encoding.upper()),
         )
         add_CoordinatorServicer_to_server(
-            CoordinatorService(driver, uploads, Downloads(driver, store), _points_of(driver)),
+            CoordinatorService(
+                driver, uploads, Downloads(driver, store, access), _points_of(driver)
+            ),
             server,
         )
         await run_to_end(fence.take_over)
@@ -255,6 +264,7 @@ class CoordinatorMachine:
         retention.stop()
         driver.end_watches()
         await server.stop(DRAIN_S)
+        await uploads.close()
         await worker.close()
         await driver.close()
         for watch in watches:

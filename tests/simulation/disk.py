@@ -19,6 +19,7 @@ from xain_coordinator.ports import (
     Record,
     Snapshot,
     StoreUnavailable,
+    Unfinished,
     Upload,
 )
 from xain_coordinator.stores.memory import MemoryReader
@@ -122,16 +123,32 @@ class SimulatedJournal:
         return JournalError(text)
 
 
+@dataclass(eq=False, slots=True)
+class Part:
+    """What is there of an upload. writer: who goes on with it, as long as it lives."""
+
+    label: str
+    writer: Process
+    data: bytearray = field(default_factory=bytearray)
+
+
 @dataclass(slots=True)
 class StoreDisk:
     """visible: what is seen under each key. durable: what is there after a power cut.
 
     shown: told of every object that has come to be visible.
+    parts: of uploads that have not been committed; none, where the store does not keep them.
     """
 
     visible: dict[str, bytes] = field(default_factory=dict)
     durable: dict[str, bytes] = field(default_factory=dict)
     shown: Callable[[str, bytes], None] = lambda key, data: None
+    parts: list[Part] = field(default_factory=list)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Visible and durable at once."""
+        self.show(key, data)
+        self.durable[key] = data
 
     def show(self, key: str, data: bytes) -> None:
         self.visible[key] = data
@@ -149,6 +166,14 @@ class StoreDisk:
                 else:
                     del self.durable[key]
 
+        for part in self.parts:
+            chance = hub.chance.random()
+            if chance < 0.3:
+                del part.data[int(hub.chance.random() * len(part.data)) :]
+            elif chance < 0.6:  # the file is as long as it was, and a block of it was not written
+                first = int(hub.chance.random() * len(part.data))
+                part.data[first:] = bytes(len(part.data) - first)
+
     def _restore(self, key: str) -> None:
         if key in self.durable:
             self.visible[key] = self.durable[key]
@@ -161,9 +186,12 @@ class SimulatedStore:
 
     num_parallel = 1
 
-    def __init__(self, hub: Hub, process: Process, disk: StoreDisk, trouble: Trouble) -> None:
+    def __init__(
+        self, hub: Hub, process: Process, disk: StoreDisk, trouble: Trouble, *, keeps_parts: bool
+    ) -> None:
         self._hub = hub
         self._process = process
+        self._keeps_parts = keeps_parts
         self.disk = disk
         self._trouble = trouble
 
@@ -175,13 +203,41 @@ class SimulatedStore:
 
     def upload(self, key: str, label: str = "") -> Upload:
         self._ask("upload", key)
-        return _Upload(self, key)
+        part = Part(label, self._process)
+        if self._keeps_parts and label:
+            self.disk.parts.append(part)
+        return _Upload(self, key, part)
 
-    def find_unfinished(self, key: str, label: str) -> None:
+    def find_unfinished(self, key: str, label: str) -> Unfinished | None:
         self._ask("look for an upload of", key)
+        for part in self._left():
+            if part.label == label:
+                part.writer = self._process
+                return _Unfinished(self, key, part)
+        return None
+
+    def _left(self) -> list[Part]:
+        """What nobody writes any more."""
+        return [part for part in self.disk.parts if not part.writer.is_alive]
+
+    def go_on(self, key: str, part: Part, size: int) -> Upload:
+        self._ask("go on with", key)
+        del part.data[size:]
+        self._hub.note(self._process.name, f"store: goes on with {key} at {size}")
+        return _Upload(self, key, part)
+
+    def drop(self, part: Part) -> None:
+        if part in self.disk.parts:
+            self.disk.parts.remove(part)
+
+    def leave(self, part: Part) -> None:
+        """For whoever finds it."""
+        part.writer = _NOBODY
 
     def sweep(self) -> None:
         self._process.touch()
+        for part in self._left():
+            self.drop(part)
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         self._process.touch()
@@ -245,27 +301,57 @@ class SimulatedStore:
         self._process.touch()
 
 
+_NOBODY = Process("nobody")
+_NOBODY.is_alive = False
+
+
 class _Upload:
-    def __init__(self, store: SimulatedStore, key: str) -> None:
+    def __init__(self, store: SimulatedStore, key: str, part: Part) -> None:
         self._store = store
         self._key = key
-        self._data: bytearray | None = bytearray()
+        self._part: Part | None = part
 
     def write(self, chunk: bytes | memoryview) -> None:
         self._store.touch()
-        assert self._data is not None, f"the upload of {self._key!r} is over"
-        self._data += chunk
+        assert self._part is not None, f"the upload of {self._key!r} is over"
+        self._part.data += chunk
 
     def commit(self, *, overwrite: bool) -> None:
-        assert self._data is not None, f"the upload of {self._key!r} is over"
-        data, self._data = bytes(self._data), None
-        self._store.commit(self._key, data, overwrite=overwrite)
+        assert self._part is not None, f"the upload of {self._key!r} is over"
+        part, self._part = self._part, None
+        self._store.commit(self._key, bytes(part.data), overwrite=overwrite)
+        self._store.drop(part)
 
     def abort(self) -> None:
-        self._data = None
+        part, self._part = self._part, None
+        if part is not None:
+            self._store.touch()
+            self._store.drop(part)
 
     def suspend(self) -> None:
-        self.abort()
+        part, self._part = self._part, None
+        if part is not None:
+            self._store.touch()
+            self._store.leave(part)
+
+
+class _Unfinished:
+    def __init__(self, store: SimulatedStore, key: str, part: Part) -> None:
+        self._store = store
+        self._key = key
+        self._part = part
+        self.size = len(part.data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._store.touch()
+        return bytes(self._part.data[offset : offset + length])
+
+    def go_on(self, size: int) -> Upload:
+        return self._store.go_on(self._key, self._part, size)
+
+    def abort(self) -> None:
+        self._store.touch()
+        self._store.drop(self._part)
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulation.channel import Channel
-from simulation.disk import SimulatedKeeper, StateDisk
+from simulation.direct import SimulatedDirect
+from simulation.disk import SimulatedKeeper, StateDisk, StoreDisk, Trouble
 from simulation.hub import Hub, Process
 from simulation.network import Link, Network
 from simulation.oracle import (
@@ -34,8 +36,17 @@ class ParticipantMachine:
     """
 
     def __init__(
-        self, hub: Hub, scenario: Scenario, network: Network, oracle: Oracle, index: int
+        self,
+        hub: Hub,
+        scenario: Scenario,
+        network: Network,
+        store: StoreDisk,
+        trouble: Trouble,
+        oracle: Oracle,
+        index: int,
     ) -> None:
+        self._store = store
+        self._trouble = trouble
         self.name = participant_name(index)
         self.index = index
         self.is_done = False
@@ -133,17 +144,19 @@ class ParticipantMachine:
     def _main(self, process: Process, runtime: Runtime, chance: Random) -> None:
         training = _Training(self._hub, self._scenario, self._oracle, self.index, self._state)
         keeper = SimulatedKeeper(self._hub, process, self._state, self.name)
-        agent = self._agent = Agent(
-            training,
-            "coordinator:50051",
-            self.name,
-            direct=False,
-            observer=training.observe,
-            state=keeper if self._scenario.keeps_results else None,
-            runtime=runtime,
-            channel=lambda target: Channel(self._network, process, self.link),
-            chance=chance,
-        )
+        transfer = SimulatedDirect(self._network, process, self.link, self._store, self._trouble)
+        with mock.patch("xain_participant.agent.DirectTransfer", return_value=transfer):
+            agent = self._agent = Agent(
+                training,
+                "coordinator:50051",
+                self.name,
+                direct=self._scenario.is_direct,
+                observer=training.observe,
+                state=keeper if self._scenario.keeps_results else None,
+                runtime=runtime,
+                channel=lambda target: Channel(self._network, process, self.link),
+                chance=chance,
+            )
         try:
             code = agent.run()
         except Exception as error:  # whatever the code under test does
@@ -181,6 +194,7 @@ class _Training(Participant):
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
+        self._oracle.begins_with(self._name, weights)
         vector = self._train(
             lambda: trained_weights(weights, self._name, epochs, epoch_base), weights
         )

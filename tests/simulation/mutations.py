@@ -32,10 +32,12 @@ from xain_coordinator.fencing import Fence
 from xain_coordinator.ports import Journal, Record, Snapshot
 from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
+from xain_coordinator.server.reception import Reception
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import StoreWorker
 from xain_participant import events
 from xain_participant import work as work_module
+from xain_participant.download import Download
 from xain_participant.encoded import quantise
 from xain_participant.protocol import Held, Protocol
 from xain_participant.result import Result
@@ -53,6 +55,7 @@ begin_protocol = Protocol.__init__
 drop = Protocol._drop
 joined = Protocol._joined
 keep_result = Work._keep
+pick_up = Reception.pick_up
 
 
 async def _acknowledge_early(self: Driver) -> None:
@@ -281,6 +284,12 @@ def _joined_late(self: Protocol, event: events.Joined) -> None:
     self._heartbeat_interval_s *= 1.19
 
 
+def _pick_up_as_sent(self: Reception) -> bool:
+    is_good = pick_up(self)
+    self._is_picked_up = False
+    return is_good
+
+
 def _patch(target: Any, name: str, value: Any) -> Mutation:
     return partial(mock.patch.object, target, name, value)
 
@@ -330,6 +339,10 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "never join again": _patch(Protocol, "_rejoin", lambda self: self._set_contact(1.0)),
     "leave clocks no room to drift": _patch(Protocol, "_joined", _joined_late),
+    "blame the sender for what a power cut has spoilt": _patch(
+        Reception, "pick_up", _pick_up_as_sent
+    ),
+    "believe what a store has sent": _patch(Download, "check", lambda self: None),
     "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
 }
 
@@ -345,6 +358,7 @@ SHOWS_IN: Mapping[str, Kind | None] = {
     "hold on to a result that a power cut has brought back": Kind.CUT_POWER_OF_PARTICIPANT,
     "never join again": Kind.FREEZE_PARTICIPANT,
     "leave clocks no room to drift": None,
+    "blame the sender for what a power cut has spoilt": Kind.CUT_POWER,
 }
 
 # What is seen of each: a pattern of Failed.what.
@@ -382,5 +396,7 @@ SEEN: Mapping[str, str] = {
     "hold on to a result that a power cut has brought back": "would be lost",
     "never join again": "there is no end",
     "leave clocks no room to drift": "was never away",
+    "blame the sender for what a power cut has spoilt": "update_invalid",
+    "believe what a store has sent": "a model that was never published",
     "aggregate five updates at most": "the model of round",
 }

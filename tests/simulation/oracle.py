@@ -33,7 +33,7 @@ Vector = NDArray[Any]
 LATE_S = 1.0
 LATE_FOR_DISK_S = 15.0
 
-TILE_ELEMENTS = 3  # of an encoding, so that a model of a few floats has several
+TILE_ELEMENTS = 4  # of an encoding, so that a model of a few floats has several
 
 
 class Oracle:
@@ -246,6 +246,11 @@ class Oracle:
         """Training begins."""
         if (participant_id, round_) in self._acknowledged:
             self.fail(f"{participant_id} trains round {round_} again, which was acknowledged")
+
+    def begins_with(self, participant_id: str, weights: Vector) -> None:
+        """What training is given."""
+        if _npy(weights) not in self.models.values():
+            self.fail(f"{participant_id} trains a model that was never published")
 
     def trained(
         self, participant_id: str, round_: int, vector: Vector, base: Vector | None

@@ -59,7 +59,8 @@ class Scenario:
 
     num_floats: of the model. train_s: how long a round's training takes each participant.
     gone: those who leave for good, without a word, and when. unwell: how it goes with messages.
-    is_inline: weights travel inside calls, else in streams of chunks.
+    is_inline: weights travel inside calls, else in streams of chunks. is_direct: or past the
+        coordinator, by URLs. keeps_parts: a part of an upload outlives its coordinator.
     encoding: of updates that do not travel inside calls.
     keeps_results: participants have a state directory. snapshot_records: see driver.py.
     clock_rates: of the participants' clocks, and at the end of the coordinator's; empty: all run
@@ -92,6 +93,8 @@ class Scenario:
     train_s: tuple[float, ...] = (1.0, 1.0)
     gone: tuple[tuple[int, float], ...] = ()
     is_inline: bool = True
+    is_direct: bool = False
+    keeps_parts: bool = False
     encoding: str = "plain"
     keeps_results: bool = False
     clock_rates: tuple[float, ...] = ()
@@ -195,6 +198,13 @@ def from_seed(seed: int) -> Scenario:
     if encoding != "plain" and not scenario.is_inline and of_encoding.random() < 0.7:
         scenario = replace(scenario, dtype="float32")  # of another one nothing is encoded
     scenario = replace(scenario, keep_updates=kept, encoding=encoding)
+    of_store = Random(f"store {seed}")
+    if not scenario.is_inline:
+        is_direct, keeps_parts = of_store.random() < 0.4, of_store.random() < 0.7
+        num_floats = scenario.num_floats + of_store.choice((0, 20, 60))
+        scenario = replace(
+            scenario, is_direct=is_direct, keeps_parts=keeps_parts, num_floats=num_floats
+        )
     of_clocks = Random(f"clocks {seed}")
     if of_clocks.random() < 0.5:
         num_clocks = scenario.num_participants + 1

@@ -25,6 +25,7 @@ from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
 SLOW_CHUNK_BYTES = 16
+RESUMED_AT_BYTES = 16  # behind the header: where a part can be gone on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,15 @@ class _World:
         self.network.heard = self.oracle.heard
         self.hub.after_step = self.coordinator.check
         self.participants = [
-            ParticipantMachine(self.hub, scenario, self.network, self.oracle, index)
+            ParticipantMachine(
+                self.hub,
+                scenario,
+                self.network,
+                self.coordinator.store,
+                self.coordinator.trouble,
+                self.oracle,
+                index,
+            )
             for index in range(scenario.num_participants)
         ]
         self._faults = {
@@ -303,6 +312,7 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
         "time.time_ns": lambda: int((1.7e9 + world.hub.now) * 1e9),
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
+        "xain_participant.direct.getproxies": dict,
         "xain_coordinator.fencing.datetime": _Dates,
         "xain_coordinator.driver.SNAPSHOT_RECORDS": scenario.snapshot_records,
         "xain_coordinator.driver.MAX_UNSAVED_RECORDS": scenario.snapshot_records,
@@ -325,8 +335,8 @@ def _surroundings(world: _World, scenario: Scenario) -> Iterator[None]:
             "xain_coordinator.server.streams.SMALL_BYTES": 8,
             "xain_coordinator.server.places.CHUNK_BYTES": CHUNK_BYTES,
             "xain_coordinator.server.places.LEAST_BYTES": SLOW_CHUNK_BYTES,
-            "xain_coordinator.server.reception.CHUNK_BYTES": CHUNK_BYTES,
-            "xain_coordinator.server.streams.CHUNK_BYTES": 2 * CHUNK_BYTES,
+            "xain_coordinator.server.reception.CHUNK_BYTES": RESUMED_AT_BYTES,
+            "xain_coordinator.server.streams.CHUNK_BYTES": 2 * RESUMED_AT_BYTES,
         }
     collects = gc.isenabled()
     with ExitStack() as stack:
