@@ -385,6 +385,15 @@ def test_put_writes_many_at_once(store: WeightsStore) -> None:
     assert sorted(store.keys()) == ["1/a", "1/b", "2/a"]
 
 
+def test_settle(store: WeightsStore) -> None:
+    """An object that is there stays as it is; what is not there cannot be made durable."""
+    put(store, "1/a", b"x")
+    store.settle("1/a")
+    assert get(store, "1/a") == b"x"
+    with pytest.raises(KeyNotFound):
+        store.settle("1/b")
+
+
 def test_delete(store: WeightsStore) -> None:
     """The key is free again; deleting nothing is nothing."""
     store.delete("1/a")

@@ -329,6 +329,29 @@ async def inside(member: Member, round_: int) -> None:
     await member.end(ref, round_=round_)
 
 
+async def test_an_upload_does_not_replace_what_was_accepted_meanwhile(start, join, tmp_path):
+    """The accepted update is what counts: a slow upload that ends after it is refused, and the
+    object of the accepted one stays in the store."""
+    a, b = await two_in_round(start, join)
+    may_end = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=header())
+        yield pb.PutWeightsRequest(data=DATA[: 3 * MIB])
+        await may_end.wait()
+        yield pb.PutWeightsRequest(data=DATA[3 * MIB :])
+
+    call = a.stub.PutWeights(requests(), metadata=a.metadata)
+    await written(tmp_path, 3 * MIB)
+    await inside(a, 0)
+    may_end.set()
+    code, why, _ = await refused(call)
+    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+    await inside(b, 0)
+    await a.until(pb.ROUND, 1)
+    assert parts(tmp_path) == []
+
+
 async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:
     await in_round(a)
     await broken_off(a, folder, 3 * MIB)

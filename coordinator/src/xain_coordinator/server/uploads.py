@@ -217,8 +217,6 @@ class Uploads:
             latest = await self._begin(participant_id, announced)
             if isinstance(latest, WeightsRef):
                 return latest
-            if self._holds(place, announced.digest):
-                return self._measured[place].ref
             measured = await run_to_end(reception.complete)
             if not self._keep(place, measured):
                 await self._begin(participant_id, announced)  # tells its sender why

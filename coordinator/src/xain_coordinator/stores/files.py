@@ -106,14 +106,12 @@ class FileStore:
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         folders = set()
-        with contextlib.ExitStack() as uploads:
-            for key, data in objects.items():
-                upload = self.upload(key)
-                uploads.callback(upload.abort)
-                upload.write(data)
-                folders.add(upload.take_name(overwrite=True))
-            for folder in folders:  # one sync for all that is in it
-                self.sync(folder)
+        for key, data in objects.items():
+            upload = self.upload(key)
+            upload.write(data)
+            folders.add(upload.take_name(overwrite=True))
+        for folder in folders:  # one sync for all that is in it
+            self.sync(folder)
 
     def settle(self, key: str) -> None:
         # The bytes were synced before they got their name; the name is what may be missing.
@@ -201,14 +199,10 @@ class FileStore:
         if folder == self._root:
             return
         try:
-            folder.mkdir()
-            self._settled.discard(folder)
-        except FileExistsError:
-            pass  # possibly just now, by somebody who has not synced it yet
+            folder.mkdir(exist_ok=True)  # possibly made by a process that has not synced it yet
         except FileNotFoundError:
             self._settle(folder.parent)
             folder.mkdir(exist_ok=True)
-            self._settled.discard(folder)
         if folder not in self._settled:
             self._settle(folder.parent)
             sync_directory(folder.parent)
@@ -217,17 +211,13 @@ class FileStore:
     def _open_temp(self, label: str = "") -> tuple[int, Path]:
         """A new file for an upload, locked so that no other store takes it for abandoned."""
         start = f"{label}." if label else ""
-        while True:
-            temp = self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
-            if sys.platform != "win32":
-                # Where locks are not supported, _sweep cannot take one either and removes nothing.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-                if not os.fstat(fd).st_nlink:
-                    os.close(fd)  # swept between the two calls; begin anew
-                    continue
-            return fd, temp
+        temp = self._incoming / f"{start}{uuid.uuid4().hex}{_UPLOAD_SUFFIX}"
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o666)
+        if sys.platform != "win32":
+            # Where locks are not supported, _sweep cannot take one either and removes nothing.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd, temp
 
     def _probe_links(self) -> bool:
         fd, temp = self._open_temp()
@@ -354,8 +344,7 @@ if sys.platform != "win32":
         fd = os.open(temp, os.O_RDWR | OPEN_FLAGS)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(fd).st_nlink:
-                raise FileNotFoundError(temp)  # it got its name, or was removed, in between
+            temp.stat()  # in between it may have become an object, or have been removed
         except BaseException:  # nobody else knows the descriptor
             os.close(fd)
             raise

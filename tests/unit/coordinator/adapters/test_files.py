@@ -228,6 +228,27 @@ def test_a_root_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
     assert list(store.keys()) == ["1/a"]
 
 
+def test_object_that_is_committed_meanwhile_is_no_unfinished_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that goes on truncates its file first, which must not be an object by then."""
+    fcntl = pytest.importorskip("fcntl")
+    store = FileStore(tmp_path)
+    upload = store.upload("3/x", "label")
+    upload.write(b"whole")
+    flock = fcntl.flock
+
+    def commit_first(fd: object, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            upload.commit(overwrite=False)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", commit_first)
+    assert store.find_unfinished("3/x", "label") is None
+    with store.open("3/x") as reader:
+        assert reader.read(0, reader.size) == b"whole"
+
+
 def test_a_start_keeps_the_latest_unfinished_uploads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
