@@ -16,6 +16,7 @@ processes. One seed is one history, to the last step, so whatever goes wrong can
     fleet.py        the participants' processes
     scenario.py     what is simulated: the session, its fleet and its faults
     oracle.py       what must always be true
+    aggregation.py  what rules and optimisers come to
     world.py        one run from beginning to end
     mutations.py    defects that it must find
 """

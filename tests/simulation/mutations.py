@@ -12,11 +12,14 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from simulation import oracle as oracle_module
 from simulation.scenario import Kind
 from xain_coordinator import bundles, fencing, retention
 from xain_coordinator import driver as driver_module
 from xain_coordinator import restore as restore_module
+from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.bundles import Bundles
 from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
@@ -343,6 +346,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         Reception, "pick_up", _pick_up_as_sent
     ),
     "believe what a store has sent": _patch(Download, "check", lambda self: None),
+    "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
+    "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),
     "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
 }
 
@@ -398,5 +403,7 @@ SEEN: Mapping[str, str] = {
     "leave clocks no room to drift": "was never away",
     "blame the sender for what a power cut has spoilt": "update_invalid",
     "believe what a store has sent": "a model that was never published",
+    "forget what an optimiser remembers": "the model of round",
+    "clip nothing": "it should be near",
     "aggregate five updates at most": "the model of round",
 }

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from simulation.aggregation import Aggregation
 from simulation.disk import StoreDisk
 from simulation.hub import Hub
 from simulation.rounds import ROUNDING_S, Rounds
@@ -21,7 +22,7 @@ from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import piece_of
 from xain_coordinator.core.session import Session, begin, evolve
-from xain_coordinator.core.values import GlobalModel, Phase, Update, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
 from xain_messaging.names import GLOBAL
 from xain_proto.fl import coordinator_pb2 as pb
@@ -46,6 +47,7 @@ class Oracle:
         self._scenario = scenario
         self._store = store
         self._rounds: Rounds | None = None
+        self._aggregation: Aggregation | None = None
         slow = (Kind.SLOW_DISK, Kind.JOURNAL_FAILS, Kind.OVERTAKE)
         is_slow = any(fault.kind in slow for fault in scenario.faults)
         self._late_s = LATE_FOR_DISK_S if is_slow else LATE_S
@@ -165,7 +167,9 @@ class Oracle:
     def _check_model(self, session: Session, number: int, model: GlobalModel) -> None:
         base = session.model
         assert base is not None
-        expected = _combined(session, base, self._updates, self._store)
+        if self._aggregation is None:
+            self._aggregation = _aggregation_of(session.rules)
+        expected = _combined(self._aggregation, base, self._updates, self._store)
         found = _vector(self._store.visible[model.ref.key])
         assert found.dtype == expected.dtype, "the dtype of the model has changed"
         assert found.tobytes() == expected.tobytes(), (
@@ -364,20 +368,20 @@ def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
 def undisturbed(scenario: Scenario) -> Vector:
     """The last model of a session in which nothing goes wrong and everybody is in every round."""
     names = [participant_name(index) for index in range(scenario.num_participants)]
-    dtype = np.dtype(scenario.dtype)
     epoch_base = 0
     model: Vector | None = None
     if scenario.initial == "workload":
         model = initial_model(scenario)
+    aggregation = _aggregation_of(scenario.rules())
     for _ in range(scenario.rounds):
         if model is None:
             rows = [first_weights(scenario, name) for name in names]
-            model = _combine(scenario.rule, rows, [1.0] * len(rows)).astype(dtype)
+            model = aggregation.next_model(None, rows, [1.0] * len(rows))
             continue
         trained = [trained_weights(model, name, scenario.epochs, epoch_base) for name in names]
         rows = [sent(scenario, vector, model) for vector in trained]
         samples = [float(num_samples_of(name)) for name in names]
-        model = _combine(scenario.rule, rows, samples).astype(dtype)
+        model = aggregation.next_model(model, rows, samples)
         epoch_base += scenario.epochs
     assert model is not None
     return model
@@ -398,7 +402,7 @@ def _stored(objects: Mapping[str, bytes], key: str) -> bytes | None:
 
 
 def _combined(
-    session: Session, base: GlobalModel, updates: list[tuple[Update, int]], store: StoreDisk
+    aggregation: Aggregation, base: GlobalModel, updates: list[tuple[Update, int]], store: StoreDisk
 ) -> Vector:
     """The model of a round, from what was accepted in it."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
@@ -407,42 +411,24 @@ def _combined(
         data = _stored(store.durable, update.weights.ref.key)
         assert data is not None
         rows.append(_vector(data))
-    weights = [float(update.num_samples) for update, _ in updates]
     if base.is_empty:
-        weights = [1.0] * len(rows)
-    dtype = rows[0].dtype
+        return aggregation.next_model(None, rows, [1.0] * len(rows))
+    weights = [float(update.num_samples) for update, _ in updates]
+    lost = 0.0
     if any(staleness for _, staleness in updates):
         if not any(weights):
             weights = [1.0] * len(rows)
-        lost = 0.0
         for i, (_, staleness) in enumerate(updates):
             discount = 1 / math.sqrt(1.0 + staleness)
             lost += weights[i] * (1 - discount)
             weights[i] *= discount
-        rows.append(_vector(store.durable[base.ref.key]))
-        weights.append(lost)
-    return _combine(session.rules.aggregation, rows, weights).astype(dtype)
+    return aggregation.next_model(_vector(store.durable[base.ref.key]), rows, weights, lost)
 
 
-def _combine(rule: str, rows: list[Vector], weights: list[float]) -> Vector:
-    """Element by element, in Python's own floats."""
-    total = sum(weights)
-    k = len(rows)
-    match rule:
-        case "identity" | "sum":
-            shares = [1.0] * k
-        case "mean":
-            shares = [1 / k] * k
-        case _:
-            shares = [w / total for w in weights] if total else [1 / k] * k
-    columns = zip(*(row.astype(np.float64).tolist() for row in rows), strict=True)
-    combined = []
-    for column in columns:
-        value = 0.0
-        for x, share in zip(column, shares, strict=True):
-            value += x * share
-        combined.append(value)
-    return np.array(combined, np.float64)
+def _aggregation_of(rules: Rules) -> Aggregation:
+    return Aggregation(
+        rules.aggregation, rules.aggregation_options, rules.optimizer, rules.optimizer_options
+    )
 
 
 def _digest(data: bytes) -> str:

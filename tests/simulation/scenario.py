@@ -77,6 +77,8 @@ class Scenario:
     fraction: Fraction = Fraction(1)
     controller: str = "random"
     rule: str = "weighted_average"
+    options: tuple[tuple[str, int | float], ...] = ()
+    optimizer: str = ""
     epochs: int = 1
     initial: str = "empty"
     num_floats: int = 3
@@ -132,7 +134,11 @@ class Scenario:
                     "update_encoding": self.encoding,
                 },
                 "rounds": rounds,
-                "aggregation": {"rule": self.rule},
+                "aggregation": {
+                    "rule": self.rule,
+                    "options": dict(self.options),
+                    "optimizer": self.optimizer,
+                },
             }
         )
         initial: Any = self.initial
@@ -198,6 +204,7 @@ def from_seed(seed: int) -> Scenario:
     if encoding != "plain" and not scenario.is_inline and of_encoding.random() < 0.7:
         scenario = replace(scenario, dtype="float32")  # of another one nothing is encoded
     scenario = replace(scenario, keep_updates=kept, encoding=encoding)
+    scenario = _aggregation(Random(f"aggregation {seed}"), scenario)
     of_store = Random(f"store {seed}")
     if not scenario.is_inline:
         is_direct, keeps_parts = of_store.random() < 0.4, of_store.random() < 0.7
@@ -242,6 +249,30 @@ def _session(chance: Random, seed: int) -> Scenario:
     )
     if n > 1 and chance.random() < 0.5:
         scenario = _partial(chance, scenario)
+    return scenario
+
+
+def _aggregation(chance: Random, scenario: Scenario) -> Scenario:
+    """A rule that sorts or surveys, and an optimiser; of neither in most sessions."""
+    least = scenario.min_participants
+    if scenario.consistency == "bsp" and scenario.rule != "identity" and chance.random() < 0.4:
+        options: dict[str, tuple[tuple[str, int | float], ...]] = {
+            "median": (),
+            "trimmed_mean": (("trim", (least - 1) // 2),),
+            "geometric_median": (("max_iterations", chance.choice((20, 1000))),),
+            "norm_clipping": chance.choice(
+                ((("quantile", 0.5),), (("threshold", 0.5),), (("threshold", 20.0),))
+            ),
+            "centred_clipping": (("tau", chance.choice((0.5, 20.0))), ("num_iterations", 2)),
+        }
+        if least >= 3:
+            num_byzantine = chance.randint(0, (least - 3) // 2)
+            options["krum"] = options["multi_krum"] = (("num_byzantine", num_byzantine),)
+        rule = chance.choice(list(options))
+        scenario = replace(scenario, rule=rule, options=options[rule])
+    if scenario.rule != "sum" and chance.random() < 0.3:
+        optimizer = chance.choice(("fedavgm", "fedadagrad", "fedadam", "fedyogi"))
+        scenario = replace(scenario, optimizer=optimizer)
     return scenario
 
 

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from support.aggregation import hand_in, load, model_of, work_on
+from support.slow_step import slow_step
 from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
 from xain_coordinator.aggregation.averages import Mean
 from xain_coordinator.aggregation.engine import aggregate
@@ -33,23 +34,6 @@ OPTIONS: Mapping[str, Mapping[str, float]] = {
     "fedavgm": {"learning_rate": 0.5, "beta": 0.7},
     "fedyogi": {**ADAPTIVE, "beta2": 0.95},
 }
-
-
-def slow_step(name: str, x: float, result: float, m: float, v: float) -> tuple[float, float, float]:
-    """x, m and v after one round."""
-    options = OPTIONS[name]
-    delta, eta = result - x, options["learning_rate"]
-    if name == "fedavgm":
-        m = options["beta"] * m + delta
-        return x + eta * m, m, v
-    m = options["beta1"] * m + (1 - options["beta1"]) * delta
-    if name == "fedadagrad":
-        v = v + delta**2
-    elif name == "fedadam":
-        v = options["beta2"] * v + (1 - options["beta2"]) * delta**2
-    else:
-        v = v - (1 - options["beta2"]) * delta**2 * math.copysign(1, v - delta**2)
-    return x + eta * m / (math.sqrt(v) + options["tau"]), m, v
 
 
 def next_round(
@@ -79,7 +63,10 @@ def test_several_rounds(name: str, dtype: str) -> None:
         vectors = [(np.array(x) + chance.normal(size=LENGTH)).astype(dtype) for _ in range(3)]
         model = aggregate(store, next_round(store, name, model, vectors), tile_bytes=100)
         result = np.mean([vector.astype(float) for vector in vectors], axis=0)
-        steps = [slow_step(name, *one) for one in zip(x, result.tolist(), m, v, strict=True)]
+        steps = [
+            slow_step(name, OPTIONS[name], *one)
+            for one in zip(x, result.tolist(), m, v, strict=True)
+        ]
         x, m, v = (list(column) for column in zip(*steps, strict=True))
         found = load(store, model.ref)
         assert found.dtype == dtype
