@@ -51,12 +51,12 @@ simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of fault
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
 
-bench: setup-dev  ## every benchmark, some 25 minutes on two quiet cores; PEERS=1 adds some 10
+bench: setup-dev  ## every benchmark, some 25 minutes on two quiet cores (ANY_LOAD=1: on busy ones); PEERS=1 adds some 10
 	@status=0; for name in $(BENCHMARKS); do \
 		test -e benchmarks/$$name.py || continue; \
 		peers=; case " $(if $(PEERS),$(WITH_PEERS)) " in *" $$name "*) peers=--peers;; esac; \
 		echo "== $$name"; \
-		$(BIN)/python benchmarks/$$name.py $$peers $(if $(QUICK),--quick) || status=1; \
+		$(BIN)/python benchmarks/$$name.py $$peers $(if $(QUICK),--quick) $(if $(ANY_LOAD),--any-load) || status=1; \
 	done; echo 'The tables of docs/performance.md: $(BIN)/python benchmarks/tables.py'; exit $$status
 
 check: format lint types protos-check test  ## what CI runs

@@ -166,7 +166,7 @@ def main() -> None:
         "--rule", action="append", metavar="NAME", help="only this one; may be given again"
     )
     given = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=given.quick, any_load=given.any_load)
     elements = baselines.ELEMENTS
     if given.quick:
         given.updates, given.total_mb, elements = [5], 1, 1 << 20

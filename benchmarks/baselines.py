@@ -329,7 +329,7 @@ def main() -> None:
     parser.add_argument("--participants", type=int, default=4, help="processes beside the server")
     parser.add_argument("--size", type=int, default=25_000_000, help="of the model, in float32")
     given = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=given.quick, any_load=given.any_load)
     if given.quick:
         given.participants, given.size = 2, 100_000
     num_bytes = 4 * given.size

@@ -10,7 +10,10 @@ def parser(
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--quick", action="store_true", help=f"{quick}; for no table")
+    made.add_argument(
+        "--any-load", action="store_true", help="beside other work too; the tables say so"
+    )
     return made
 
 

@@ -536,7 +536,7 @@ def main() -> None:
         size, at_least_s = given.numpy
         print(json.dumps(aggregate(int(size), float(at_least_s))))
         return
-    results.end_on_signal()
+    results.begin(quick=given.quick, any_load=given.any_load)
     scale = Scale()
     if given.quick:
         given.participants, given.rounds, scale = [4], 1, QUICK

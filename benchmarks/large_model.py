@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--no-rules", action="store_true", help="without the table by rule")
     parser.add_argument("--peers", action="store_true", help="also Flower and NVFLARE")
     given = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=given.quick, any_load=given.any_load)
     given.few = FEW
     if given.quick:
         given.participants, given.size, given.rounds = [2], 50_000, 1

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=5_000_000, help="of the model, in float32")
     parser.add_argument("--kills", type=int, default=5)
     given = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=given.quick, any_load=given.any_load)
     if given.quick:
         given.participants, given.size, given.kills = 2, 500_000, 1
     results.report("recovery", measure(given.participants, given.size, given.kills))

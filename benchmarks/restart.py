@@ -31,7 +31,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, model_key, update_key
 from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
 from xain_coordinator.driver import SNAPSHOT_RECORDS
-from xain_coordinator.journal.codec import Row, encode, encode_record
+from xain_coordinator.journal.codec import Row, digest_of, encode, encode_record
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.files import FileStore
@@ -109,9 +109,10 @@ class Journal:
             yield at, kind, body.replace("NAME", name).replace("KEY", attempt(round_, name))
 
     def _write(self, rows: Iterator[Row]) -> None:
-        numbered = ((seq, *row) for seq, row in enumerate(rows, self.num_records))
+        numbered = ((1, seq, *row) for seq, row in enumerate(rows, self.num_records))
+        checked = ((*fields, digest_of(*fields)) for fields in numbered)
         with closing(sqlite3.connect(self.path)) as db, db:
-            db.executemany("INSERT INTO record VALUES (1, ?, ?, ?, ?)", numbered)
+            db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", checked)
             (self.num_records,) = db.execute("SELECT count(*) FROM record").fetchone()
 
 
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--participants", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=1000)
     arguments = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=arguments.quick, any_load=arguments.any_load)
     num_starts = STARTS
     if arguments.quick:
         arguments.participants, arguments.rounds, num_starts = 10, 10, 1

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,17 +24,70 @@ PACKAGES = ("numpy", "grpcio", "xain-coordinator")
 
 Row = Mapping[str, Any]
 
-# Before the script does anything: what others do on the machine shows in all figures.
-_LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+# Other work shows in all figures. A load average does not tell of it: it holds the benchmark that
+# has just ended, so that of several in a row only the first could be made.
+QUIET_CORES = 0.5
+SAMPLE_S = 2.0
+SAMPLES = 3  # one passing moment of other work refuses nothing
+
+_before: dict[str, object] = {}
 
 
-def end_on_signal() -> None:
-    """Let SIGTERM end the script as an exception does: whatever it has started ends with it."""
+def begin(*, quick: bool, any_load: bool) -> None:
+    """Make ready to measure: note what other programs do on the machine, and refuse to measure
+    beside more than QUIET_CORES of it, unless any_load. The figures of a quick run are for no
+    table, so it waits for nothing.
+
+    From now on SIGTERM ends the script as an exception does: whatever it has started ends with it.
+    """
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    busy = None if quick else _quietest()
+    _before.update(load_before=load, busy_cores=busy, any_load=any_load, quick=quick)
+    if busy is not None and busy > QUIET_CORES and not any_load:
+        sys.exit(
+            f"other programs keep {busy:.2f} of {os.cpu_count()} cores busy, and figures for the "
+            f"tables need at most {QUIET_CORES}: wait until they are done, or measure all the same "
+            "with --any-load, which the tables then say"
+        )
+
+
+def _quietest() -> float | None:
+    """The least of several samples of busy_cores(); the first that is quiet enough will do."""
+    least: float | None = None
+    for _ in range(SAMPLES):
+        busy = busy_cores(SAMPLE_S)
+        if busy is None:
+            return None
+        least = busy if least is None else min(least, busy)
+        if least <= QUIET_CORES:
+            break
+    return least
+
+
+def busy_cores(sample_s: float) -> float | None:
+    """How many cores were busy, while this process slept. None where the system does not tell."""
+    try:
+        before = _cpu_ticks()
+        time.sleep(sample_s)
+        after = _cpu_ticks()
+    except OSError:
+        return None  # not Linux
+    busy, idle = (now - then for now, then in zip(after, before, strict=True))
+    return (os.cpu_count() or 1) * busy / max(busy + idle, 1)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Busy and idle ones, of all cores since the machine was started."""
+    with Path("/proc/stat").open(encoding="utf-8") as file:
+        user, nice, system, idle, waiting, *interrupts = map(int, file.readline().split()[1:])
+    # Interrupts of hardware and software, and time that the host gave to other machines. What
+    # follows is the time of guests, which user and nice include.
+    return user + nice + system + sum(interrupts[:3]), idle + waiting
 
 
 @contextmanager
@@ -107,7 +161,7 @@ def about() -> dict[str, object]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_gib": _memory_gib(),
-        "load_before": _LOAD,
+        **_before,
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "python": platform.python_version(),

@@ -101,7 +101,7 @@ def main() -> None:
         case "echo-client":
             call_echo(given.port, given.rounds)
         case _:
-            results.end_on_signal()
+            results.begin(quick=given.quick, any_load=given.any_load)
             if given.quick:
                 given.participants, given.rounds = 2, 3
             raw_rounds = given.rounds if given.quick else RAW_ROUNDS

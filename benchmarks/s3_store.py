@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=256)
     parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()
-    results.end_on_signal()
+    results.begin(quick=arguments.quick, any_load=arguments.any_load)
     if arguments.quick:
         arguments.size_mib, arguments.turns = 1, 1
     data = os.urandom(arguments.size_mib << 20)

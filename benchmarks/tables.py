@@ -4,7 +4,8 @@
 
 Between <!-- NAME: KEY, KEY --> and <!-- end --> on the page come the figures of these keys of
 bench-results/NAME.json, and a line with the machine, the versions and the date; without keys, all
-of them. What there are no figures for stays as it is. Prints which parts were renewed.
+of them. What there are no figures for stays as it is, and so does what there are only figures of a
+--quick run for. Prints which parts were renewed.
 """
 
 import argparse
@@ -35,10 +36,21 @@ def rendered(figures: Mapping[str, Any], keys: Sequence[str]) -> str:
     packages = ", ".join(f"{name} {about[name]}" for name in results.PACKAGES if about.get(name))
     parts.append(
         f"{about['date']}: {about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, "
-        f"{about['system']}, load {results.shown(about['load_before'])} before the start; "
+        f"{about['system']}; {beside(about)}; "
         f"Python {about['python']}, {packages}, revision {about['revision']}."
     )
     return "\n\n".join(parts)
+
+
+def beside(about: Mapping[str, Any]) -> str:
+    """What other programs did on the machine, by a sample taken before the start."""
+    busy = about["busy_cores"]
+    told = (
+        f"other programs used {results.shown(busy)} of {about['cores']} cores before the start"
+        f" (load average {results.shown(about['load_before'])})"
+    )
+    is_loaded = isinstance(busy, float) and busy > results.QUIET_CORES
+    return f"**made beside other work: {told}**" if is_loaded else told
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -66,6 +78,9 @@ def renewed(page: str, folder: Path) -> tuple[str, list[str]]:
         keys = [key.strip() for key in (part["keys"] or "").split(",") if key.strip()]
         figures = json.loads(source.read_text(encoding="utf-8"))
         if keys and not figures.keys() & set(keys):
+            return part[0]
+        # Without the sample they are from before it was taken.
+        if figures["about"].get("quick") or "busy_cores" not in figures["about"]:
             return part[0]
         names.append(part["name"])
         return f"{part['begin']}\n{rendered(figures, keys)}\n\n{part['end']}"

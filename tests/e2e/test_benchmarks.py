@@ -110,7 +110,10 @@ async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
 
 async def test_the_page_shows_the_figures(tmp_path):
     """tables.py puts the figures between their marks, and leaves all else as it is."""
-    about = dict.fromkeys((*ABOUT, "system", "load_before", "revision"), "x")
+    about = {
+        **dict.fromkeys((*ABOUT, "system", "load_before", "revision"), "x"),
+        "busy_cores": 0.1,
+    }
     made = {"round_ms_median": 1.5, "rows": [{"rule": "mean", "gb_per_s": 2.0}], "about": about}
     (tmp_path / "bench-results").mkdir()
     (tmp_path / "bench-results" / "one.json").write_text(json.dumps(made))
@@ -133,6 +136,57 @@ async def test_the_page_shows_the_figures(tmp_path):
     assert page.read_text() == again
 
 
+async def test_the_page_says_which_figures_were_made_beside_other_work(tmp_path):
+    """Figures of a quick run, and those without a sample of the load, are for no table."""
+    about = dict.fromkeys((*ABOUT, "system", "load_before", "revision"), "x")
+    (tmp_path / "bench-results").mkdir()
+    for name, more in {
+        "quiet": {"busy_cores": 0.5},
+        "loaded": {"busy_cores": 1.5, "any_load": True},
+        "quick": {"busy_cores": None, "quick": True},
+        "older": {},
+    }.items():
+        made = {"round_ms": 1.5, "about": {**about, **more}}
+        (tmp_path / "bench-results" / f"{name}.json").write_text(json.dumps(made))
+    page = tmp_path / "page.md"
+    names = ("quiet", "loaded", "quick", "older")
+    page.write_text("".join(f"<!-- {name} -->\n{name} old\n<!-- end -->\n" for name in names))
+    await run("tables", page, folder=tmp_path)
+    quiet, loaded, quick, older, _ = page.read_text().split("<!-- end -->\n")
+    assert "other programs used 0.5 of x cores before the start (load average x)" in quiet
+    assert "beside other work" not in quiet
+    assert "**made beside other work: other programs used 1.5 of x cores before" in loaded
+    assert "quick old" in quick
+    assert "older old" in older
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the load is looked up in /proc/stat")
+async def test_a_benchmark_refuses_to_start_beside_other_work(tmp_path):
+    """One line, a status that is not 0, and no figures."""
+    burner = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(BENCHMARKS / "round_overhead.py")),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    finally:
+        burner.kill()
+        await burner.wait()
+    assert process.returncode == 1
+    assert out == b""
+    assert err.decode().startswith("other programs keep ")
+    assert err.decode().count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_page_names_what_there_is():
     """Every mark in docs/performance.md is that of a benchmark."""
     page = PAGE.read_text(encoding="utf-8")
@@ -148,7 +202,7 @@ async def test_a_benchmark_that_is_stopped_leaves_nobody(tmp_path):
     """SIGTERM in the middle of it: coordinator and participants end with it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(BENCHMARKS / "recovery.py"), "--participants=2", "--kills=1000"),
-        *("--size=1000",),
+        *("--size=1000", "--any-load"),
         cwd=tmp_path,
         stderr=asyncio.subprocess.DEVNULL,
     )
