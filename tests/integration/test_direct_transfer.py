@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from support.s3_servers import SeaweedFS, free_ports
 from support.wire import digest, npy
 from xain_coordinator.core.values import Phase

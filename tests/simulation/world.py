@@ -21,6 +21,7 @@ from simulation.hub import Hub, Trace, Violation
 from simulation.network import Link, Network, Noise
 from simulation.oracle import TILE_ELEMENTS
 from simulation.scenario import EVERYBODY, Fault, Kind, Scenario, from_seed
+from xain_messaging import logger
 
 # Of weights that do not travel inside calls.
 CHUNK_BYTES = 64
@@ -356,7 +357,8 @@ def _logs(world: _World) -> Iterator[None]:
     before = structlog.get_config()
 
     def take(_: Any, level: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        world.logged(level, entry)
+        if level != "debug":
+            world.logged(level, entry)
         raise structlog.DropEvent
 
     structlog.configure(
@@ -364,7 +366,10 @@ def _logs(world: _World) -> Iterator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=False,
     )
+    of_libraries = logger.PROCESSORS[:]
+    logger.PROCESSORS[:] = [take]
     try:
         yield
     finally:
+        logger.PROCESSORS[:] = of_libraries
         structlog.configure(**before)

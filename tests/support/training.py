@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from structlog.testing import capture_logs
-
 from support.fault_proxy import FaultProxy
+from support.logs import capture_logs
 from support.process import CoordinatorProcess, ParticipantProcess
 from support.trainee import Trainee
 from support.wire import Member

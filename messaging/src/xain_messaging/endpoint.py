@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-import structlog
-
 from xain_messaging.codec import Frames, decode, num_bytes
 from xain_messaging.errors import (
     BodyError,
@@ -38,6 +36,7 @@ from xain_messaging.links import (
     Untaken,
     read_head,
 )
+from xain_messaging.logger import get_logger
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import (
     Arrived,
@@ -52,7 +51,7 @@ from xain_messaging.ports import (
 from xain_messaging.sessions import Sessions
 from xain_messaging.waits import LONGEST_S
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ work at a time; a watch thread listens. Both only ever post events.
 
 import os
 import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +20,10 @@ from types import FrameType
 from typing import Literal
 
 import grpc
-import structlog
 
 from xain_messaging import tags as tag_rules
+from xain_messaging.logger import get_logger
 from xain_messaging.names import why_not
-from xain_messaging.process import logs
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.alive import Alive
@@ -105,13 +103,11 @@ def run(
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
-    Logs go where structlog is configured to; if it is not, to standard error.
+    Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
+    as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
     Raises ValueError if participant_id cannot be a name, or is another than the state's, or the
     tags cannot be sent.
     """
-    if not structlog.is_configured():
-        # Its defaults would print to standard output, which is the caller's.
-        logs.configure("info", console=sys.stderr.isatty(), third_party=False)
     agent = Agent(
         participant,
         target,
@@ -180,7 +176,7 @@ class Agent:
         self._observer = observer
         self._alive = alive
         self._runtime = runtime = runtime or Threads()
-        self._log = structlog.get_logger(__name__).bind(participant=self.participant_id)
+        self._log = get_logger(__name__).bind(participant=self.participant_id)
         self._client = CoordinatorClient(
             target,
             self.participant_id,

@@ -26,11 +26,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import structlog
 import xxhash
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from xain_messaging.logger import get_logger
 from xain_messaging.names import why_not
 from xain_messaging.process.durable import make_directory, sync_directory
 from xain_participant.download import Damaged, Download
@@ -87,7 +87,7 @@ class StateDirectory:
         if participant_id is not None and (why := why_not(participant_id)) is not None:
             raise ValueError(f"participant_id is {participant_id!r}: {why}")
         self._path = path.absolute()
-        self._log = structlog.get_logger(__name__)
+        self._log = get_logger(__name__)
         self._using = threading.Lock()
         try:
             make_directory(self._path, mode=0o700)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
 from numpy.typing import NDArray
 
+from xain_messaging.logger import get_logger
 from xain_messaging.spare import Spare
 from xain_participant import events as e
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
@@ -51,7 +51,7 @@ class Work:
         self._participant = participant
         self._client = client
         self._participant_id = participant_id
-        self._log = structlog.get_logger(__name__).bind(participant=participant_id)
+        self._log = get_logger(__name__).bind(participant=participant_id)
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None

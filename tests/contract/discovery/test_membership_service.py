@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-from structlog.testing import capture_logs
 
 from support.discovery import Line, Peer, Service, is_refused
 from support.fault_proxy import FaultProxy
+from support.logs import capture_logs
 from support.messaging import LEASE_S, PATIENCE_S, until
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.discovery.server import MembershipServer

@@ -9,7 +9,6 @@ from functools import partial
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from support.drivers import (
     closing_all,
@@ -19,6 +18,7 @@ from support.drivers import (
     next_event,
     received,
 )
+from support.logs import capture_logs
 from support.messaging import PATIENCE_S, until
 from xain_messaging.drivers.grpc_framing import to_chunks
 from xain_messaging.drivers.grpc_lines import METHOD

@@ -1,8 +1,8 @@
 """Peers who are away, are forgotten or come back, and those who have never been in the group."""
 
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from support.lossy import JoinLossy, strangers, tags
 from support.messaging import PATIENCE_S, until
 from xain_messaging import endpoint as endpoint_module

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from support.messaging import PATIENCE_S, discovery_of, until
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver

@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import structlog
 
+from support.logs import capture_logs
 from support.lossy import JoinLossy, tags
 from support.messaging import until
 from xain_messaging import endpoint as endpoint_module
@@ -54,7 +54,7 @@ def test_what_cannot_be_handled_is_dropped(
         b.endpoint.hear_collectives(fail_as_an_operation)
     else:
         b.endpoint._on_collective = None
-    with structlog.testing.capture_logs() as logs:
+    with capture_logs() as logs:
         post(a.endpoint, Message("collective", "a", "b"))
         assert b.receive_by_id("none", 0.05).missing
         if what == "one that waited":

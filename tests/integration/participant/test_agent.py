@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from integration.participant.agents import Adder, Running, large
 from integration.participant.scripted import (
@@ -21,6 +20,7 @@ from integration.participant.scripted import (
     refusal,
     refuse,
 )
+from support.logs import capture_logs
 from xain_participant import Agent, CoordinatorClient, Progress, run
 from xain_participant.alive import SLACK_S, Alive
 from xain_participant.events import HandedIn

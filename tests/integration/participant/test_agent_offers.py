@@ -10,7 +10,6 @@ import grpc
 import numpy as np
 import pytest
 import structlog
-from structlog.testing import capture_logs
 
 from integration.participant.agents import Adder, Running, large
 from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator, failure, refusal
@@ -24,6 +23,7 @@ from integration.participant.store import (
     send,
     status,
 )
+from support.logs import capture_logs
 from xain_participant import Agent, CoordinatorClient, direct, run
 from xain_participant import client as client_module
 from xain_participant.events import Assigned, HandedIn, Trained

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from integration.participant.scripted import (
     PATIENCE_S,
@@ -17,6 +16,7 @@ from integration.participant.scripted import (
     npy,
 )
 from support.fault_proxy import FaultProxy
+from support.logs import capture_logs
 from xain_participant import Agent, CoordinatorClient, Participant, Refused, connection
 from xain_participant import client as client_module
 from xain_participant.download import Download

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordinator, failure
+from support.logs import capture_logs
 from xain_participant import Agent, Participant, StateDirectory, run
 from xain_participant.client import CoordinatorClient
 from xain_participant.events import Trained

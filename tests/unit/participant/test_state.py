@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
+from support.logs import capture_logs
 from xain_participant import state as state_module
 from xain_participant.result import NotKept, Result
 from xain_participant.state import StateDirectory, StateError

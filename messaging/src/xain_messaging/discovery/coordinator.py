@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-import structlog
 
 from xain_messaging import waits
 from xain_messaging.discovery.registry import replaced
@@ -23,11 +22,12 @@ from xain_messaging.errors import (
     MessagingError,
     NameTaken,
 )
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipStub
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),

@@ -26,7 +26,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import redis
-import structlog
 
 from xain_messaging.discovery.registry import LEASE_S, MAX_FORMER, SETTLE_S, WORD_S
 from xain_messaging.discovery.remote import (
@@ -36,9 +35,10 @@ from xain_messaging.discovery.remote import (
     left_s,
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 FORGET_S: Final = 24 * 3600  # barriers, ranks and numbers of groups that nobody is in
 # Who is at a barrier is there for so much longer than it waits, where nobody hears that it gave up.

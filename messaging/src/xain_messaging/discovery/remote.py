@@ -11,8 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from random import Random
 
-import structlog
-
 from xain_messaging import waits
 from xain_messaging.discovery.registry import MAX_FORMER, check_barrier, note_latest, replaced
 from xain_messaging.errors import (
@@ -22,9 +20,10 @@ from xain_messaging.errors import (
     NameTaken,
     TimedOut,
 )
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Member, Roster
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.25

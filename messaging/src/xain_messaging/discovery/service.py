@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import grpc
-import structlog
 
 from xain_messaging.discovery.registry import (
     LEASE_S,
@@ -20,12 +19,13 @@ from xain_messaging.discovery.registry import (
     replaced,
 )
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
+from xain_messaging.logger import get_logger
 from xain_messaging.names import shortened, why_not
 from xain_messaging.ports import Member
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MAX_MEMBERS = 1_000  # of all groups
 MAX_ADDRESS_BYTES = 256

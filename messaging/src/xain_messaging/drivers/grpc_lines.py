@@ -8,15 +8,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 import grpc
-import structlog
 
 from xain_messaging.codec import Frames
 from xain_messaging.drivers.addresses import split_limit
 from xain_messaging.drivers.grpc_framing import MAX_CHUNK_BYTES, to_chunks
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Lost
 from xain_messaging.waits import left_s
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 METHOD: Final = "/xain_messaging.Exchange/Deliver"
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import grpc
-import structlog
 
 from xain_messaging.codec import MAX_MESSAGE_BYTES, Frames, num_bytes
 from xain_messaging.drivers import grpc_lines
@@ -32,10 +31,11 @@ from xain_messaging.drivers.grpc_lines import METHOD, OPTIONS, Line
 from xain_messaging.drivers.grpc_threads import Threads
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.waits import LONGEST_S
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # What Python and numpy take for each frame that waits, beside its bytes.
 FRAME_BYTES: Final = 512

@@ -16,17 +16,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import structlog
 import zmq
 
 from xain_messaging.codec import Frame, Frames, num_bytes
 from xain_messaging.drivers.addresses import split_limit, told_host, with_limit
 from xain_messaging.errors import BodyError, Closed, UnknownPeer
 from xain_messaging.links import DEFAULT_BOUNDS, TOLERANCE, Bounds, max_head_bytes
+from xain_messaging.logger import get_logger
 from xain_messaging.ports import Arrived, DriverEvent, Lost
 from xain_messaging.waits import LONGEST_S
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 # What is smaller is copied: that costs less than to hand it over.
 HAND_OVER_BYTES: Final = 64 << 10

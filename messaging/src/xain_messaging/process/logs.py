@@ -18,6 +18,7 @@ import structlog
 from pydantic import BeforeValidator
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from xain_messaging.logger import to_record
 from xain_messaging.process.fields import Section
 from xain_messaging.process.schema import MASK
 
@@ -72,6 +73,8 @@ class LoggingSettings(Section):
 def configure(level: str, console: bool, third_party: bool) -> None:
     """Send all logs of the process to standard error. A second call replaces the first.
 
+    For programs only: a library that is imported by other programs must not call it.
+
     level: a Level, in any case. third_party: see LoggingSettings.
     Raises ValueError if there is no such level.
     """
@@ -81,20 +84,14 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     threshold = levels[level.upper()]
 
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
         _mask,
     ]
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, to_record],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         # Loggers of modules are made on import, before the settings are read.
@@ -103,8 +100,9 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     handler = _Handler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
             processors=[
+                *shared,
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *(_console() if console else _json()),
             ],
