@@ -1,6 +1,5 @@
-"""What the SDK prints in a process that has configured no logs."""
+"""What the SDK prints in a program of its user, and what it leaves alone there."""
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -10,30 +9,64 @@ from integration.participant.scripted import ScriptedCoordinator
 
 PROGRAM = textwrap.dedent(
     """
-    import sys, numpy as np
+    import logging, signal, sys
+    import numpy as np
+    import structlog
     from xain_participant import Participant, run
+
+    if "configured" in sys.argv:
+        logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+
+    def state():
+        root = logging.getLogger()
+        return (
+            root.level, root.handlers[:], logging.getLogger("xain_participant").level,
+            logging._srcfile, logging.logThreads, logging.logProcesses, logging.lastResort,
+            structlog.is_configured(), [signal.getsignal(n) for n in signal.valid_signals()],
+        )
 
     class Still(Participant):
         def init_weights(self):
             return np.zeros(4)
 
         def train_round(self, weights, epochs, epoch_base):
+            logging.getLogger("program").info("during")
             return weights, 1
 
+    before = state()
+    logging.getLogger("program").info("before")
     status = run(Still(), sys.argv[1], "ward-7")
+    logging.getLogger("program").info("after")
+    assert state() == before
     print("done")
     sys.exit(status)
     """
 )
 
 
-def test_standard_output_is_the_callers(serve: Callable[..., ScriptedCoordinator]) -> None:
-    """Logs go to standard error, and an ordinary run has no warnings and no errors in them."""
-    command = [sys.executable, "-c", PROGRAM, serve().target]
+def run_program(target: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", PROGRAM, target, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
-    assert done.stdout == "done\n"
-    entries = [json.loads(line) for line in done.stderr.splitlines()]
-    assert {entry["level"] for entry in entries} == {"info"}
-    assert entries[-1]["event"] == "exiting"
-    assert "connection_lost" not in {entry["event"] for entry in entries}
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    return done
+
+
+def test_run_prints_nothing_where_no_logs_are_configured(
+    serve: Callable[..., ScriptedCoordinator],
+) -> None:
+    """An ordinary run has no warnings and no errors, and standard output is the caller's."""
+    assert run_program(serve().target).stderr == ""
+
+
+def test_run_leaves_logging_of_its_caller_alone(
+    serve: Callable[..., ScriptedCoordinator],
+) -> None:
+    """The caller's own lines appear before, during and after run(), and those of the agent too."""
+    lines = run_program(serve().target, "configured").stderr.splitlines()
+    own = [line for line in lines if line.startswith("program ")]
+    assert own[0] == "program INFO before"
+    assert own[-1] == lines[-1] == "program INFO after"
+    assert set(own[1:-1]) == {"program INFO during"}
+    agent = [line.split(" ") for line in lines if line.startswith("xain_participant.")]
+    assert len(own) + len(agent) == len(lines)
+    assert agent[-1][:4] == ["xain_participant.agent", "INFO", "exiting", "participant='ward-7'"]
