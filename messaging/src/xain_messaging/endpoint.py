@@ -29,6 +29,7 @@ from xain_messaging.links import (
     COLLECTIVE,
     Bounds,
     Delivery,
+    Head,
     Kind,
     Link,
     Outbox,
@@ -57,6 +58,8 @@ T = TypeVar("T")
 
 # An ack that nothing carries waits for so long for something that might.
 ACK_DELAY_S = 0.01
+# How long packets are held whose sender the discovery has not told of yet.
+HOLD_S = 60.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
 # Between two looks for those whose time is over.
@@ -127,6 +130,7 @@ class Endpoint:
         # On time.monotonic(), the oldest first.
         self._away_since: dict[str, float] = {}
         self._strangers_since: dict[str, float] = {}
+        self._held_since: dict[str, float] = {}
         self._unreached: dict[str, _Retry] = {}  # members
         self._forget_at = 0.0
         self._has_refused = False  # what somebody sent for whom there was no link
@@ -190,6 +194,9 @@ class Endpoint:
         link = self._link(member.name)
         # If something was refused, it may have been of this one.
         link.listed(member.incarnation, has_missed=is_new and self._has_refused)
+        self._held_since.pop(member.name, None)
+        for head, frames in link.release():
+            self._handle_from(link, head, frames)
         self._unreached.pop(member.name, None)
         self._try_to_connect(member, link)
 
@@ -251,6 +258,7 @@ class Endpoint:
         if link.has_untaken:
             return  # if it is back before that is taken, it sends it again
         del names[link.name], self._links[link.name]
+        self._held_since.pop(link.name, None)
         self._owed.pop(link.name, None)
         self.sessions.forget(link.name)
 
@@ -479,8 +487,14 @@ class Endpoint:
         if head.name not in self._links and len(self._strangers_since) >= MAX_STRANGERS:
             self._has_refused = True
             raise MalformedMessage(f"{head.name!r} is not in the group")
-        link = self._link(head.name)
-        self._handed = delivery = link.received(head, event.frames[1:])
+        self._handle_from(self._link(head.name), head, event.frames[1:])
+
+    def _handle_from(self, link: Link, head: Head, frames: Frames) -> None:
+        """Raises MalformedMessage as Link.received() does."""
+        self._handed = delivery = link.received(head, frames)
+        if link.is_holding and link.name not in self._held_since:
+            self._held_since[link.name] = time.monotonic()
+            log.info("held_until_known", peer=link.name, incarnation=head.incarnation)
         for packet in link.again(head):
             self._send(link, packet)
         if delivery is None:
@@ -557,6 +571,15 @@ class Endpoint:
             self._send_acks()
         if (self._away_since or self._strangers_since) and now >= self._forget_at:
             self._forget_those_long_gone(now)
+        if self._held_since:
+            self._drop_long_held(now)
+
+    def _drop_long_held(self, now: float) -> None:
+        for name, since in list(self._held_since.items()):
+            if now - since > HOLD_S:
+                del self._held_since[name]
+                log.warning("held_too_long", peer=name, after_s=HOLD_S)
+                self._links[name].drop_held()
 
     def _reach_those_who_are_due(self, now: float) -> None:
         for name, retry in list(self._unreached.items()):

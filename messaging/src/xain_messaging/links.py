@@ -15,8 +15,9 @@ The same holds for a peer that is away. And it bounds what has come and waits he
 whichever of its processes it is, and of all together.
 
 Which process has a name, the roster decides. It may tell so later than that process itself sends;
-and anybody may write a number that is higher. So what comes of a process that is later than the
-roster's is not heard, and asked for when the roster says that this one is it.
+and anybody may write a number that is higher. So packets of a process that is later than the
+roster's are held, and handled in their order when the roster tells of that process. Packets for
+which there is no room are dropped, and asked for then.
 
 A packet is a list of frames: a head, which holds the first frame of a message, see codec.py, and
 the others; of an ack the head is all. The head is msgpack:
@@ -43,7 +44,7 @@ between.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -75,8 +76,8 @@ Key = TypeVar("Key")
 # yet. Who has sent so many times as much has to wait.
 TOLERANCE = 4
 
-# Processes of one name that are not heard, and have been told of.
-MAX_UNHEARD = 16
+# Later processes of one name, of which packets were dropped and a log line was written.
+MAX_DROPPED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,14 @@ class Delivery(NamedTuple):
     num_bytes: int
 
 
+class _Held(NamedTuple):
+    """A packet of a process that the roster has not told of yet."""
+
+    head: Head
+    frames: Frames
+    num_bytes: int
+
+
 class _Kept(NamedTuple):
     """A message on its way."""
 
@@ -182,12 +191,16 @@ class Link:
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _last_sent: int = 0  # over this connection
+    # The highest number of a message that the peer has told to have heard.
+    _told_heard: int = 0
     # Of the peer: which process it is, the first that the roster has told of, the last one that may
-    # be heard, where 0 is any, and those after it who have tried.
+    # be heard, where 0 is any. Packets of later ones are held, or dropped where there is no room.
     _peer_incarnation: int = 0
     _first: int = 0
     _newest: int = 0
-    _unheard: set[int] = field(default_factory=set)
+    _held: list[_Held] = field(default_factory=list)
+    _held_bytes: int = 0
+    _dropped: set[int] = field(default_factory=set)  # incarnations
     # Of that process: the last number heard, those of it that are not taken yet, and how much that
     # is taken it has not been told of. What is not taken of the processes before it waits as well.
     _heard: int = 0
@@ -205,6 +218,16 @@ class Link:
     def num_kept(self) -> int:
         """Messages that the peer has not taken."""
         return len(self._kept)
+
+    @property
+    def num_unheard(self) -> int:
+        """Messages that the peer has not told to have heard."""
+        return sum(number > self._told_heard for number in self._kept)
+
+    @property
+    def is_holding(self) -> bool:
+        """Packets wait until the roster tells of the process that has sent them."""
+        return bool(self._held)
 
     @property
     def has_untaken(self) -> bool:
@@ -295,6 +318,7 @@ class Link:
     def forget(self) -> None:
         """What is kept is lost: nobody comes for it."""
         self._drop(list(self._kept))
+        self.take_held()
         self.waiting.behind.pop(self.name, None)
 
     def keep_only(self, is_taken: Callable[[Frames], bool]) -> None:
@@ -304,16 +328,36 @@ class Link:
     # --- in ---
 
     def listed(self, incarnation: int, *, has_missed: bool = False) -> None:
-        """The roster says which process has the name. What it has sent that was not heard, or was
-        dropped before there was a link, as has_missed says, is to be asked for. Of an earlier one
-        than it has told of before: nothing."""
+        """The roster says which process has the name; call release() next. What it has sent before
+        there was a link, as has_missed says, is to be asked for. Of an earlier one than it has told
+        of before: nothing."""
         if self._first and incarnation < self._newest:
             return
         self._first = self._first or incarnation
         self._newest = incarnation
-        if self._unheard or has_missed or incarnation < self._peer_incarnation:
+        if has_missed or incarnation < self._peer_incarnation:
             self.missed()
-        self._unheard.clear()
+
+    def release(self) -> Iterator[tuple[Head, Frames]]:
+        """The packets that were held, to be handled again in their order: those of the process that
+        the roster has told of are heard now. What was dropped of it is asked for after them."""
+        for held in self.take_held():
+            yield held.head, held.frames
+        if self._dropped:
+            self._dropped.clear()
+            self.missed()
+
+    def drop_held(self) -> None:
+        """The roster has not told of their process in time. They are asked for if it still does."""
+        self._dropped.update(held.head.incarnation for held in self.take_held())
+
+    def take_held(self) -> list[_Held]:
+        """The packets that were held; they count no more."""
+        held, self._held = self._held, []
+        self.waiting.num_messages -= len(held)
+        self.waiting.num_bytes -= self._held_bytes
+        self._held_bytes = 0
+        return held
 
     def where(self) -> Packet | None:
         """Anything that came of this peer may have been lost here, or something that was to go to
@@ -356,6 +400,7 @@ class Link:
             self._former[self._peer_incarnation, number] = size
         self._untaken.clear()
         self._peer_incarnation = incarnation
+        self._told_heard = 0
         self._newest = self._newest or incarnation
         self._heard = self._num_untold = self._untold_bytes = 0
         self._is_behind = self._has_asked = self._is_unsure = False
@@ -366,13 +411,13 @@ class Link:
         More than a peer may send that is not taken is not heard, nor is what follows on it: it is
         asked for when half of that is taken. The same holds for all peers together, but for the
         first message of each: somebody may await just that. Raises MalformedMessage when that
-        begins, and for the first of a process that the roster does not know.
+        begins, and for the first that is dropped of a process that the roster does not know.
         """
         if head.incarnation != self._peer_incarnation:
             if self._is_former(head.incarnation):
                 return None
             if self._is_unlisted(head.incarnation):
-                self._refuse(head.incarnation)
+                self._hold(head, frames)
                 return None
         if head.to_incarnation == self.own_incarnation:
             self._drop_taken(head.heard, head.untaken)
@@ -426,16 +471,31 @@ class Link:
             self._fall_behind()
         self._is_unsure = False
 
-    def _refuse(self, incarnation: int) -> None:
-        """Raises MalformedMessage for each such process once, as far as they are remembered."""
-        if incarnation in self._unheard:
+    def _hold(self, head: Head, frames: Frames) -> None:
+        """As much as a peer may send before it is told what has been heard. Raises MalformedMessage
+        for the first packet of each process that is dropped, as far as they are remembered."""
+        incarnation, bounds = head.incarnation, self.outbox.bounds
+        is_full = (
+            len(self._held) >= bounds.max_messages
+            or self._held_bytes >= bounds.max_bytes
+            or (self.is_holding and self.waiting.fills(1.0, bounds))
+        )
+        if not is_full and incarnation not in self._dropped:
+            size = num_bytes([head.envelope, *frames]) + 8 * len(head.untaken)
+            self._held.append(_Held(head, frames, size))
+            self._held_bytes += size
+            self.waiting.num_messages += 1
+            self.waiting.num_bytes += size
             return
-        if len(self._unheard) >= MAX_UNHEARD:
-            self._unheard.clear()
-        self._unheard.add(incarnation)
+        if incarnation in self._dropped:
+            return
+        if len(self._dropped) >= MAX_DROPPED:
+            self._dropped.clear()
+        self._dropped.add(incarnation)
         raise MalformedMessage(
             f"{self.name!r} sends as the process {incarnation}, and {self._newest} is the last one "
-            "that is known; it is not heard before it is known to be in the group"
+            f"that is known; {len(self._held)} messages of {self._held_bytes} bytes wait until "
+            "it is known to be in the group, and no more are held"
         )
 
     def _has_waiting(self, part: float) -> bool:
@@ -492,6 +552,7 @@ class Link:
         return [self._head(_AGAIN, 0, self._last_sent, b"")]
 
     def _drop_taken(self, heard: int, untaken: list[int]) -> None:
+        self._told_heard = max(self._told_heard, heard)
         still = set(untaken)
         taken = []
         for number in self._kept:

@@ -335,7 +335,7 @@ def test_another_process_gets_what_the_one_before_has_not_taken() -> None:
 
 def test_a_process_that_the_roster_does_not_know_is_not_heard() -> None:
     """Whatever number it has made up: not its messages, its word of what is taken, nor what it asks
-    for. The program hears of each such process once, and the real one goes on."""
+    for. The real one goes on, and what is held counts no more when it is dropped."""
     a, b = Link("a", 10, "b"), Link("b", 20, "a")
     a.listed(20)
     for link in (a, b):
@@ -344,8 +344,6 @@ def test_a_process_that_the_roster_does_not_know_is_not_heard() -> None:
     made_up = Link("b", 10**18, "a")
     made_up.connected()
     packet = made_up.send(MESSAGE, [b"x"]) or []
-    with pytest.raises(MalformedMessage, match=r"process 10{18}, and 20 is the last"):
-        received(a, packet)
     made_up.take(received(made_up, kept) or pytest.fail("it has heard nothing"))
     ack = made_up.ack() or []
     for again in (packet, ack, made_up.send(MESSAGE, [b"y"]) or []):
@@ -357,27 +355,83 @@ def test_a_process_that_the_roster_does_not_know_is_not_heard() -> None:
     assert a.again(read_head(ask[0])) == []
     assert a.num_kept == 1
     assert bodies([received(a, b.send(MESSAGE, [b"real"]) or [])]) == [b"real"]
+    assert a.waiting.num_messages == 5
+    a.drop_held()
+    assert (a.waiting.num_messages, a.waiting.num_bytes) == (1, 4)
 
 
-def test_what_comes_before_the_roster_knows_of_its_process_is_asked_for() -> None:
-    """In order and once, though some of it follows later."""
-    a, b = Link("a", 10, "b"), Link("b", 20, "a")
+def released(link: Link) -> list[Delivery | None]:
+    """What a link hands over when the roster has told of a process."""
+    return [link.received(head, frames) for head, frames in link.release()]
+
+
+def comes_back(bounds: Bounds) -> tuple[Link, Link, Delivery]:
+    """A link, that of a later process at the other end, and a message of the process before."""
+    a, b = Link("a", 10, "b", Outbox(bounds)), Link("b", 20, "a")
     a.listed(20)
     for link in (a, b):
         link.connected()
     (old,) = deliver(b, a, 1)
     new = Link("b", 21, "a")
     new.connected()
-    with pytest.raises(MalformedMessage, match="21"):
-        received(a, new.send(MESSAGE, [b"1"]) or [])
-    assert received(a, new.send(MESSAGE, [b"2"]) or []) is None
+    return a, new, old
+
+
+def test_packets_are_held_until_the_roster_knows_of_their_process() -> None:
+    """The program gets them in order and once, and their sender is not asked for them."""
+    a, new, old = comes_back(Bounds())
+    for number in range(3):
+        assert received(a, new.send(MESSAGE, [b"%d" % number]) or []) is None
+    assert a.is_holding
     a.listed(21)
-    (ask,) = a.connected()
-    assert received(a, new.send(MESSAGE, [b"3"]) or []) is None  # it follows on what is missing
-    again = told(new, ask)
-    assert bodies([received(a, packet) for packet in again]) == [b"1", b"2", b"3"]
+    assert bodies(released(a)) == [b"0", b"1", b"2"]
+    assert not a.is_holding
     a.take(old)  # which nobody waits for any more
-    assert not a.owes_ack
+    (ack,) = a.connected()
+    assert read_head(ack[0]).kind == "a"
+    assert (new.num_kept, new.num_unheard) == (3, 3)
+    assert told(new, ack) == []
+    assert (new.num_kept, new.num_unheard) == (3, 0)
+    assert bodies([received(a, new.send(MESSAGE, [b"3"]) or [])]) == [b"3"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "held"), [(Bounds(max_messages=1), [b"0"]), (Bounds(max_bytes=2), [b"0", b"1"])]
+)
+def test_packets_for_which_there_is_no_room_are_asked_for(
+    bounds: Bounds, held: list[bytes]
+) -> None:
+    """The program hears once that some are dropped; all come in order and once."""
+    a, new, old = comes_back(bounds)
+    a.take(old)  # room to ask for more
+    packets = [new.send(MESSAGE, [b"%d" % number]) or [] for number in range(4)]
+    for packet in packets[: len(held)]:
+        assert received(a, packet) is None
+    with pytest.raises(MalformedMessage, match=r"process 21, and 20 is the last"):
+        received(a, packets[len(held)])
+    for packet in packets[len(held) + 1 :]:
+        assert received(a, packet) is None
+    a.listed(21)
+    assert bodies(released(a)) == held
+    (ask,) = a.connected()
+    again = told(new, ask)
+    assert len(again) == len(packets) - len(held)
+    assert (
+        bodies([received(a, packet) for packet in again])
+        == [b"%d" % i for i in range(4)][len(held) :]
+    )
+
+
+def test_packets_that_were_held_too_long_are_asked_for() -> None:
+    a, new, _ = comes_back(Bounds())
+    assert received(a, new.send(MESSAGE, [b"0"]) or []) is None
+    a.drop_held()
+    assert received(a, new.send(MESSAGE, [b"1"]) or []) is None
+    assert not a.is_holding
+    a.listed(21)
+    assert released(a) == []
+    (ask,) = a.connected()
+    assert bodies([received(a, packet) for packet in told(new, ask)]) == [b"0", b"1"]
 
 
 def test_the_roster_is_right_about_a_name_that_was_not_in_it() -> None:
@@ -651,9 +705,12 @@ class Lines(RuleBasedStateMachine):
                 delivery = received(self.links[name], packet)
             for again in self.links[name].again(read_head(packet[0])):
                 self.put(name, again)
-            if delivery is not None:
-                self.inboxes[name].append(delivery)
-                self.got[name].append(int(bytes(delivery.frames[0])))
+            self.delivered(name, delivery)
+
+    def delivered(self, name: str, delivery: Delivery | None) -> None:
+        if delivery is not None:
+            self.inboxes[name].append(delivery)
+            self.got[name].append(int(bytes(delivery.frames[0])))
 
     @rule(name=st.sampled_from("ab"), data=st.data())
     def take(self, name: str, data: st.DataObject) -> None:
@@ -705,6 +762,7 @@ class Lines(RuleBasedStateMachine):
     def tell(self) -> None:
         """The roster, which process b is; a makes a new connection then."""
         self.links["a"].listed(self.other)
+        self.release()
         self.lines["b"].clear()
         for packet in self.links["a"].connected():
             self.put("a", packet)
@@ -713,6 +771,19 @@ class Lines(RuleBasedStateMachine):
     def tell_an_earlier_one(self, data: st.DataObject) -> None:
         """A roster that has lost all may."""
         self.links["a"].listed(data.draw(st.integers(1, self.links["a"]._newest)))
+        self.release()
+
+    @rule()
+    def hold_no_longer(self) -> None:
+        self.links["a"].drop_held()
+
+    def release(self) -> None:
+        """a handles what it has held."""
+        for head, frames in self.links["a"].release():
+            with suppress(MalformedMessage):  # more than it hears
+                self.delivered("a", self.links["a"].received(head, frames))
+            for again in self.links["a"].again(head):
+                self.put("a", again)
 
     @rule()
     def make_up(self) -> None:
@@ -729,8 +800,10 @@ class Lines(RuleBasedStateMachine):
         assert all(len(inbox) <= TOLERANCE for inbox in self.inboxes.values())
         for name in self.names:
             waiting = self.links[name].waiting
-            assert waiting.num_messages == len(self.inboxes[name])
-            assert waiting.num_bytes == sum(one.num_bytes for one in self.inboxes[name])
+            held = self.links[name]._held
+            assert len(held) <= 1
+            assert waiting.num_messages == len(self.inboxes[name]) + len(held)
+            assert waiting.num_bytes == sum(one.num_bytes for one in [*self.inboxes[name], *held])
 
     @invariant()
     def all_comes_once_and_in_order(self) -> None:
