@@ -60,6 +60,8 @@ T = TypeVar("T")
 ACK_DELAY_S = 0.01
 # How long packets are held whose sender the discovery has not told of yet.
 HOLD_S = 60.0
+# How long a proxy that closes waits for the word that its messages have been heard.
+HEARD_S = 1.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
 # Between two looks for those whose time is over.
@@ -596,11 +598,36 @@ class Endpoint:
     # --- the end ---
 
     def close(self, linger_s: float) -> None:
-        """Sends what waits for at most linger_s, and leaves. May be called again."""
+        """Sends what waits for at most linger_s, and leaves. May be called again.
+
+        Before that it waits, for HEARD_S at most, until those who are here say that they have heard
+        what was sent to them: they may be about to hear from the roster that this process is here.
+        """
+        try:
+            with suppress(MessagingError):  # it is closed, or no member any more
+                self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
+        finally:  # an interrupt too
+            self._end(linger_s)
+
+    def _wait_until_heard(self, deadline: float) -> None:
+        def unheard() -> list[Link]:
+            return [link for link in self._links.values() if link.is_here and link.num_unheard]
+
+        with self.lock:
+            for link in unheard() if self._failure is None else ():
+                packet = link.where()
+                if packet is not None:
+                    self._send(link, packet)
+        self.wait_for(lambda: None if unheard() else True, deadline)
+
+    def _end(self, linger_s: float) -> None:
         with self.lock:
             if isinstance(self._failure, Closed):
                 return
             self._send_acks()
+            for link in self._links.values():
+                if link.num_kept and not link.is_here:
+                    log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
             self._failure = Closed(f"{self.name!r} has been closed")
             self._changed.notify_all()
         self._driver.wake()

@@ -13,7 +13,9 @@ answers that a thread awaits, in send() or receive_by_id(), go to no other. What
 events() return is for one thread, and so is a group; close() gives Closed to all who wait.
 """
 
+import atexit
 import math
+import os
 import time
 import uuid
 from collections import Counter, OrderedDict
@@ -158,6 +160,8 @@ class Proxy:
             join_timeout_s=join_timeout_s,
             bounds=bounds,
         )
+        self._process_id = os.getpid()
+        atexit.register(self._close_at_exit)
         self._collectives = Collectives(self.endpoint)
         try:
             if missing := self._wait_for_peers(expected, deadline):
@@ -180,9 +184,16 @@ class Proxy:
     def close(self, linger_s: float = LINGER_S) -> None:
         """Send what is on its way, for at most so long; then leave the group. May be called again.
 
-        What a peer has not taken by then, or is kept for one that is away, is lost.
+        Of this time, for a second at most, it waits until the peers that are here say that they
+        have heard what was sent to them. What is kept for a peer that is away is lost, with a line
+        in the log (`not_delivered`). At the end of a program all proxies are closed so.
         """
         self.endpoint.close(linger_s)
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        if os.getpid() == self._process_id:  # a fork must not leave in the name of its parent
+            self.close()
 
     # --- who is there ---
 

@@ -30,6 +30,9 @@ MAX_RETRY_S: Final = 2.0
 # Between two lines in the log that say the same of one peer.
 WARN_EVERY_S: Final = 60.0
 
+# A line that breaks, and a peer that closes.
+_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
 # Of both ends.
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_CHUNK_BYTES),
@@ -201,7 +204,7 @@ class Line:
         status, told_at = self._warned
         now = time.monotonic()
         level = log.warning
-        if code is grpc.StatusCode.UNAVAILABLE or (code is status and now - told_at < WARN_EVERY_S):
+        if code in _BROKEN or (code is status and now - told_at < WARN_EVERY_S):
             level = log.debug
         else:
             self._warned = (code, now)

@@ -49,6 +49,7 @@ MAX_IDLE_TIMES: Final = 3
 
 # How long the server may take to end, once nothing is sent or taken any more.
 STOP_S: Final = 5.0
+STOP_GRACE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,15 @@ class GrpcDriver:
         server, for good: the collector, and the end of the process too, would wait for it with all
         other threads held up.
         """
-        if self._server is not None:
+        if self._server is None:
+            return
+        with self._lock:
+            for stream in self._streams:
+                stream.context.cancel()
+        try:
+            # Without time to end, gRPC reports an error to the peers, which print it.
+            self._server.stop(STOP_GRACE_S).wait()
+        except RuntimeError:  # no thread to wait in
             self._server.stop(None)
 
     @property
