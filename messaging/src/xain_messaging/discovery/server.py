@@ -12,6 +12,7 @@ from xain_messaging.discovery.service import KEEPALIVE, MembershipService
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 
 START_S = 30.0
+STOP_S = 1.0
 
 
 class MembershipServer:
@@ -39,6 +40,7 @@ class MembershipServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server: grpc.aio.Server | None = None
+        self._service: MembershipService | None = None
 
     @property
     def target(self) -> str:
@@ -72,8 +74,8 @@ class MembershipServer:
 
     async def _serve(self) -> None:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
-        service = MembershipService(self._lease_s, self.settle_s)
-        add_MembershipServicer_to_server(service, self._server)
+        self._service = MembershipService(self._lease_s, self.settle_s)
+        add_MembershipServicer_to_server(self._service, self._server)
         if self._credentials is None:
             self._port = self._server.add_insecure_port(self.target)
         else:
@@ -81,11 +83,13 @@ class MembershipServer:
         await self._server.start()
 
     def stop(self) -> None:
-        """At once. May be called again."""
+        """Returns when no member is served any more, after STOP_S at most. May be called again."""
         loop, thread = self._loop, self._thread
-        if self._server is None or loop is None or thread is None:
+        if self._server is None or self._service is None or loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._server.stop(0.0), loop).result(START_S)
+        # First the calls that wait: gRPC reports an error to those it ends, and they print it.
+        loop.call_soon_threadsafe(self._service.end)
+        asyncio.run_coroutine_threadsafe(self._server.stop(STOP_S), loop).result(START_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(START_S)
         self._server = None  # not before: gRPC takes from the loop what it reads with
