@@ -1,0 +1,129 @@
+"""Programs that send and end at once, in processes of their own: on every driver and discovery."""
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
+from xain_messaging.discovery.redis import RedisDiscovery
+from xain_messaging.errors import PeersMissing
+from xain_messaging.ports import Discovery, Roster
+from xain_messaging.proxy import Proxy
+
+PROGRAM = textwrap.dedent(
+    """
+    import base64, logging, pickle, sys, time
+    import structlog
+    from xain_messaging import Proxy
+    from xain_messaging.messages import Message
+
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+    log = logging.getLogger("program")
+    discovery, driver, how, body = pickle.loads(base64.b64decode(sys.argv[1]))
+    log.info("before")
+    root = logging.getLogger()
+    before = root.level, root.handlers[:]
+    proxy = Proxy("g", "worker", {"master": 1}, name="w", discovery=discovery, driver=driver)
+    log.info("during")
+    proxy.isend(Message("note", "w", "m", body))
+    if how == "close":
+        proxy.close()
+    elif how == "wait":
+        time.sleep(1000)
+    assert (root.level, root.handlers) == before
+    assert not structlog.is_configured()
+    log.info("after")
+    """
+)
+
+
+def start(discovery: Discovery, driver: str, how: str, body: str) -> "subprocess.Popen[str]":
+    given = base64.b64encode(pickle.dumps((discovery, driver, how, body))).decode()
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def has_ended(program: "subprocess.Popen[str]") -> None:
+    """The program ends by itself. Standard error has its own lines and those of our loggers."""
+    out, err = program.communicate(timeout=PATIENCE_S)
+    lines = err.splitlines()
+    assert (program.returncode, out) == (0, ""), err
+    own = [line for line in lines if line.startswith("program ")]
+    assert own == [f"program INFO {when}" for when in ("before", "during", "after")]
+    assert all(line.startswith(("program INFO ", "xain_messaging.")) for line in lines), err
+
+
+def received(master: Proxy) -> list[str]:
+    """The bodies of all that has come and comes in a moment, the first awaited."""
+    first = master.receive_once(PATIENCE_S)
+    assert first is not None
+    return [first.body, *(message.body for message in master.receive(0.05))]
+
+
+@pytest.fixture(params=["coordinator", "redis"])
+def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
+    with discovery_of(request.param) as found:
+        yield found
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+def test_the_last_message_of_a_program_is_delivered(
+    discovery: Discovery, driver: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A program that ends without close() leaves no entry that counts as a peer. One that comes back
+    under its name, and closes before the others are told of it, is heard once."""
+    with Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master:
+        program = start(discovery, driver, "end", "first")
+        assert received(master) == ["first"]
+        has_ended(program)
+        with pytest.raises(PeersMissing):
+            Proxy("g", "late", {"worker": 1}, join_timeout_s=0.2, discovery=discovery)
+        until(lambda: "worker" not in master.peers, "the master to be told")
+
+        membership = master.endpoint.membership
+        on_change = membership._on_change  # type: ignore[attr-defined]  # a probe
+
+        def tell_late(roster: Roster) -> None:
+            if "w" in roster:
+                until(lambda: master.endpoint._links["w"].is_holding, "its message")
+            on_change(roster)
+
+        membership._on_change = tell_late  # type: ignore[attr-defined]  # as above
+        program = start(discovery, driver, "close", "second")
+        assert received(master) == ["second"]
+        has_ended(program)
+        until(lambda: "worker" not in master.peers, "the master to be told")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_redis_entry_of_a_killed_process_does_not_satisfy_expected_peers() -> None:
+    """The entry counts no longer than its lease, which a dead process does not renew."""
+    with RedisServer() as redis:
+        discovery = RedisDiscovery(redis.url, 1.0, settle_s=0.0)
+        with Proxy("g", "master", name="m", discovery=discovery, driver="zmq") as master:
+            program = start(discovery, "zmq", "wait", "x")
+            assert received(master) == ["x"]
+            os.kill(program.pid, signal.SIGKILL)
+            program.communicate()
+
+            def is_missing() -> bool:
+                try:
+                    Proxy(
+                        "g", "late", {"worker": 1}, join_timeout_s=0.2, discovery=discovery
+                    ).close()
+                except PeersMissing:
+                    return True
+                return False
+
+            until(is_missing, "the lease to end")
