@@ -81,8 +81,8 @@ def discovery(request: pytest.FixtureRequest) -> Iterator[Discovery]:
 def test_the_last_message_of_a_program_is_delivered(
     discovery: Discovery, driver: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A program that ends without close() leaves no entry that counts as a peer. One that comes back
-    under its name, and closes before the others are told of it, is heard once."""
+    """A program that ends without close() leaves no entry that counts as a peer. One that comes
+    back under its name, and closes before the others are told of it, is heard once."""
     with Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master:
         program = start(discovery, driver, "end", "first")
         assert received(master) == ["first"]
