@@ -3,7 +3,6 @@
 A wrong flag gets one line on standard error that names it and the program, and exit status 2.
 """
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,8 +38,6 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str] | None = No
 
     Returns the exit status. A wrong command line is one line on standard error and status 2.
     """
-    # gRPC's core would print lines of its own between those of the log, say when the process forks.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before gRPC is imported
     try:
         status = app(arguments, prog_name=program, standalone_mode=False)
     except Exception as error:
