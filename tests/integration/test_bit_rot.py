@@ -1,15 +1,18 @@
 """One bit of what is stored changes: it is found, and there is a way out."""
 
+import asyncio
 import io
 import threading
 from asyncio import to_thread
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from support.wire import Member, digest, npy
+from xain_coordinator.mending import DamagedModel
 from xain_participant import Agent, Participant, StateDirectory
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import ListRoundsRequest
@@ -25,8 +28,9 @@ def flip(path: Path) -> None:
 
 
 def stored(folder: Path, pattern: str) -> Path:
-    """The only file of the weights store whose name fits."""
-    (path,) = (p for p in (folder / "weights").rglob(pattern) if p.is_file())
+    """The only file of the weights store whose name fits; what is set aside has another one."""
+    files = (p for p in (folder / "weights").rglob(pattern) if p.is_file())
+    (path,) = (p for p in files if "damaged" not in p.parts)
     return path
 
 
@@ -125,3 +129,138 @@ async def test_participant_brings_a_damaged_update_again(start, tmp_path, has_st
     assert (a.num_trained, b.num_trained) == (1 if has_state else 2, 1)
     model = np.load(stored(tmp_path, "*1/global*"))
     assert (model == 2.0).all()
+
+
+async def two_rounds(start, join, tmp_path: Path, **sections: object):
+    """A session of three rounds whose round 2 is open; it was stopped."""
+    coordinator = await start(rounds={"rounds": 3, "min_participants": 2}, **sections)
+    members = [join(coordinator, name) for name in "ab"]
+    for member in members:
+        await member.rendezvous()
+    for round_ in range(2):
+        await members[0].until(pb.ROUND, round_)
+        for number, member in enumerate(members, 1):
+            vector = np.full(LARGE, number * (round_ + 1), np.float32)
+            await member.hand_in(vector, number, round_)
+    await members[0].until(pb.ROUND, 2)
+    await coordinator.stop()
+    return coordinator
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "pattern"),
+    [
+        ({}, "2/global*"),
+        ({"optimizer": "fedadam"}, "2/global*"),
+        ({"optimizer": "fedadam"}, "optimizer/2/*"),
+        ({"rule": "geometric_median"}, "2/global*"),
+    ],
+    ids=["average", "optimiser", "its state", "surveying rule"],
+)
+async def test_damaged_model_is_made_again_at_a_start(start, join, tmp_path, aggregation, pattern):
+    """From the updates of its round, with the journal's digest as the proof. What was damaged is
+    set aside."""
+    await two_rounds(start, join, tmp_path, aggregation=aggregation)
+    path = min(p for p in (tmp_path / "weights").rglob(pattern) if p.is_file())
+    before = path.read_bytes()
+    flip(path)
+    damaged = path.read_bytes()
+    with capture_logs() as logs:
+        await start()
+    assert path.read_bytes() == before
+    told = [line for line in logs if line["event"] in ("model_damaged", "model_made_again")]
+    assert [line["log_level"] for line in told] == ["warning", "warning"]
+    assert "has the digest" in told[0]["reason"]
+    aside = [p for p in (tmp_path / "weights").rglob("*damaged*/**/*") if p.is_file()]
+    assert [p.read_bytes() for p in aside] == [damaged]
+
+
+async def test_damaged_first_model_is_made_again(start, join, tmp_path):
+    coordinator = await start()
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await coordinator.stop()
+    path = stored(tmp_path, "0/global*")
+    before = path.read_bytes()
+    flip(path)
+    await start()
+    assert path.read_bytes() == before
+
+
+async def test_damaged_model_that_cannot_be_made_again_names_the_way_out(start, join, tmp_path):
+    """The updates of its round are gone. Nothing is served and nothing changed."""
+    storage = {"path": str(tmp_path / "weights"), "keep_updates": 0}
+    first = await two_rounds(start, join, tmp_path, storage=storage)
+    ref = first.driver.session.model.ref
+    path = stored(tmp_path, "2/global*")
+    flip(path)
+    for update in (tmp_path / "weights").rglob("1/[ab].*"):
+        update.unlink(missing_ok=True)
+    damaged = path.read_bytes()
+    with pytest.raises(DamagedModel) as caught:
+        await start(storage=storage)
+    message = str(caught.value)
+    session_id = first.driver.session.session_id
+    assert f"Restore {session_id}/2/global (digest {ref.digest}) from a backup" in message
+    assert "or begin anew with --new-session" in message
+    assert path.read_bytes() == damaged
+
+
+async def test_participant_that_finds_a_damaged_model_has_it_mended(start, join, tmp_path):
+    """It does not download the same damaged model for ever, and the session goes on."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    await member.until(pb.ROUND, 0)
+    await member.hand_in(np.full(LARGE, 1.0, np.float32))
+    await member.until(pb.ROUND, 1)
+    flip(stored(tmp_path, "1/global*"))
+    agent = Agent(Constant(2.0, LARGE), f"127.0.0.1:{coordinator.port}", "a")
+    try:
+        assert await to_thread(agent.run) == 0
+    finally:
+        agent.stop()
+    assert coordinator.driver.session.cause == "completed"
+    assert (np.load(stored(tmp_path, "1/global*")) == 1.0).all()
+
+
+async def test_damaged_model_found_by_a_participant_ends_the_coordinator_if_it_stays_damaged(
+    start, join, tmp_path
+):
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(np.full(LARGE, 1.0, np.float32))
+    await a.until(pb.ROUND, 1)
+    model = (await a.start()).model
+    flip(stored(tmp_path, "1/global*"))
+    flip(stored(tmp_path, "0/a*"))
+    request = pb.StartTrainingRoundRequest(damaged_model_digest=model.digest)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.stub.StartTrainingRound(request, metadata=a.metadata)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    async with asyncio.timeout(20.0):
+        await coordinator.driver.failed.wait()
+    assert isinstance(coordinator.driver.failure, DamagedModel)
+    assert "0/a" in str(coordinator.driver.failure)
+
+
+async def test_damaged_model_is_made_again_when_the_next_one_needs_it(start, join, tmp_path):
+    """An optimiser steps from the global model, so the aggregation reads it."""
+    coordinator = await start(
+        rounds={"rounds": 2, "min_participants": 1}, aggregation={"optimizer": "fedavgm"}
+    )
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in(np.full(LARGE, 1.0, np.float32))
+    await a.until(pb.ROUND, 1)
+    path = stored(tmp_path, "1/global*")
+    before = path.read_bytes()
+    flip(path)
+    await a.hand_in(np.full(LARGE, 2.0, np.float32), round_=1)
+    await a.until(pb.FINISHED, 1)
+    assert path.read_bytes() == before
+    assert coordinator.driver.session.cause == "completed"

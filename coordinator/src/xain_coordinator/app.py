@@ -173,12 +173,14 @@ class Coordinator:
             access=self._access,
             bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
+            verify_model=self._worker.verify,
         )
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be
             # acknowledged beside it: after all that can go wrong, and before everything else.
             await run_to_end(self._take_over, self._fence)
             self._watches.append(asyncio.create_task(self._fence.watch(self.driver)))
+        await run_to_end(self._worker.mend)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
         await self._server.start()

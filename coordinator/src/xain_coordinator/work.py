@@ -9,7 +9,8 @@ work then. Only what would fail for ever ends the session.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import numpy as np
 import structlog
@@ -33,6 +34,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
+from xain_coordinator.mending import mend_model
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
@@ -43,6 +45,9 @@ log = structlog.get_logger(__name__)
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0
+
+# Between two readings of the model because of what participants say.
+VERIFY_AGAIN_S = 60.0
 
 _NOTHING = np.empty((0,), np.float32)  # XAIN's empty model
 
@@ -79,6 +84,8 @@ class StoreWorker:
         self._publish_further = publish_further
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_verifying = False
+        self._verified_at: float | None = None
         self._stop = threading.Event()  # for the threads
         self._closing = asyncio.Event()  # the same, for tasks that wait for a store
 
@@ -96,7 +103,10 @@ class StoreWorker:
     def _begin(self, name: str, work: Callable[[], Command]) -> None:
         if self._closing.is_set():
             return  # the next start does it
-        task = asyncio.get_running_loop().create_task(self._run(name, work))
+        self._spawn(self._run(name, work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -154,16 +164,73 @@ class StoreWorker:
         self._closing.set()
         await asyncio.gather(*self._tasks)
 
-    def _initialise(self, effect: InitialiseModel) -> Command:
+    # --- the model that there is ---
+
+    def mend(self) -> bool:
+        """Compare the session's model with its digest, and make it again if it is damaged. Blocks.
+
+        Returns whether it was. Raises DamagedModel, Stopped and StoreUnavailable.
+        """
+        driver = self._driver
+        models = driver.history.models
+        return mend_model(self._store, driver.session, models, self._make, self._heed_stop)
+
+    def verify(self) -> bool:
+        """Begin `mend` because a participant has found the model to be damaged. False if that was
+        done less than VERIFY_AGAIN_S ago; True also while it is under way."""
+        now = asyncio.get_running_loop().time()
+        if self._is_verifying or self._closing.is_set():
+            return True
+        if self._verified_at is not None and now < self._verified_at + VERIFY_AGAIN_S:
+            return False
+        self._is_verifying = True
+        self._spawn(self._verify())
+        return True
+
+    async def _verify(self) -> None:
+        round_ = self._driver.session.round
+        try:
+            await asyncio.to_thread(self.mend)
+        except Stopped:
+            log.info("work_stopped", work="verify", round=round_)
+        except StoreUnavailable as error:
+            log.warning("store_unavailable", work="verify", round=round_, error=str(error))
+        except StoreError as error:
+            self._driver.fail(error)
+        except Exception as error:  # a defect of ours, as in _run
+            log.exception("work_crashed", work="verify", round=round_)
+            self._driver.fail(error)
+        finally:
+            self._is_verifying = False
+            self._verified_at = asyncio.get_running_loop().time()
+
+    def _make(self, store: WeightsStore, effect: Effect) -> None:
+        """Raises ValueError where no initial model can be made."""
+        if isinstance(effect, InitialiseModel):
+            try:
+                model = self._initial_model(effect)
+            except WorkloadMissing as error:
+                raise ValueError(str(error)) from error
+            store_model(store, 0, model)
+        elif isinstance(effect, Aggregate):
+            aggregate(store, effect, self._stop)
+
+    def _initial_model(self, effect: InitialiseModel) -> Model:
+        """Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
         if effect.initial == "empty":
-            return InitialisationDone(self._store_initial(Model(_NOTHING, ())))
+            return Model(_NOTHING, ())
         if self._workload is None:
             raise WorkloadMissing(
                 "the session has no initial model yet and needs a workload to make it: "
                 "set [workload] name to the one that the session was opened with"
             )
+        return self._workload.initial_model(effect.profiles)
+
+    # --- effects ---
+
+    def _initialise(self, effect: InitialiseModel) -> Command:
         try:
-            model = self._workload.initial_model(effect.profiles)
+            model = self._initial_model(effect)
         except ValueError as error:
             # The data that have come so far do not suffice; the session knows what to do.
             log.warning("initialisation_failed", round=0, error=str(error))
@@ -178,9 +245,11 @@ class StoreWorker:
             model = aggregate(self._store, effect, self._stop)
         except UpdateChanged:
             damaged = damaged_updates(self._store, effect.updates, self._heed_stop)
-            if not damaged:
+            if damaged:
+                return NoteDamagedUpdates(damaged)
+            if not self.mend():
                 raise
-            return NoteDamagedUpdates(damaged)
+            model = aggregate(self._store, effect, self._stop)
         return AggregationDone(self._published(model))
 
     def _heed_stop(self, num_bytes: int) -> None:

@@ -214,9 +214,13 @@ class CoordinatorClient:
         current.add_watch(watch)
         return watch
 
-    def start_round(self) -> pb.StartTrainingRoundResponse:
-        """Ask for the work of the open round."""
-        return self._unary(lambda stub: stub.StartTrainingRound, pb.StartTrainingRoundRequest())
+    def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
+        """Ask for the work of the open round.
+
+        damaged_model_digest: of a model that was downloaded and is another one.
+        """
+        request = pb.StartTrainingRoundRequest(damaged_model_digest=damaged_model_digest)
+        return self._unary(lambda stub: stub.StartTrainingRound, request)
 
     def end_round(self, round_: int, update: pb.WeightsRef, num_samples: int, metrics: str) -> None:
         """Hand in what put_weights() has returned. metrics: JSON list of points."""

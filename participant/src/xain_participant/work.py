@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 from numpy.typing import NDArray
 
 from xain_messaging.logger import get_logger
@@ -55,6 +56,8 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
+        # Of a model that did not arrive as it was published; the coordinator is told.
+        self._damaged_digest = b""
         self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
         self._on_saving = on_saving
@@ -101,7 +104,9 @@ class Work:
         self._is_abandoned = True
 
     def _begin_round(self) -> e.Event:
-        return self.assign(self._client.start_round())
+        assigned = self.assign(self._client.start_round(self._damaged_digest))
+        self._damaged_digest = b""
+        return assigned
 
     def _train(self, round_: int) -> e.Event:
         assignment = self._assignment
@@ -109,7 +114,12 @@ class Work:
         if (kept := self._kept(round_)) is not None:
             self.result = kept
             return e.Trained(round_, is_durable=True)
-        weights = self._client.get_weights(assignment.model)
+        try:
+            weights = self._client.get_weights(assignment.model)
+        except Refused as refused:
+            if refused.status is grpc.StatusCode.DATA_LOSS:
+                self._damaged_digest = assignment.model.digest
+            raise
         base = self._base_for_encoding(weights)
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))

@@ -10,6 +10,7 @@ follow from the state that is now reached (steps.py, until nothing follows). So 
 whose message, or whose departure, made a round complete.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from xain_coordinator.core import commands as c
@@ -17,13 +18,14 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import answer
 from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import expiries
 from xain_coordinator.core.pacing import has_enough, round_deadline
 from xain_coordinator.core.points import coordinator_point, published_point
 from xain_coordinator.core.selection import Controller, builtin_controller
 from xain_coordinator.core.session import Session, evolve, fold
 from xain_coordinator.core.steps import next_step
-from xain_coordinator.core.values import Phase, Point, Round
+from xain_coordinator.core.values import GlobalModel, Phase, Point, Round, Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +106,50 @@ def resume(session: Session) -> tuple[Effect, ...]:
     """The work that the session is waiting for. After a restart it is owed again: whoever did it
     before has died, and doing it twice gives the same bytes."""
     if session.phase is Phase.AGGREGATING:
-        round_ = session.opened
         assert session.model is not None, "a round was closed without a model"
-        # By name: who came back after an absence stands elsewhere in the selection, and a sum of
-        # floats depends on its order.
-        names = sorted(round_.updates)
-        updates = tuple(round_.updates[p] for p in names)
-        staleness = tuple(round_.number - round_.trained_by(p) for p in names)
-        # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
-        if session.model.is_empty:
-            updates = tuple(replace(update, num_samples=0) for update in updates)
-        rules = session.rules
-        aggregate = Aggregate(
-            round_.number,
-            rules.aggregation,
-            updates,
-            session.model,
-            staleness,
-            options=rules.aggregation_options,
-            optimizer=rules.optimizer,
-            optimizer_options=rules.optimizer_options,
-        )
-        return (aggregate,)
+        return (_aggregation(session.rules, session.opened, session.model),)
     if session.phase is Phase.STANDBY and session.requested is not None and session.model is None:
         return (InitialiseModel(session.rules.initial, session.requested),)
     return ()
+
+
+def making_of(session: Session, models: Mapping[str, GlobalModel]) -> Effect | None:
+    """The work that made the model of the session; doing it again gives the same bytes. None if the
+    session does not know any more of what the model was made.
+
+    models: all that were published, by key.
+    """
+    model, last = session.model, session.last_round
+    if model is None:
+        return None
+    if model.round == 0:
+        return InitialiseModel(session.rules.initial, session.requested or ())
+    base = models.get(model_key(model.round - 1))
+    if base is None or last is None or last.number != base.round:
+        return None
+    return _aggregation(session.rules, last, base)
+
+
+def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
+    """Making a model of the updates of a round."""
+    # By name: who came back after an absence stands elsewhere in the selection, and a sum of floats
+    # depends on its order.
+    names = sorted(round_.updates)
+    updates = tuple(round_.updates[p] for p in names)
+    staleness = tuple(round_.number - round_.trained_by(p) for p in names)
+    # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
+    if base.is_empty:
+        updates = tuple(replace(update, num_samples=0) for update in updates)
+    return Aggregate(
+        round_.number,
+        rules.aggregation,
+        updates,
+        base,
+        staleness,
+        options=rules.aggregation_options,
+        optimizer=rules.optimizer,
+        optimizer_options=rules.optimizer_options,
+    )
 
 
 def next_deadline(session: Session) -> float | None:

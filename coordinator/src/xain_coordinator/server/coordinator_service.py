@@ -134,7 +134,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
-        return await self._work_of(participant_of(context))
+        participant_id = participant_of(context)
+        if request.damaged_model_digest and participant_id in self._driver.session.members:
+            self._work = self._news_with_work = None  # small models travel in them
+            self._downloads.note_damaged(request.damaged_model_digest.hex())
+        return await self._work_of(participant_id)
 
     async def _work_of(self, participant_id: str) -> pb.StartTrainingRoundResponse:
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))

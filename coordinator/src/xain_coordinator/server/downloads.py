@@ -58,11 +58,15 @@ class Offer:
 
 @dataclass(slots=True)
 class Downloads:
-    """access: how participants reach the store themselves; None if they cannot."""
+    """access: how participants reach the store themselves; None if they cannot.
+
+    verify: begins to compare the model with its digest; False if that was done just now.
+    """
 
     driver: Driver
     store: WeightsStore
     access: DirectAccess | None = None
+    verify: Callable[[], bool] = lambda: False
     # The latest small model, or its reading: everybody asks for it at once.
     _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
     # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
@@ -201,6 +205,17 @@ class Downloads:
     ) -> None:
         if (read.cancelled() or read.exception() is not None) and self._blocks.get(place) is read:
             del self._blocks[place]
+
+    def note_damaged(self, digest: str) -> None:
+        """What a participant has downloaded is not the model of this digest. Nothing of it is kept
+        in memory, and the store's copy is verified. Raises Unavailable until that has ended."""
+        model = self.driver.session.model
+        if model is None or model.ref.digest != digest:
+            return
+        self._small_model = None
+        self._blocks.clear()
+        if self.verify():
+            raise Unavailable(f"{model.ref.key} is being compared with its digest; come again soon")
 
     async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
         """How to fetch this model and put the update of this round past us; None if it cannot be

@@ -48,6 +48,7 @@ class GrpcServer:
     options: further gRPC channel arguments; they win over ours.
     access, bucket: other ways of weights, see Uploads and Downloads.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
+    verify_model: see Downloads.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class GrpcServer:
         access: DirectAccess | None = None,
         bucket: Bucket | None = None,
         trouble: Callable[[], str] = lambda: "",
+        verify_model: Callable[[], bool] = lambda: False,
     ) -> None:
         self._driver = driver
         counters = counters if counters is not None else Counter()
@@ -113,7 +115,11 @@ class GrpcServer:
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
             Entrance(
-                driver, self.uploads, Downloads(driver, store, access), parse_points, counters
+                driver,
+                self.uploads,
+                Downloads(driver, store, access, verify_model),
+                parse_points,
+                counters,
             ),
             self._server,
         )

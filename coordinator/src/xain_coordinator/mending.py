@@ -1,0 +1,163 @@
+"""The session's global model is compared with its digest, and made again if it is damaged.
+
+A model is a function of what it was made of: the same updates, or data profiles, give the same
+bytes. So it is made again as it was made, and written only where the digest is that of the journal.
+What was damaged is set aside below DAMAGED.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import structlog
+import xxhash
+
+from xain_coordinator.admission import chunks
+from xain_coordinator.aggregation.aggregator import RuleFailed
+from xain_coordinator.core.decider import making_of
+from xain_coordinator.core.effects import Effect
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.integrity import why_damaged
+from xain_coordinator.plugins import PluginFailed
+from xain_coordinator.ports import (
+    KeyNotFound,
+    Reader,
+    StoreError,
+    StoreUnavailable,
+    Upload,
+    WeightsStore,
+)
+
+log = structlog.get_logger(__name__)
+
+DAMAGED = "damaged/"
+LARGE_BYTES = 256 << 20  # reading so much takes long enough to be announced
+
+
+class DamagedModel(StoreError):
+    """The session's global model is damaged and cannot be made again. The message says what to
+    do."""
+
+
+class _NotTheSame(StoreError):
+    """What was made has another digest than the model had."""
+
+
+def mend_model(
+    store: WeightsStore,
+    session: Session,
+    models: Mapping[str, GlobalModel],
+    make: Callable[[WeightsStore, Effect], object],
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> bool:
+    """Read the session's model and its optimiser's state, and make again what is damaged. Blocks.
+
+    models: all that were published, by key. make: does the work of an effect in a store.
+    on_read: see why_damaged. Returns whether anything was damaged.
+    Raises DamagedModel, StoreUnavailable, and what `make` raises when it is stopped.
+    """
+    model = session.model
+    if model is None:
+        return False
+    refs = (model.ref, *model.state.values())
+    began = time.monotonic()
+    if sum(ref.size_bytes for ref in refs) >= LARGE_BYTES:
+        log.info("verifying_model", round=model.round, size_bytes=model.ref.size_bytes)
+    damaged = {ref.key: why for ref in refs if (why := why_damaged(store, ref, on_read))}
+    seconds = round(time.monotonic() - began, 3)
+    if not damaged:
+        log.info("model_verified", round=model.round, key=model.ref.key, seconds=seconds)
+        return False
+    for key, why in damaged.items():
+        log.warning("model_damaged", round=model.round, key=key, reason=why)
+    making = making_of(session, models)
+    try:
+        if making is None:
+            raise StoreError("of what it was made, the session does not know any more")
+        make(cast(WeightsStore, _MendingStore(store, refs, damaged)), making)
+    except StoreUnavailable:
+        raise
+    except (StoreError, RuleFailed, PluginFailed, ValueError) as error:
+        raise DamagedModel(_way_out(session.session_id, refs, damaged, error)) from error
+    log.warning("model_made_again", round=model.round, key=[*damaged], set_aside=DAMAGED)
+    return True
+
+
+def _way_out(
+    session_id: str, refs: tuple[WeightsRef, ...], damaged: Mapping[str, str], error: Exception
+) -> str:
+    objects = ", ".join(
+        f"{session_id}/{ref.key} (digest {ref.digest})" for ref in refs if ref.key in damaged
+    )
+    return (
+        f"the global model of the session {session_id} is damaged: {'; '.join(damaged.values())}. "
+        f"It cannot be made again: {error}. Restore {objects} from a backup or from an earlier "
+        "version of the object and start again, or begin anew with --new-session"
+    )
+
+
+class _MendingStore:
+    """Takes a publication only in the place of a damaged object, and only with the digest that this
+    object had."""
+
+    def __init__(
+        self, store: WeightsStore, refs: tuple[WeightsRef, ...], damaged: Mapping[str, str]
+    ) -> None:
+        self._store = store
+        self._digests = {ref.key: ref.digest for ref in refs}
+        self._damaged = damaged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)  # everything else is the store's own
+
+    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
+        return self._store.open(key, start, length)
+
+    def upload(self, key: str, label: str = "") -> Upload:
+        is_damaged = key in self._damaged
+        return _MendingUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
+
+
+class _MendingUpload:
+    def __init__(self, store: WeightsStore, key: str, digest: str, *, is_damaged: bool) -> None:
+        self._store = store
+        self._key = key
+        self._expected = digest
+        self._is_damaged = is_damaged
+        self._digest = xxhash.xxh3_128()
+        self._upload = store.upload(key)
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        self._digest.update(chunk)
+        self._upload.write(chunk)
+
+    def commit(self, *, overwrite: bool) -> None:
+        digest = self._digest.hexdigest()
+        if digest != self._expected:
+            raise _NotTheSame(
+                f"what was made has the digest {digest}, so it was made of something else, or by "
+                "another version of the program"
+            )
+        if self._is_damaged:
+            self._set_aside()
+            self._upload.commit(overwrite=True)
+        self._upload.abort()
+
+    def _set_aside(self) -> None:
+        copy = self._store.upload(f"{DAMAGED}{self._key}")
+        try:
+            with self._store.open(self._key) as reader:
+                for chunk in chunks(reader):
+                    copy.write(chunk)
+            copy.commit(overwrite=True)
+        except KeyNotFound:
+            pass  # there is nothing left of it
+        finally:
+            copy.abort()
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+    def suspend(self) -> None:
+        self._upload.suspend()
