@@ -59,6 +59,9 @@ class ParticipantMachine:
         self._agent: Agent | None = None
         self._state = StateDisk()
         self._num_started = 0
+        # Chance of its own: which of its updates are bad.
+        self._bad = dict(scenario.bad).get(index, 0.0)
+        self._of_bad = Random(f"{scenario.seed} bad {index}")
         self._restart_s: float | None = 1.0
 
     def boot(self) -> None:
@@ -69,6 +72,8 @@ class ParticipantMachine:
         process = self.process = Process(self.name, self._scenario.clock_rate(self.index))
         runtime = Runtime(self._hub, process)
         process.on_kill = lambda: self._died(runtime)
+        if self._bad:
+            process.excuse = "it sends bad updates"
         chance = Random(f"{self._scenario.seed} {self.name} {self._num_started}")
         self._hub.note(self.name, "starts")
         runtime.spawn("main", lambda: self._main(process, runtime, chance))
@@ -124,6 +129,8 @@ class ParticipantMachine:
         expected = 0 if session is not None and session.cause == "completed" else 1
         if self._oracle.is_finished and code == expected:
             self.is_done = True
+        elif code == 1 and self._bad:
+            self._restart_s = None  # whoever is refused again and again leaves
         elif code != EXIT_STOPPED:
             self._oracle.fail(f"{self.name} exits with {code}")
         self._gone(runtime)
@@ -139,10 +146,23 @@ class ParticipantMachine:
         else:
             self._hub.after(self._restart_s, None, self.boot)
 
+    def _spoilt(self, vector: NDArray[Any], *, is_first: bool) -> NDArray[Any] | None:
+        """An update that must be refused, in the place of this one; None: it is a good one.
+        is_first: there is no model yet, whose length an update must have."""
+        if self._of_bad.random() >= self._bad:
+            return None
+        if not is_first and self._of_bad.random() < 0.5:
+            return np.append(vector, vector[:1])
+        spoilt = vector.copy()
+        spoilt[-1] = self._of_bad.choice((np.nan, np.inf))
+        return spoilt
+
     # --- its life ---
 
     def _main(self, process: Process, runtime: Runtime, chance: Random) -> None:
-        training = _Training(self._hub, self._scenario, self._oracle, self.index, self._state)
+        training = _Training(
+            self._hub, self._scenario, self._oracle, self.index, self._state, self._spoilt
+        )
         keeper = SimulatedKeeper(self._hub, process, self._state, self.name)
         transfer = SimulatedDirect(self._network, process, self.link, self._store, self._trouble)
         with mock.patch("xain_participant.agent.DirectTransfer", return_value=transfer):
@@ -169,8 +189,15 @@ class _Training(Participant):
     """Makes of a model what oracle.py says, and takes its time."""
 
     def __init__(
-        self, hub: Hub, scenario: Scenario, oracle: Oracle, index: int, state: StateDisk
+        self,
+        hub: Hub,
+        scenario: Scenario,
+        oracle: Oracle,
+        index: int,
+        state: StateDisk,
+        spoilt: Callable[..., NDArray[Any] | None],
     ) -> None:
+        self._spoilt = spoilt
         self._hub = hub
         self._scenario = scenario
         self._oracle = oracle
@@ -213,6 +240,10 @@ class _Training(Participant):
         # What training takes, in virtual time.
         sleep(self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
         vector = compute()
+        spoilt = self._spoilt(vector, is_first=base is None)
+        if spoilt is not None:
+            self._hub.note(self._name, f"trains a bad update of round {round_}")
+            return spoilt
         self._trained.add(round_)
         self._oracle.trained(self._name, round_, vector, base)
         return vector

@@ -19,6 +19,7 @@ from simulation.scenario import Kind
 from xain_coordinator import bundles, fencing, retention
 from xain_coordinator import driver as driver_module
 from xain_coordinator import restore as restore_module
+from xain_coordinator.admission import Inspector
 from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.bundles import Bundles
 from xain_coordinator.core import answers, decider, pacing, steps
@@ -38,7 +39,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.reception import Reception
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import StoreWorker
-from xain_participant import events
+from xain_participant import events, protocol
 from xain_participant import work as work_module
 from xain_participant.download import Download
 from xain_participant.encoded import quantise
@@ -293,6 +294,10 @@ def _pick_up_as_sent(self: Reception) -> bool:
     return is_good
 
 
+def _count(self: Inspector, elements: Any) -> None:
+    self._num_elements += len(elements)
+
+
 def _patch(target: Any, name: str, value: Any) -> Mutation:
     return partial(mock.patch.object, target, name, value)
 
@@ -346,6 +351,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         Reception, "pick_up", _pick_up_as_sent
     ),
     "believe what a store has sent": _patch(Download, "check", lambda self: None),
+    "take what is not finite": _patch(Inspector, "_scan", _count),
+    "stay though every update is refused": _patch(protocol, "MAX_INVALID", 1_000_000),
     "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
     "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),
     "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
@@ -403,6 +410,8 @@ SEEN: Mapping[str, str] = {
     "leave clocks no room to drift": "was never away",
     "blame the sender for what a power cut has spoilt": "update_invalid",
     "believe what a store has sent": "a model that was never published",
+    "take what is not finite": "was never trained",
+    "stay though every update is refused": "there is no end",
     "forget what an optimiser remembers": "the model of round",
     "clip nothing": "it should be near",
     "aggregate five updates at most": "the model of round",

@@ -58,7 +58,8 @@ class Scenario:
     """seed: of all chance that is left to the run itself, such as how long a message takes.
 
     num_floats: of the model. train_s: how long a round's training takes each participant.
-    gone: those who leave for good, without a word, and when. unwell: how it goes with messages.
+    gone: those who leave for good, without a word, and when.
+    bad: those who send updates that are not finite, or too long, and which part of theirs are so.
     is_inline: weights travel inside calls, else in streams of chunks. is_direct: or past the
         coordinator, by URLs. keeps_parts: a part of an upload outlives its coordinator.
     encoding: of updates that do not travel inside calls.
@@ -94,6 +95,7 @@ class Scenario:
     buffer_size: int | None = None
     train_s: tuple[float, ...] = (1.0, 1.0)
     gone: tuple[tuple[int, float], ...] = ()
+    bad: tuple[tuple[int, float], ...] = ()
     is_inline: bool = True
     is_direct: bool = False
     keeps_parts: bool = False
@@ -125,6 +127,8 @@ class Scenario:
             "consistency": self.consistency,
             "staleness": self.staleness,
             "buffer_size": self.buffer_size,
+            # rounds.py does not know who is left out.
+            "refused_limit": 0 if self.bad else 3,
         }
         config = CoordinatorConfig.model_validate(
             {
@@ -152,6 +156,7 @@ class Scenario:
             and self.fraction == 1
             and self.consistency == "bsp"
             and not self.gone
+            and not self.bad
         )
 
     @property
@@ -163,7 +168,9 @@ class Scenario:
     def is_quiet(self) -> bool:
         """Nothing goes wrong, and nobody is away."""
         noise = self.noise
-        return not (self.faults or self.gone or noise.lost or noise.duplicated or noise.slow)
+        return not (
+            self.faults or self.gone or self.bad or noise.lost or noise.duplicated or noise.slow
+        )
 
     def clock_rate(self, index: int) -> float:
         """Of a participant; -1: of the coordinator."""
@@ -322,7 +329,13 @@ def _fleet(chance: Random, scenario: Scenario) -> Scenario:
     if scenario.can_fail and chance.random() < 0.3:
         num_gone = min(n, num_spare + 1)  # too many
     gone = chance.sample(range(n), num_gone)
-    return replace(scenario, gone=tuple((who, chance.random() * 30.0) for who in sorted(gone)))
+    scenario = replace(scenario, gone=tuple((who, chance.random() * 30.0) for who in sorted(gone)))
+    left = sorted(set(range(n)) - set(gone))
+    num_bad = min(len(left), max(0, num_spare - num_gone))
+    if chance.random() < 0.5:
+        num_bad = 0
+    bad = sorted(chance.sample(left, num_bad))
+    return replace(scenario, bad=tuple((who, chance.choice((0.3, 0.6, 1.0))) for who in bad))
 
 
 # They meet what is half-done.
