@@ -1,6 +1,5 @@
 """Every status of the protocol, through a real channel, read after the exception was caught."""
 
-import contextlib
 import inspect
 import json
 import traceback
@@ -14,7 +13,6 @@ from structlog.testing import capture_logs
 from support.wire import Member, digest, npy, reason
 from xain_coordinator.core import errors
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server.serve import RPCS_PER_PARTICIPANT, SPARE_RPCS
 from xain_coordinator.server.statuses import STATUSES
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -285,28 +283,6 @@ async def test_a_message_above_the_limit_is_resource_exhausted(start, join):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await a.end(metrics="x" * (3 << 20))
     assert caught.value.code() is Code.RESOURCE_EXHAUSTED
-
-
-async def test_too_many_calls_at_once_are_resource_exhausted(start, join, monkeypatch):
-    """One participant cannot take up the server by opening one watch after the other."""
-    # Without the room for those who are members of Membership, which is a matter of thousands.
-    monkeypatch.setattr("xain_coordinator.server.serve.MAX_MEMBERS", 0)
-    coordinator = await start(rounds={"min_participants": 1})
-    a = join(coordinator, "a")
-    await a.rendezvous()
-    calls = [a.watch() for _ in range(RPCS_PER_PARTICIPANT + SPARE_RPCS)]
-    for call in calls:
-        await call.read()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await a.heartbeat()
-    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
-    calls[0].cancel()
-    status: pb.HeartbeatResponse | None = None
-    while status is None:  # until the server has seen the cancellation
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            status = await a.heartbeat()
-    for call in calls:
-        call.cancel()
 
 
 async def test_a_model_that_is_not_there_is_not_found(start, join):

@@ -22,6 +22,7 @@ from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.ports import Clock, StoreUnavailable
 from xain_coordinator.retention import Retention
+from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.interceptor import RefusalInterceptor
@@ -227,7 +228,9 @@ class CoordinatorMachine:
         fence = Fence(bare, journal, driver.session.session_id, "the simulated store")
         store = FencedStore(bare, fence.check)
         worker = StoreWorker(driver, store, metrics, _Workload(self._scenario))
-        server = Server(self._network, process, loop, RefusalInterceptor(Counter()))
+        admission = AdmissionControl(lambda name: name in driver.session.members)
+        interceptor = RefusalInterceptor(Counter(), admission)
+        server = Server(self._network, process, loop, interceptor)
         server.answered = lambda participant_id, method, at: self.oracle.answered(
             participant_id, method, driver.clock.now() - (hub.now - at) * process.clock_rate
         )

@@ -51,6 +51,12 @@ class Process:
         assert self._process is not None
         return self._process.returncode
 
+    @property
+    def pid(self) -> int:
+        """Process id, of the last one if it was started again."""
+        assert self._process is not None
+        return self._process.pid
+
     async def run(self, command: Sequence[str]) -> asyncio.subprocess.Process:
         with self.log_path.open("ab") as log:
             return await asyncio.create_subprocess_exec(sys.executable, *command, stderr=log)

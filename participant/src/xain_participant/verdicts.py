@@ -27,6 +27,7 @@ _BY_REASON = {
     "UPLOAD_MISSING": Verdict.RETRY,  # each attempt uploads anew
     "UNAVAILABLE": Verdict.RETRY,
     "TOO_MANY_CALLS": Verdict.RETRY,
+    "REQUEST_MISSING": Verdict.RETRY,
     "ROUND_CLOSED": Verdict.OVER,
     "STALE_ROUND": Verdict.OVER,
     "DUPLICATE_UPDATE": Verdict.OVER,

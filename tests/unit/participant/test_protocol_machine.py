@@ -66,11 +66,13 @@ class World(RuleBasedStateMachine):
                 self.session = session_id
                 self.acknowledged.clear()
                 self.stale = True
-            case e.Advertised(session_id=session_id) if session_id not in ("", self.session):
-                self.acknowledged.clear()
-                self.stale = True
         exited = bool(self.exits)
+        before = self.protocol.session_id
         actions = self.protocol.handle(event)
+        # A late advertisement of the session before is ignored, and changes nothing.
+        if isinstance(event, e.Advertised) and self.protocol.session_id != before:
+            self.acknowledged.clear()
+            self.stale = True
         assert not (exited and actions), "something after the end"
         for action in actions:
             self.carry_out(action)

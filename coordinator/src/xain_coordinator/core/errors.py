@@ -10,9 +10,13 @@ from xain_messaging.names import shortened
 
 
 class Refusal(Exception):
-    """A command that was not carried out. It changed nothing."""
+    """A command that was not carried out. It changed nothing.
+
+    retry_after_s: when the sender is asked to come again; None leaves that to it.
+    """
 
     code: ClassVar[str]
+    retry_after_s: ClassVar[float | None] = None
 
 
 class InvalidRequest(Refusal):
@@ -154,3 +158,16 @@ class LineSlow(Unavailable):
     """The sender's line is too slow for the size of its messages. Go on in smaller ones."""
 
     code = "LINE_SLOW"
+
+
+class TooManyCalls(Refusal):
+    """The sender, or strangers together, have as many calls open as are admitted."""
+
+    code = "TOO_MANY_CALLS"
+    retry_after_s = 1.0
+
+
+class RequestMissing(Refusal):
+    """The headers of a call came, and its first message did not."""
+
+    code = "REQUEST_MISSING"

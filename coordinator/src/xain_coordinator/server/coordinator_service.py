@@ -304,7 +304,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         try:
             received = await self._uploads.receive(
                 participant_id,
-                context.read,
+                lambda: anext(request_iterator, grpc.aio.EOF),
                 self._chunk_turn,
                 is_small=_has_small_messages(context),
             )

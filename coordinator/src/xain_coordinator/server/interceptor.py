@@ -21,9 +21,10 @@ import structlog
 
 from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
 from xain_coordinator.ports import StoreError
+from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.requests import bounded, only_request
-from xain_coordinator.server.statuses import STATUSES, message_of, status_details
+from xain_coordinator.server.statuses import status_of
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,8 @@ Status = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]
 class RefusalInterceptor(grpc.aio.ServerInterceptor):
     """counters: how often each refusal was given, by its code."""
 
-    def __init__(self, counters: Counter[str]) -> None:
+    def __init__(self, counters: Counter[str], admission: AdmissionControl) -> None:
+        self._admission = admission
         self._counters = counters
         # By method, so that a call costs a look-up. Of methods that there are: what a stranger asks
         # for in vain is not kept.
@@ -78,7 +80,12 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         yields = inspect.isasyncgenfunction(behaviour)
 
         async def serve(requests: Any, context: Context) -> Any:
-            request = requests if reads_itself else await only_request(context)
+            call = self._admission.admit(method, context)
+            if reads_itself:
+                request = self._admission.requests(method, call)
+            else:
+                request = await only_request(context)
+                self._admission.heard(method, call, request)
             if not yields:
                 return await behaviour(request, context)
             async with aclosing(behaviour(request, context)) as messages:
@@ -118,12 +125,12 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             log.warning("store_unavailable", method=method, error=str(error))
             error = Unavailable("the weights store is away; try again in a moment")
         self._counters[error.code] += 1
-        reason = message_of(error)
+        status = status_of(error)
+        reason = status[1]
         log.debug("refused", method=method, code=error.code, reason=reason)
         if isinstance(error, InvalidRequest):
             self._invalid(method=method, peer=context.peer(), reason=reason)
-        details = (("grpc-status-details-bin", status_details(error)),)
-        return STATUSES[type(error)], reason, details
+        return status
 
 
 def _is_async(behaviour: Callable[..., Any]) -> bool:

@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
+from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.entrance import Entrance
+from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.uploads import Bucket, Uploads
@@ -27,14 +29,22 @@ from xain_proto.messaging import membership_pb2, membership_pb2_grpc
 COORDINATOR = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 INSPECTION = inspection_pb2.DESCRIPTOR.services_by_name["Inspection"].full_name
 MEMBERSHIP = membership_pb2.DESCRIPTOR.services_by_name["Membership"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 # A name for health checks that restart what hangs: it is serving for as long as anybody answers,
 # also while the others are not serving any more.
 LIVENESS = "liveness"
 
-RPCS_PER_PARTICIPANT = 6
-SPARE_RPCS = 64
 MIN_PENDING = 3000  # as many as gRPC allows by itself
+# A participant has five calls open at most, a peer of Membership seven. A proxy that merges the
+# connections of many opens another one, or needs more: [server] grpc_options.
+STREAMS_PER_CONNECTION = 250
+# The one in use, one that is tried, and two that have gone and that nobody has noticed yet.
+CONNECTIONS_PER_PARTICIPANT = 4
+CONNECTIONS_PER_MEMBER = 2
+SPARE_CONNECTIONS = 1000  # 14 KB each
+IDLE_MS = 300_000  # a participant has a Watch stream or a heartbeat every few seconds
+HANDSHAKE_MS = 20_000
 
 
 class PortTaken(Exception):
@@ -72,14 +82,8 @@ class GrpcServer:
     ) -> None:
         self._driver = driver
         counters = counters if counters is not None else Counter()
-        # Everybody's watch, heartbeat and transfer, twice over for those who reconnect, all that
-        # the members of Membership may have open, and some for strangers and operators. Above it
-        # gRPC answers RESOURCE_EXHAUSTED.
-        max_rpcs = (
-            RPCS_PER_PARTICIPANT * driver.session.rules.max_connected
-            + RPCS_PER_MEMBER * MAX_MEMBERS
-            + SPARE_RPCS
-        )
+        max_connected = driver.session.rules.max_connected
+        max_pending = max(6 * max_connected + RPCS_PER_MEMBER * MAX_MEMBERS, MIN_PENDING)
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,
@@ -95,14 +99,34 @@ class GrpcServer:
             # Calls that have come, and that Python has not taken up yet. Beyond it gRPC cancels
             # them, some from 1,000 on unless told otherwise: of a fleet that comes back at once
             # many would have to come again.
-            "grpc.server.max_pending_requests": max(max_rpcs, MIN_PENDING),
-            "grpc.server.max_pending_requests_hard_limit": max(max_rpcs, MIN_PENDING),
+            "grpc.server.max_pending_requests": max_pending,
+            "grpc.server.max_pending_requests_hard_limit": max_pending,
+            # What a connection and a call take is not much, but a stranger opens any number.
+            "grpc.max_concurrent_streams": STREAMS_PER_CONNECTION,
+            "grpc.max_allowed_incoming_connections": (
+                CONNECTIONS_PER_PARTICIPANT * max_connected
+                + CONNECTIONS_PER_MEMBER * MAX_MEMBERS
+                + SPARE_CONNECTIONS
+            ),
+            "grpc.max_connection_idle_ms": IDLE_MS,
+            "grpc.server_handshake_timeout_ms": HANDSHAKE_MS,
             **(options or {}),
         }
+        # For programs that use messaging; it knows nothing of the session.
+        self._membership = MembershipService()
+        self.admission = AdmissionControl(
+            lambda name: name in driver.session.members,
+            lambda method, request: (
+                self._membership.member_of(request)
+                if method.startswith(f"/{MEMBERSHIP}/")
+                else None
+            ),
+            # A fleet that comes for the first time consists of strangers.
+            CALLS_OF_STRANGERS + max_connected,
+        )
         self._server = grpc.aio.server(
-            interceptors=[RefusalInterceptor(counters)],
+            interceptors=[RefusalInterceptor(counters, self.admission)],
             options=list(settings.items()),
-            maximum_concurrent_rpcs=max_rpcs,
         )
         self.uploads = Uploads(
             driver,
@@ -126,13 +150,11 @@ class GrpcServer:
         inspection_pb2_grpc.add_InspectionServicer_to_server(
             InspectionService(driver, metrics, counters, trouble), self._server
         )
-        # For programs that use messaging; it knows nothing of the session.
-        self._membership = MembershipService()
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
         )
         try:
             self.port = self._server.add_insecure_port(address)
@@ -144,18 +166,19 @@ class GrpcServer:
 
     async def start(self) -> None:
         await self._server.start()
-        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        await self._say_serving(True)
+        self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        self._say_serving(True)
 
     async def stop(self, drain_s: float) -> None:
         """Not serving; the calls under way may finish within drain_s; then the port is free."""
-        await self._say_serving(False)
+        self._say_serving(False)
         self._driver.end_watches()
         self._membership.end()
         await self._server.stop(drain_s)
+        self.admission.close()
         await self.uploads.close()
 
-    async def _say_serving(self, serving: bool) -> None:
+    def _say_serving(self, serving: bool) -> None:
         response = health_pb2.HealthCheckResponse
         for service in ("", *SERVICES):
-            await self._health.set(service, response.SERVING if serving else response.NOT_SERVING)
+            self._health.set(service, response.SERVING if serving else response.NOT_SERVING)

@@ -37,6 +37,9 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     # Send less.
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    # Leave room for the calls of others, and ask again later.
+    errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.RequestMissing: grpc.StatusCode.DEADLINE_EXCEEDED,
     # Ask again later.
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     # Go on where it stopped.
@@ -47,6 +50,14 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
 def message_of(refusal: errors.Refusal) -> str:
     """The message of its status."""
     return shortened(str(refusal), MAX_MESSAGE)
+
+
+def status_of(
+    refusal: errors.Refusal,
+) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """The status, its message, and its trailing metadata, as context.abort() takes them."""
+    details = (("grpc-status-details-bin", status_details(refusal, refusal.retry_after_s)),)
+    return STATUSES[type(refusal)], message_of(refusal), details
 
 
 def status_details(refusal: errors.Refusal, retry_after_s: float | None = None) -> bytes:

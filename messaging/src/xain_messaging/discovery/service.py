@@ -123,6 +123,13 @@ class MembershipService(MembershipServicer):
         for arrival in list(self._arrivals):
             self._registry.give_up(arrival)
 
+    def member_of(self, request: Any) -> tuple[str, str] | None:
+        """The member that a request comes from, by its group and name; None if it is none."""
+        if isinstance(request, pb.JoinRequest):
+            return None
+        member = (request.group, request.name, request.incarnation)
+        return member[:2] if self._registry.is_member(*member) else None
+
     # --- the calls ---
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:

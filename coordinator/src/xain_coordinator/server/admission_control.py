@@ -1,0 +1,230 @@
+"""Admission control: how many calls may be open, those of members apart from those of strangers.
+
+A call is admitted when its headers have come and before its first message has, since a client that
+never sends the message would hold the call open for ever. Each call takes a place in one pool:
+
+- a member of the session has a pool of its own, and so has a member of the Membership service,
+  which is known by its first message;
+- all others share one pool for health checks, one for streams that last (Health/Watch and
+  reflection), and one for everything else.
+
+So strangers take no place from members, however many calls they open. A call that finds its pool
+full ends the oldest call in it that is only waiting for its client; if there is none, it is refused
+itself and told when to come again. Ended are also calls whose first message does not come within
+FIRST_MESSAGE_S, and streams of strangers after STREAM_S.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from typing import Any
+
+import grpc
+
+from xain_coordinator.core.errors import Refusal, RequestMissing, TooManyCalls, Unavailable
+from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.statuses import status_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# A connection that brings less in this time is too slow for an upload, too; see places.STALLED_S.
+FIRST_MESSAGE_S = 30.0
+STREAM_S = 3600.0
+# A call that is younger is not ended for another one: its message is probably on its way.
+MIN_SILENCE_S = 1.0
+
+# A Watch stream, a heartbeat, a transfer and the question about it; as much again on each of two
+# connections that have gone and that nobody has noticed yet, and some to spare.
+CALLS_PER_MEMBER = 16
+# A silent call takes 20 KB.
+CALLS_OF_STRANGERS = 1000
+HEALTH_CHECKS = 100
+STREAMS_OF_STRANGERS = 100
+
+_STRANGERS, _CHECKS, _STREAMS = "strangers", "health checks", "streams"
+_POOLS: Mapping[str, str] = {
+    "/grpc.health.v1.Health/Check": _CHECKS,
+    "/grpc.health.v1.Health/Watch": _STREAMS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _STREAMS,
+}
+
+Pool = dict["Call", None]  # the oldest first
+
+
+class Call:
+    """An open call. waits: only for its client, so that ending it loses no work."""
+
+    __slots__ = ("context", "is_ended", "opened_at", "pool", "task", "timer", "waits")
+
+    def __init__(self, context: Context, pool: Hashable, opened_at: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a call has a task"
+        self.context = context
+        self.pool = pool
+        self.opened_at = opened_at
+        self.task = task
+        self.timer: asyncio.TimerHandle | None = None  # of its end
+        self.waits = True
+        self.is_ended = False
+
+
+class AdmissionControl:
+    """All open calls of a server. One event loop has it.
+
+    is_member: whether a participant is a member of the session.
+    member_of: the member of another service that a request comes from, and None from strangers.
+    num_strangers: how many calls of strangers may be open.
+    """
+
+    def __init__(
+        self,
+        is_member: Callable[[str], bool],
+        member_of: Callable[[str, Any], Hashable | None] = lambda method, request: None,
+        num_strangers: int = CALLS_OF_STRANGERS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_member = is_member
+        self._member_of = member_of
+        self._now = now
+        self._capacities: dict[Hashable, int] = {
+            _STRANGERS: num_strangers,
+            _CHECKS: HEALTH_CHECKS,
+            _STREAMS: STREAMS_OF_STRANGERS,
+        }
+        self._pools: dict[Hashable, Pool] = {}
+        self._silent: Pool = {}  # without a first message
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls are open."""
+        return sum(map(len, self._pools.values()))
+
+    def admit(self, method: str, context: Context) -> Call:
+        """Give a call its place until it is answered. In the task of the call, before its first
+        message. Raises TooManyCalls."""
+        pool: Hashable = _POOLS.get(method)
+        if pool is None:
+            participant_id = participant_of(context)
+            is_member = self._is_member(participant_id)
+            pool = (participant_id,) if is_member else _STRANGERS
+        call = Call(context, pool, self._now())
+        self._enter(call, pool)
+        # Not by the context, which would hold itself in a cycle with its callbacks.
+        call.task.add_done_callback(lambda _: self._leave(call))
+        self._silent[call] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FIRST_MESSAGE_S, self._end_silent)
+        return call
+
+    def heard(self, method: str, call: Call, request: Any) -> None:
+        """The first message of a call has come. Raises TooManyCalls if it is known by it, and has
+        too many."""
+        if call not in self._silent:
+            return  # a later message
+        del self._silent[call]
+        if call.pool == _STREAMS:
+            refusal = Unavailable(f"a stream ends after {STREAM_S:g} s; open another one")
+            loop = asyncio.get_running_loop()
+            call.timer = loop.call_later(STREAM_S, self._end, call, refusal)
+            return
+        call.waits = False
+        member = self._member_of(method, request)
+        if member is not None:
+            self._remove(call)
+            self._enter(call, member)
+
+    def requests(self, method: str, call: Call) -> "Requests":
+        """The messages of a stream of requests."""
+        return Requests(call.context, lambda request: self.heard(method, call, request))
+
+    def _enter(self, call: Call, name: Hashable) -> None:
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = {}
+        capacity = self._capacities.get(name, CALLS_PER_MEMBER)
+        if len(pool) >= capacity:
+            old = self._oldest_waiting(pool)
+            # Calls that are being ended are in the pool for as long as their clients take to let
+            # go of them.
+            if old is None or len(pool) >= 2 * capacity:
+                whose = name if isinstance(name, str) else "calls of this member"
+                raise TooManyCalls(f"{len(pool)} {whose} are open already, the limit is {capacity}")
+            self._end(old, TooManyCalls("a newer call takes the place of this one, which waited"))
+        call.pool = name
+        pool[call] = None
+
+    def _oldest_waiting(self, pool: Pool) -> Call | None:
+        latest = self._now() - MIN_SILENCE_S
+        for call in pool:
+            if call.opened_at > latest:
+                return None
+            if call.waits and not call.is_ended:
+                return call
+        return None
+
+    def _leave(self, call: Call) -> None:
+        self._silent.pop(call, None)
+        self._remove(call)
+        if call.timer is not None:
+            call.timer.cancel()
+
+    def _remove(self, call: Call) -> None:
+        pool = self._pools.get(call.pool)
+        if pool is not None:
+            pool.pop(call, None)
+            if not pool:
+                del self._pools[call.pool]
+
+    def _end_silent(self) -> None:
+        """End the calls whose first message is overdue; come again for the next ones."""
+        self._timer = None
+        now = self._now()
+        for call in list(self._silent):
+            left_s = call.opened_at + FIRST_MESSAGE_S - now
+            if left_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(left_s, self._end_silent)
+                return
+            self._silent.pop(call)
+            self._end(call, RequestMissing(f"no message has come in {FIRST_MESSAGE_S:g} s"))
+
+    def _end(self, call: Call, refusal: Refusal) -> None:
+        if call.is_ended:
+            return
+        call.is_ended = True
+        task = asyncio.get_running_loop().create_task(_abort(call, refusal))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    def close(self) -> None:
+        """The server has stopped."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+async def _abort(call: Call, refusal: Refusal) -> None:
+    """Send the status, then stop what still works on the call. A read that waits for the client
+    ends by itself with the status, so that no operation of gRPC is cancelled."""
+    try:
+        await call.context.abort(*status_of(refusal))
+    except grpc.aio.AbortError as aborted:
+        aborted.__traceback__ = None  # gRPC keeps it with the call, which this frame holds
+    except (grpc.aio.UsageError, grpc.aio.InternalError):
+        pass  # it was being answered at the same time, or the client has gone
+    call.task.cancel()
+
+
+class Requests(AsyncIterator[Any]):
+    """The messages of a stream of requests. on_message: told each of them."""
+
+    def __init__(self, context: Context, on_message: Callable[[Any], None]) -> None:
+        self._context = context
+        self._on_message = on_message
+
+    async def __anext__(self) -> Any:
+        message = await self._context.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        self._on_message(message)
+        return message

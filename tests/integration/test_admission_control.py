@@ -1,0 +1,200 @@
+"""Admission control of a real server: members and strangers that open more calls than they need."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from grpc_status import rpc_status
+
+from support.silent import SilentConnection
+from support.wire import Member, reason
+from xain_coordinator.server import admission_control
+from xain_coordinator.server.admission_control import CALLS_PER_MEMBER
+from xain_coordinator.server.serve import STREAMS_PER_CONNECTION
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+
+Code = grpc.StatusCode
+HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
+STRANGERS = 20
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few places, so that a test can fill them."""
+    monkeypatch.setattr("xain_coordinator.server.serve.CALLS_OF_STRANGERS", STRANGERS)
+    monkeypatch.setattr(admission_control, "HEALTH_CHECKS", STRANGERS)
+    monkeypatch.setattr(admission_control, "STREAMS_OF_STRANGERS", STRANGERS)
+
+
+def open_calls(coordinator: Any) -> int:
+    return coordinator._server.admission.num_calls
+
+
+async def eventually(is_true: Callable[[], bool]) -> None:
+    """A poll: it ends when the server has taken up, or ended, the calls."""
+    deadline = time.monotonic() + 30.0
+    while not is_true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def until_open(coordinator: Any, num_calls: int) -> None:
+    await eventually(lambda: open_calls(coordinator) == num_calls)
+
+
+async def silence() -> AsyncIterator[Any]:
+    """No request, for ever."""
+    await asyncio.Event().wait()
+    yield None
+
+
+def silent_heartbeat(member: Member) -> Any:
+    return member.channel.stream_unary(HEARTBEAT)(silence(), metadata=member.metadata)
+
+
+async def status_of(call: Any) -> Code:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+async def test_member_with_too_many_calls_is_asked_to_come_again(start, join):
+    """The calls of another member, and of strangers, are not refused for it."""
+    coordinator = await start(rounds={"min_participants": 2})
+    greedy, modest = join(coordinator, "greedy"), join(coordinator, "modest")
+    await greedy.rendezvous()
+    await modest.rendezvous()
+    calls = [greedy.watch() for _ in range(CALLS_PER_MEMBER)]
+    for call in calls:
+        await call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await greedy.heartbeat()
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED
+    assert reason(caught.value) == "TOO_MANY_CALLS"
+    retry = RetryInfo()
+    assert any(detail.Unpack(retry) for detail in rpc_status.from_call(caught.value).details)
+    assert retry.retry_delay.ToMilliseconds() == 1000
+    await modest.heartbeat()
+    await join(coordinator, None).inspection.GetStatus(inspection.GetStatusRequest())
+    calls[0].cancel()
+    await until_open(coordinator, CALLS_PER_MEMBER - 1)
+    await greedy.heartbeat()
+    for call in calls:
+        call.cancel()
+
+
+async def test_call_without_a_message_ends_with_deadline_exceeded(start, join, monkeypatch):
+    """Also one of a member, and a stream of requests; nothing of them is left."""
+    monkeypatch.setattr(admission_control, "FIRST_MESSAGE_S", 0.1)
+    coordinator = await start(rounds={"min_participants": 2})
+    member, stranger = join(coordinator, "a"), join(coordinator, "stranger")
+    await member.rendezvous()
+    reflection = ServerReflectionStub(stranger.channel).ServerReflectionInfo(silence())
+    calls = [
+        silent_heartbeat(member),
+        silent_heartbeat(stranger),
+        member.stub.PutWeights(silence(), metadata=member.metadata),
+        reflection.read(),
+    ]
+    codes = [await status_of(call) for call in calls]
+    assert codes == [Code.DEADLINE_EXCEEDED] * 4
+    await until_open(coordinator, 0)
+    assert (await member.heartbeat()).state == pb.STANDBY
+
+
+@pytest.mark.usefixtures("few")
+async def test_silent_calls_of_strangers_make_room_for_newer_calls(start, join, monkeypatch):
+    """One of them ends; strangers that do send their message are answered."""
+    monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
+    coordinator = await start(rounds={"min_participants": 1})
+    stranger = join(coordinator, "a")
+    silent = join(coordinator, "silent")
+    most = STRANGERS + 1  # and as many as may be connected
+    calls = [silent_heartbeat(silent) for _ in range(most)]
+    await until_open(coordinator, most)
+    assert (await stranger.rendezvous()).reply == pb.ACCEPT
+    await eventually(lambda: any(call.done() for call in calls))
+    await until_open(coordinator, most - 1)
+    (ended,) = [call for call in calls if call.done()]
+    assert await status_of(ended) is Code.RESOURCE_EXHAUSTED
+    for call in calls:
+        call.cancel()
+
+
+@pytest.mark.usefixtures("few")
+async def test_strangers_are_refused_while_younger_calls_fill_their_places(start, join):
+    """A flood within the second in which a message may still be on its way."""
+    coordinator = await start(rounds={"min_participants": 2})
+    member, silent = join(coordinator, "a"), join(coordinator, "silent")
+    await member.rendezvous()
+    most = STRANGERS + 2
+    with SilentConnection(coordinator.port) as connection:
+        connection.open_calls(HEARTBEAT, 3 * most)
+        await until_open(coordinator, most)
+        assert (await member.heartbeat()).state == pb.STANDBY
+        health = health_pb2_grpc.HealthStub(silent.channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    await until_open(coordinator, 0)
+
+
+@pytest.mark.usefixtures("few")
+async def test_streams_of_strangers_are_bounded_and_the_oldest_ends(start, join, monkeypatch):
+    """Health/Watch and reflection share their places; health checks have others."""
+    monkeypatch.setattr(admission_control, "MIN_SILENCE_S", 0.0)
+    coordinator = await start(rounds={"min_participants": 2})
+    stranger = join(coordinator, "stranger")
+    health = health_pb2_grpc.HealthStub(stranger.channel)
+    request = health_pb2.HealthCheckRequest(service="")
+    watches = []
+    for _ in range(STRANGERS + 5):
+        watches.append(watch := health.Watch(request))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    codes = [await status_of(watch.read()) for watch in watches[:5]]
+    assert codes == [Code.RESOURCE_EXHAUSTED] * 5
+    await until_open(coordinator, STRANGERS)
+    assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+    for watch in watches:
+        watch.cancel()
+
+
+async def test_stream_of_a_stranger_has_an_end(start, join, monkeypatch):
+    """UNAVAILABLE: whoever still watches opens another one."""
+    monkeypatch.setattr(admission_control, "STREAM_S", 0.1)
+    coordinator = await start(rounds={"min_participants": 2})
+    stranger = join(coordinator, "stranger")
+    watch = health_pb2_grpc.HealthStub(stranger.channel).Watch(health_pb2.HealthCheckRequest())
+    await watch.read()
+    assert await status_of(watch.read()) is Code.UNAVAILABLE
+    await until_open(coordinator, 0)
+
+
+async def test_connection_has_a_limit_of_streams(start, join):
+    """A client that keeps to HTTP/2 waits with further calls; one that does not is refused them."""
+    coordinator = await start(rounds={"min_participants": 2})
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    with SilentConnection(coordinator.port) as connection:
+        with suppress(ConnectionError):
+            connection.open_calls(HEARTBEAT, 1000)
+        await eventually(lambda: open_calls(coordinator) >= STREAMS_PER_CONNECTION)
+        assert (await member.heartbeat()).state == pb.STANDBY
+        await until_open(coordinator, STREAMS_PER_CONNECTION)
+
+
+async def test_stop_does_not_wait_for_a_watcher_that_does_not_read(start):
+    """A health watcher with no window for the answer holds the status of the service."""
+    coordinator = await start(rounds={"min_participants": 2})
+    with SilentConnection(coordinator.port, window=0) as connection:
+        connection.open_calls("/grpc.health.v1.Health/Watch", 3, b"")
+        await until_open(coordinator, 3)
+        async with asyncio.timeout(10):
+            await coordinator.stop()

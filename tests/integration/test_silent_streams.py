@@ -1,0 +1,86 @@
+"""A stranger that opens thousands of calls and says nothing, while participants train."""
+
+import asyncio
+import json
+from contextlib import ExitStack, suppress
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.process import CoordinatorProcess, ParticipantProcess
+from support.silent import SilentConnection
+
+ROUNDS = 12
+SILENT = (
+    ("/xain_proto.fl.Coordinator/Heartbeat", None),
+    ("/grpc.health.v1.Health/Watch", b""),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", None),
+    ("/xain_proto.fl.Coordinator/PutWeights", None),
+    ("/xain_proto.messaging.Membership/Watch", None),
+)
+MAX_RSS_MIB = 200
+MAX_GAP_S = 30.0  # seconds on a machine that does nothing else
+
+
+def rss_mib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) // 1024
+
+
+def lines_of(coordinator: CoordinatorProcess) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in coordinator.log().splitlines() if line.endswith("}")]
+
+
+def published_at(coordinator: CoordinatorProcess) -> list[datetime]:
+    """When each model was published."""
+    lines = lines_of(coordinator)
+    return [
+        datetime.fromisoformat(line["timestamp"])
+        for line in lines
+        if line["event"] == "model_published"
+    ]
+
+
+@pytest.mark.e2e
+async def test_thousands_of_silent_streams_end_no_participant(tmp_path: Path) -> None:
+    """Three connections open 9,000 calls, and 40 more connections as many as each may have. Rounds
+    go on, the coordinator stays small, and every participant ends with 0."""
+    settings = {"rounds.rounds": ROUNDS, "rounds.min_participants": 3, "logging.level": "debug"}
+    coordinator = CoordinatorProcess(tmp_path / "coordinator", settings)
+    await coordinator.start()
+    target = f"127.0.0.1:{coordinator.port}"
+    flags = ("--size", "1000", "--pace-s", "0.2")
+    participants = [
+        ParticipantProcess(tmp_path / name, name, target, *flags) for name in ("a", "b", "c")
+    ]
+    try:
+        for participant in participants:
+            await participant.start()
+        for _ in range(600):
+            if published_at(coordinator):
+                break
+            await asyncio.sleep(0.1)  # a poll: it ends when training has begun
+        with ExitStack() as stack:
+            for num_calls in (*[600] * 3, *[50] * 40):
+                connection = stack.enter_context(SilentConnection(coordinator.port))
+                with suppress(ConnectionError):  # the server may hang up on the greedy ones
+                    for method, message in SILENT:
+                        connection.open_calls(method, num_calls, message)
+            statuses = await asyncio.gather(*(one.died() for one in participants))
+            assert rss_mib(coordinator.pid) < MAX_RSS_MIB
+        assert statuses == [0, 0, 0]
+        gaps = [(b - a).total_seconds() for a, b in pairwise(published_at(coordinator))]
+        assert len(gaps) >= ROUNDS - 1
+        assert max(gaps) < MAX_GAP_S
+        await coordinator.stop()
+        assert not [
+            line for line in lines_of(coordinator) if line["level"] in ("error", "critical")
+        ]
+        for word in ("Traceback", "INTERNAL", "UNKNOWN"):
+            assert word not in coordinator.log()
+    finally:
+        for process in (*participants, coordinator):
+            await process.end()
