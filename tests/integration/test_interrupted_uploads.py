@@ -74,6 +74,16 @@ async def test_an_upload_that_broke_off_goes_on(start, join, tmp_path):
     assert parts(tmp_path) == []
 
 
+async def test_an_upload_that_begins_again_leaves_no_part_behind(start, join, tmp_path):
+    """The part of the attempt that broke off is removed when its sender begins at 0."""
+    a, b = await two_in_round(start, join)
+    await broken_off(a, tmp_path, 3 * MIB)
+    assert await found(a) == 3 * MIB
+    await a.end((await (await put(a))).ref)
+    assert parts(tmp_path) == []
+    assert await found(b) == 0, "the round goes on"
+
+
 async def test_the_same_upload_is_not_sent_twice(start, join):
     """Whoever has lost the answer hears it again without the bytes."""
     a = join(await start(), "a")
@@ -327,29 +337,6 @@ async def inside(member: Member, round_: int) -> None:
     key = f"{round_}/{member.participant_id}"
     ref = pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data)
     await member.end(ref, round_=round_)
-
-
-async def test_an_upload_does_not_replace_what_was_accepted_meanwhile(start, join, tmp_path):
-    """The accepted update is what counts: a slow upload that ends after it is refused, and the
-    object of the accepted one stays in the store."""
-    a, b = await two_in_round(start, join)
-    may_end = asyncio.Event()
-
-    async def requests() -> AsyncIterator[pb.PutWeightsRequest]:
-        yield pb.PutWeightsRequest(header=header())
-        yield pb.PutWeightsRequest(data=DATA[: 3 * MIB])
-        await may_end.wait()
-        yield pb.PutWeightsRequest(data=DATA[3 * MIB :])
-
-    call = a.stub.PutWeights(requests(), metadata=a.metadata)
-    await written(tmp_path, 3 * MIB)
-    await inside(a, 0)
-    may_end.set()
-    code, why, _ = await refused(call)
-    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
-    await inside(b, 0)
-    await a.until(pb.ROUND, 1)
-    assert parts(tmp_path) == []
 
 
 async def kept_of_a_round_that_is_over(a: Member, folder: Path) -> None:

@@ -421,6 +421,21 @@ async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkey
     assert array(await a.download("1/global")).tolist() == [1.0]
 
 
+async def test_calls_that_need_two_names_do_not_wait_for_each_other_for_ever(start):
+    """Whichever name each of them is called with first."""
+    uploads = (await start())._server.uploads
+
+    async def call(*names: str) -> None:
+        async with uploads.exclusive(*names):
+            pass
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as calls, uploads.exclusive("b"):
+        calls.create_task(call("b", "a"))
+        calls.create_task(call("a", "b"))
+        for _ in range(5):
+            await asyncio.sleep(0)  # both have taken what they can
+
+
 async def test_a_new_upload_ends_the_one_before(start, join):
     """A participant has one upload at a time, however many it begins."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})

@@ -148,6 +148,9 @@ async def test_a_second_update_is_answered_or_refused(start, join):
     assert message == "Participant a already submitted another update for round 0."
     code, why, _ = await refused(a.upload([9.0, 9.0]))
     assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
+    other = pb.WeightsRef(key=ref.key, size_bytes=ref.size_bytes, digest=bytes(16))
+    code, why, _ = await refused(a.end(other, num_samples=3))
+    assert (code, why) == (Code.ALREADY_EXISTS, "DUPLICATE_UPDATE")
 
 
 @pytest.mark.parametrize(

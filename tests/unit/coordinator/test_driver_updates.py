@@ -18,7 +18,7 @@ from xain_coordinator.core.errors import (
     StaleRound,
     UploadMissing,
 )
-from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.core.values import ParticipantState, Phase, Point
 from xain_coordinator.log_lines import MAX_UPDATE_LINES
 
 # --- late updates ---
@@ -133,6 +133,22 @@ async def test_it_waits_also_while_the_end_of_the_round_is_being_written():
         bench.journal.let_go()
     assert await late == r.Done()
     await published
+    await bench.driver.close()
+
+
+async def test_update_is_taken_by_the_round_that_opens_while_its_refusal_is_written():
+    """A refusal waits for the disk. When the next round is decided by then, it takes the update."""
+    bench = await asynchronous_bench()
+    bench.journal.hold()
+    leaving = await bench.submit(c.Heartbeat("a", ParticipantState.FINISHED))
+    await bench.journal.writing()
+    late = asyncio.create_task(bench.driver.submit_update(update("b", 1)))
+    await settled()
+    published = await bench.submit(c.AggregationDone(model(2)))
+    for _ in range(4):
+        bench.journal.let_go()
+    assert await late == r.Done()
+    await asyncio.gather(leaving, published)
     await bench.driver.close()
 
 

@@ -141,13 +141,6 @@ class UnfinishedUploads:
         while len(self._broken) > MAX_BROKEN:
             await self._drop(next(iter(self._broken)))
 
-    async def drop(self, participant_id: str, announced: Announced) -> None:
-        """What is kept of this very upload, if there is something. What is kept of another one of
-        the participant may have begun later."""
-        kept = self._broken.get(participant_id)
-        if kept is not None and kept.announced == announced:
-            await self._drop(participant_id)
-
     def drop_unwanted(self) -> None:
         """Let go of what nobody will go on with; it is removed in the background."""
         for participant_id in self._unwanted():

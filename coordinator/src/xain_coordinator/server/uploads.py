@@ -220,8 +220,6 @@ class Uploads:
             measured = await run_to_end(reception.complete)
             if not self._keep(place, measured):
                 await self._begin(participant_id, announced)  # tells its sender why
-            # Of another attempt at the same update.
-            await self._unfinished.drop(participant_id, announced)
         return measured.ref
 
     def encoding_for(self, model: GlobalModel) -> "Encoding.ValueType":
@@ -438,7 +436,7 @@ class Uploads:
             return False
         replaced = self._measured.get(place)
         self._measured[place] = measured
-        if replaced is not None and replaced.ref.key != measured.ref.key:
+        if replaced is not None:
             self._discard(replaced)
         return True
 
