@@ -3,7 +3,8 @@
 There is no thread that receives. Whoever waits for something receives, for all: one thread at a
 time is in the driver, and tells the others what has come. So a program that uses a proxy from one
 thread pays for no other. What the discovery tells comes from a thread of its own; it connects, and
-sends what was kept.
+sends what was kept. Another thread looks now and then, while the program does something else and
+messages are kept, whether they have to go again.
 """
 
 import threading
@@ -60,6 +61,8 @@ T = TypeVar("T")
 ACK_DELAY_S = 0.01
 # How long packets are held whose sender the discovery has not told of yet.
 HOLD_S = 60.0
+# How often kept messages are looked after while the program does not use the proxy.
+RESEND_S = 0.5
 # How long a proxy that closes waits for the word that its messages have been heard.
 HEARD_S = 1.0
 # How long messages are kept for a peer that is away.
@@ -150,6 +153,9 @@ class Endpoint:
         except BaseException:  # whatever it is, an interrupt too: the port must be free again
             driver.close(0.0)
             raise
+        self._has_ended = threading.Event()
+        with suppress(RuntimeError, MemoryError):  # no thread: they go when the proxy is used
+            threading.Thread(target=self._resend, name="messages-resend", daemon=True).start()
 
     # --- who is there ---
 
@@ -588,6 +594,21 @@ class Endpoint:
             if retry.at <= now:
                 self._try_to_connect(self._roster[name], self._links[name])
 
+    def _resend(self) -> None:
+        """Send kept messages again where a line has broken or a peer asks for them; in a thread.
+
+        No acks go out: a task that the program works at goes to the next process if this one dies.
+        """
+        with suppress(MessagingError):
+            while not self._has_ended.wait(RESEND_S):
+                with self.lock:
+                    if self._failure is not None:
+                        return
+                    if self._outbox.num_messages and not self._is_receiving:
+                        self._catch_up(is_all=False)
+                        self._reach_those_who_are_due(time.monotonic())
+                        self._changed.notify_all()
+
     def _send_acks(self) -> None:
         owed, self._owed = self._owed, {}
         for link in owed.values():
@@ -629,6 +650,7 @@ class Endpoint:
                 if link.num_kept and not link.is_here:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)
             self._failure = Closed(f"{self.name!r} has been closed")
+            self._has_ended.set()
             self._changed.notify_all()
         self._driver.wake()
         try:

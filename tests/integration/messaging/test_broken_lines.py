@@ -12,6 +12,7 @@ import pytest
 from support.fault_proxy import FaultProxy
 from support.lossy import JoinLossy, tags
 from support.messaging import PATIENCE_S, until
+from xain_messaging import endpoint as endpoint_module
 from xain_messaging.discovery.in_process import InProcessDiscovery
 from xain_messaging.drivers.grpc_streams import GrpcDriver
 from xain_messaging.drivers.zeromq import ZmqDriver
@@ -35,6 +36,34 @@ def test_what_a_line_has_lost_comes_over_the_next(lossy: JoinLossy) -> None:
         a.isend(Message(tag, "a", "b"))
     assert tags(b, 4) == ["2", "3", "4", "5"]
     assert b.receive_once(0.05) is None
+
+
+def test_lost_messages_go_again_while_their_sender_does_something_else(lossy: JoinLossy) -> None:
+    """In order and once, though the sender does not use its proxy again."""
+    (a, line), (b, _) = lossy("a"), lossy("b")
+    a.isend(Message("1", "a", "b"))
+    line.lost.add("b")
+    for tag in ("2", "3"):
+        a.isend(Message(tag, "a", "b"))
+    line.mend("b")
+    assert tags(b, 3) == ["1", "2", "3"]
+    assert b.receive_once(0.05) is None
+
+
+def test_a_task_that_is_worked_at_is_not_acknowledged(
+    lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker has messages kept for others, and does not use its proxy meanwhile."""
+    monkeypatch.setattr(endpoint_module, "RESEND_S", 0.01)
+    (a, _), (b, _), (c, line) = lossy("a"), lossy("b"), lossy("c")
+    a.isend(Message("task", "a", "c"))
+    assert tags(c, 1) == ["task"]
+    line.lost.add("b")
+    c.isend(Message("1", "c", "b"))
+    line.mend("b")
+    assert tags(b, 1) == ["1"]  # it went again, from another thread
+    assert a.receive_once(0.05) is None
+    assert a.endpoint._links["c"].num_kept == 1
 
 
 def test_a_lost_word_of_what_is_taken_is_said_again(lossy: JoinLossy) -> None:
