@@ -8,16 +8,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
 from support.hostile import METHODS, Answer, ask, channel, malformed, path
-from support.process import CoordinatorProcess
-from support.wire import Member, digest
+from support.process import PATIENCE_S, CoordinatorProcess
+from support.wire import Member, digest, npy
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.messaging import membership_pb2 as membership
@@ -169,3 +172,55 @@ async def test_malformed_requests_are_never_internal_or_unknown(coordinator):
     assert not wrong, f"seed {SEED}: {len(wrong)}, first {wrong[0]}"
     assert peak_mib(coordinator) < MAX_RESIDENT_MIB
     assert_unharmed(coordinator)
+
+
+NUM_UPLOADS = 1200
+STREAMS = 80  # in a connection
+VECTOR = npy(np.zeros(25_000, dtype=np.float32))
+FIRST = pb.PutWeightsRequest(
+    header=pb.PutWeightsRequest.Header(round=0, size_bytes=len(VECTOR), digest=digest(VECTOR)),
+    data=VECTOR[:60_000],
+)
+
+
+async def half_open(member: Member, number: int) -> grpc.aio.StreamUnaryCall[Any, Any]:
+    """An upload whose sender says nothing more after its first message."""
+    metadata = (("xain-participant-id", f"p{number}"), ("xain-small-messages", "1"))
+    call = member.stub.PutWeights(metadata=metadata)
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it is refused already
+        await call.write(FIRST)
+    return call
+
+
+async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
+    """Each member of a round begins an upload, and pauses in the middle of it."""
+    settings = {"rounds.rounds": 2, "rounds.min_participants": NUM_UPLOADS}
+    coordinator = CoordinatorProcess(tmp_path, settings)
+    await coordinator.start()
+    members = [Member(coordinator.port, None) for _ in range(-(-NUM_UPLOADS // STREAMS))]
+
+    async def join(number: int) -> None:
+        answer = pb.RendezvousResponse(reply=pb.LATER)
+        while answer.reply == pb.LATER:
+            await asyncio.sleep(answer.retry_after_ms / 1000)
+            answer = await members[number // STREAMS].stub.Rendezvous(
+                pb.RendezvousRequest(), metadata=(("xain-participant-id", f"p{number}"),)
+            )
+
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*map(join, range(NUM_UPLOADS)))
+            status = inspection.GetStatusRequest()
+            while (await members[0].inspection.GetStatus(status)).phase != "collecting":  # noqa: ASYNC110  # another process has no event
+                await asyncio.sleep(0.05)  # a poll, not a race: it ends when the round is open
+            begun = [half_open(members[i // STREAMS], i) for i in range(NUM_UPLOADS)]
+            calls = await asyncio.gather(*begun)
+            assert (await members[0].inspection.GetStatus(status)).phase == "collecting"
+        assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+        for call in calls:
+            call.cancel()
+        for member in members:
+            await member.close()
+        assert "Traceback" not in coordinator.log()
+    finally:
+        await coordinator.end()

@@ -611,3 +611,22 @@ async def test_an_upload_goes_on_in_the_other_form(start, join, tmp_path, first)
     await a.end(answer.ref, round_=1)
     with coordinator.store.open(answer.ref.key) as reader:
         assert reader.read(0, reader.size) == npy(update)
+
+
+async def test_upload_that_waits_for_its_sender_makes_room_for_another(
+    start, join, tmp_path, monkeypatch
+):
+    """Uploads at a time are bounded. One that is ended keeps what has come of it."""
+    monkeypatch.setattr(uploads, "MAX_UPLOADS", 1)
+    a, b = await two_in_round(start, join)
+    call = await put(a, 0, 3 * MIB)
+    await written(tmp_path, 3 * MIB)
+    code, why, message = await refused(await put(b))
+    assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
+    assert message == "1 uploads are under way; come again in a moment"
+    monkeypatch.setattr(uploads, "MAX_WAIT_S", 0.0)
+    ref = (await (await put(b))).ref
+    assert ref.digest == digest(DATA)
+    code, why, _ = await refused(call)
+    assert (code, why) == (Code.UNAVAILABLE, "LINE_SLOW")
+    assert await found(a) == 3 * MIB

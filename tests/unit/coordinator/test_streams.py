@@ -14,7 +14,7 @@ import xxhash
 from xain_coordinator.admission import Inspector
 from xain_coordinator.core.errors import InvalidUpdate, LineSlow
 from xain_coordinator.ports import StoreUnavailable
-from xain_coordinator.server import flushes
+from xain_coordinator.server import flushes, streams
 from xain_coordinator.server.flushes import NUM_AT_A_TIME, Flushes
 from xain_coordinator.server.places import CHUNK_BYTES, SMALL_BYTES, Places, _Room
 from xain_coordinator.server.reception import Announced, Reception
@@ -28,6 +28,7 @@ DATA = npy_header(VECTOR.dtype, VECTOR.shape) + VECTOR.tobytes()
 ANNOUNCED = Announced(0, len(DATA), xxhash.xxh3_128(DATA).hexdigest())
 HEADER = pb.PutWeightsRequest.Header(size_bytes=len(DATA))
 NUM, NUM_SLOW = 3, 2
+PATIENCE_S = 60.0
 
 # The sizes of the messages of one upload, header first: as our participants send them over fast and
 # slow lines, and as others do. Who is SMALL says so.
@@ -61,6 +62,10 @@ class Stream:
             self._messages.append(pb.PutWeightsRequest(header=header, data=DATA[at : at + size]))
             at += size
 
+    @property
+    def num_left(self) -> int:
+        return len(self._messages)
+
     async def read(self) -> Any:
         self._on_read()
         await asyncio.sleep(0)  # one turn of the event loop
@@ -87,6 +92,10 @@ async def take_in(
     places: Places, stream: Stream, reception: Reception, *, is_small: bool = False
 ) -> None:
     intake = Intake(places, stream.read, at_once, Flushes(), is_small=is_small)
+    await all_of(intake, reception)
+
+
+async def all_of(intake: Intake, reception: Reception) -> None:
     try:
         await intake.header()
         await intake.into(reception)
@@ -97,6 +106,7 @@ async def take_in(
 async def assert_all_free(places: Places) -> None:
     await asyncio.sleep(0)  # what has been written is told of in the next turn
     assert (num_free(places.fast), num_free(places.slow)) == (NUM, NUM_SLOW)
+    assert places.gathered_bytes == 0
 
 
 @pytest.mark.parametrize("sizes", SENDERS.values(), ids=SENDERS)
@@ -315,3 +325,32 @@ async def test_all_are_told_though_their_thread_has_failed(
         ends = await asyncio.gather(*writing, return_exceptions=True)
     assert {type(end) for end in ends} == {RuntimeError}
     assert not them._num_busy
+
+
+@pytest.mark.parametrize(("most", "size"), [(1 << 20, 20_000), (0, 0)])
+async def test_small_messages_gather_in_memory_up_to_a_bound(
+    places: Places,
+    reception: Reception,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    size: int,
+) -> None:
+    """A sender that pauses in the middle of a batch keeps no more than that in memory."""
+    monkeypatch.setattr(streams, "GATHERED_BYTES", most)
+    stream = Stream((0, *(10_000,) * 2))
+    pause = asyncio.Event()
+
+    async def read() -> Any:
+        if not stream.num_left:
+            await pause.wait()
+        return await stream.read()
+
+    intake = Intake(places, read, at_once, Flushes(), is_small=True)
+    task = asyncio.ensure_future(all_of(intake, reception))
+    async with asyncio.timeout(PATIENCE_S):
+        while stream.num_left or reception.offset != 20_000 - size:  # noqa: ASYNC110  # a thread's
+            await asyncio.sleep(0.001)  # a poll, not a race: it ends when a thread has written
+    assert places.gathered_bytes == size
+    task.cancel()
+    await asyncio.wait([task])
+    await assert_all_free(places)

@@ -89,6 +89,7 @@ class Places:
     def __init__(self, num: int, num_slow: int) -> None:
         self.fast = _Room(num)
         self.slow = _Room(num_slow)
+        self.gathered_bytes = 0  # in batches of small messages, which have no place
 
 
 class Place:
@@ -140,6 +141,15 @@ class Line:
         # Of those before: since it was last seen how fast it is, and since the last LEAST_BYTES.
         self._seconds, self._num_bytes = 0.0, 0
         self._waited_s, self._waited_bytes = 0.0, 0
+
+    @property
+    def waited_s(self) -> float:
+        """For how long a chunk has been passing; 0 if none is."""
+        return 0.0 if self._task is None else self._loop.time() - self._began_at
+
+    def end(self, why: str) -> None:
+        """End the transfer, whose chunk is passing."""
+        self._end(why)
 
     async def take(self) -> Place:
         """Wait for a place. Raises Unavailable when that takes too long, LineSlow if it is one of
@@ -240,5 +250,6 @@ class Line:
 
     def _end(self, why: str) -> None:
         assert self._task is not None
-        self._why_ended = why
-        self._task.cancel()
+        if not self._why_ended:  # else it has been cancelled already
+            self._why_ended = why
+            self._task.cancel()

@@ -31,6 +31,9 @@ NUM_BATCHES = 6
 NUM_SLOW_BATCHES = 32  # of one message each
 # In a batch, however small they are: an object costs some hundred bytes beside what is in it.
 BATCH_MESSAGES = 64
+# In all batches of small messages that are being gathered. Beyond it each message is written by
+# itself: a sender that pauses in the middle of a batch would hold the rest of it in memory.
+GATHERED_BYTES = 16 << 20
 
 Read = Callable[[], Awaitable[Any]]  # what a servicer's context has as read()
 
@@ -54,6 +57,7 @@ class Intake:
         self._read = read
         self._turn = turn
         self._flushes = flushes
+        self._places = places
         self._line = Line(places, "FindUpload says where the upload can go on")
         self._has_ended = False
         self._is_small = is_small  # what comes next, for all we know
@@ -62,6 +66,7 @@ class Intake:
         self._place: Place | None = None  # of the batch
         self._batch: list[bytes] = []
         self._batch_bytes = 0
+        self._gathered_bytes = 0  # of the batch, counted in places
 
     async def header(self) -> PutWeightsRequest.Header:
         """What the first message says of the rest. Raises InvalidUpdate and Unavailable."""
@@ -72,8 +77,12 @@ class Intake:
             raise InvalidUpdate("the first message of an upload must carry its header")
         self._add(first.data)
         if self._batch_bytes <= SMALL_BYTES:
-            self.close()  # until the rest is asked for, nothing else will come
-        header: PutWeightsRequest.Header = first.header
+            place, self._place = self._place, None
+            _give_back(place)  # until the rest is asked for, nothing else will come
+            self._count()
+        # A copy: a part of a message keeps the whole of it in memory, with its data.
+        header = PutWeightsRequest.Header()
+        header.CopyFrom(first.header)
         return header
 
     async def into(self, reception: Reception) -> None:
@@ -95,13 +104,24 @@ class Intake:
         finally:
             await writer.end()
 
+    @property
+    def waited_s(self) -> float:
+        """For how long the upload has waited for its sender."""
+        return self._line.waited_s
+
+    def end(self, why: str) -> None:
+        """End an upload that waits for its sender, which may go on with it later."""
+        self._line.end(why)
+
     def close(self) -> None:
         """Give back what is held."""
-        place, self._place = self._place, None
+        _, place = self._take_batch()
         _give_back(place)
 
     def _take_batch(self) -> tuple[list[bytes], Place | None]:
         batch, place = self._batch, self._place
+        self._places.gathered_bytes -= self._gathered_bytes
+        self._gathered_bytes = 0
         self._batch, self._batch_bytes, self._place = [], 0, None
         return batch, place
 
@@ -129,13 +149,22 @@ class Intake:
     def _is_full(self) -> bool:
         if len(self._batch) >= BATCH_MESSAGES:
             return True
-        most = SMALL_BYTES if self._place is None else CHUNK_BYTES
+        if self._place is not None:
+            most = CHUNK_BYTES
+        else:
+            most = SMALL_BYTES if self._places.gathered_bytes <= GATHERED_BYTES else 1
         return self._batch_bytes >= most or (self._line.is_slow and bool(self._batch))
 
     def _add(self, data: bytes) -> None:
         if data:
             self._batch.append(data)
             self._batch_bytes += len(data)
+            self._count()
+
+    def _count(self) -> None:
+        if self._place is None:
+            self._places.gathered_bytes += self._batch_bytes - self._gathered_bytes
+            self._gathered_bytes = self._batch_bytes
 
 
 class _Writer:

@@ -41,6 +41,11 @@ from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
+# Uploads at a time. Each takes some 25 KB and what its sender makes gRPC hold.
+MAX_UPLOADS = 500
+# When there are so many, one that has waited for its sender for so long is ended for a new one.
+MAX_WAIT_S = 5.0
+
 # Of an update that comes inside its call: that of our participants, and its header.
 MAX_INLINE_BYTES = INLINE_BYTES + MAX_HEADER_BYTES
 
@@ -85,6 +90,7 @@ class Uploads:
     # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
     _measured_round: int = -1
+    _intakes: dict[Intake, None] = field(default_factory=dict)
     _bundles: Bundles = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
     _flushes: Flushes = field(default_factory=Flushes)
@@ -148,6 +154,8 @@ class Uploads:
         # answer is the same for all, and nobody is held up any more.
         if session.phase is not Phase.FINISHED and participant_id not in session.members:
             raise NotAMember(participant_id)
+        if participant_id not in self.receiving:
+            self._make_room()
         intake = partial(Intake, self._places, read, turn, self._flushes, is_small=is_small)
         task = asyncio.ensure_future(self._receive(participant_id, intake))
         earlier = self.receiving.get(participant_id)
@@ -169,11 +177,22 @@ class Uploads:
         # Before anything of this one is in memory: gigabytes may have to be read.
         await self._unfinished.until_picked_up(participant_id)
         intake = begin()
+        self._intakes[intake] = None
         try:
             header = await intake.header()
             return Received(await self._take_in(participant_id, header, intake), header.encoding)
         finally:
+            del self._intakes[intake]
             intake.close()
+
+    def _make_room(self) -> None:
+        """For one more upload. Raises Unavailable."""
+        if len(self.receiving) < MAX_UPLOADS:
+            return
+        longest = max(self._intakes, key=lambda intake: intake.waited_s, default=None)
+        if longest is None or longest.waited_s < MAX_WAIT_S:
+            raise Unavailable(f"{MAX_UPLOADS} uploads are under way; come again in a moment")
+        longest.end("the upload has waited for its sender, and others wait for its place")
 
     async def _take_in(
         self, participant_id: str, header: PutWeightsRequest.Header, intake: Intake
