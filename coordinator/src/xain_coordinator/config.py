@@ -48,7 +48,8 @@ class ServerSettings(Section):
 
     host: Host = "127.0.0.1"
     port: int = Field(default=50051, ge=0, le=65535)
-    heartbeat_time_s: float = Field(default=10.0, gt=0, le=_MAX_SILENCE_S)
+    # At least: on the wire it is in whole milliseconds.
+    heartbeat_time_s: float = Field(default=10.0, ge=0.001, le=_MAX_SILENCE_S)
     heartbeat_timeout_s: float = Field(default=5.0, gt=0, le=_MAX_SILENCE_S)
     max_message_bytes: int = Field(default=4 * _MIB, ge=_MIN_MESSAGE_BYTES, le=_MAX_MESSAGE_BYTES)
     max_update_bytes: int = Field(default=4096 * _MIB, ge=1)

@@ -106,7 +106,7 @@ class DataSettings(Section):
         if not self.source:
             return self
         suffix = "" if self.source in BUNDLED else Path(self.source).suffix.lower()
-        if self.source not in BUNDLED and suffix not in SUFFIXES:
+        if (self.source not in BUNDLED and suffix not in SUFFIXES) or "://" in self.source:
             raise WrongSetting(
                 "source",
                 f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "

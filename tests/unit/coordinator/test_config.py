@@ -129,7 +129,7 @@ def test_rules_follow_from_the_settings() -> None:
         ),
         (
             {"server__heartbeat_time_s": 0},
-            "server.heartbeat_time_s is 0; it must be a number, above 0 and at most 86400.0",
+            "server.heartbeat_time_s is 0; it must be a number, at least 0.001 and at most 86400.0",
         ),
         (
             {"server__max_message_bytes": 1048576},

@@ -31,6 +31,7 @@ def test_help_teaches_with_examples() -> None:
         (["--data", "iris", "--index", "x"], 2, 'partition.index is "x"; it must be a whole'),
         (["--data", "iris", "--num-parts", "1.5"], 2, 'partition.num_parts is "1.5"; it must be'),
         (["--data", "rows.xlsx"], 2, 'data.source is "rows.xlsx"; it must be one of'),
+        (["--data", "http://user:hunter2@h/rows.csv"], 2, "data.source is ********; a URL is"),
         (["--data", "diabetes"], 2, "data.task"),
         (["--data", "iris", "--id", "Köln"], 2, "participant.id"),
         (["--data", "iris", "--coordinator", "host:0"], 2, "coordinator.port is 0"),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from xain_coordinator.config_fields import MAX_INT32
 from xain_coordinator.demo import view
 from xain_coordinator.demo.fleet import Fleet, FleetError
 from xain_coordinator.demo.interrupts import Interrupts
@@ -31,6 +32,7 @@ POLL_S = 0.1
 ANSWER_TIMEOUT_S = 60.0
 ETA0 = 0.1
 EPOCHS = 5  # local passes between two aggregations
+MAX_ROUNDS = MAX_INT32 // EPOCHS
 MAX_BASELINE_EPOCHS = 200  # beyond it the baseline has long converged
 HEARTBEAT_TIME_S, HEARTBEAT_TIMEOUT_S = 1, 2
 LEASE_S = HEARTBEAT_TIME_S + HEARTBEAT_TIMEOUT_S
@@ -75,12 +77,14 @@ _EXAMPLES = """**Examples**
 @app.command(help=_HELP, epilog=_EXAMPLES)
 def _demo(
     participants: Annotated[int, typer.Option(min=2, max=64, help="How many take part.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to train.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS, help="Rounds to train.")] = 20,
     alpha: Annotated[
         float,
         typer.Option(min=0.01, max=MAX_ALPHA, help="How alike the sites are; small is unlike."),
     ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split and of the training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the split and of the training.")
+    ] = 0,
     keep: Annotated[
         Path | None,
         typer.Option(

@@ -66,6 +66,8 @@ def dotted_unknown(key: Key) -> str:
 
 def show_url(text: str) -> str:
     """Scheme, host and port of a URL, in quotes. Masked is what has a user or is no URL."""
+    if not text:
+        return '""'
     match = _ORIGIN.match(text)
     if "@" in text or match is None or not (match[1] or match[3]):
         return MASK
@@ -176,10 +178,13 @@ class Schema:
         """A value as messages and check-config show it."""
         if self.is_secret(key):
             return MASK
+        return show_url(value) if self.is_url(key) and isinstance(value, str) else show(value)
+
+    def is_url(self, key: Key) -> bool:
+        """The values of the key are URLs."""
         leaf = self.leaf_of(key)
         notes = _metadata(self.leaves[leaf]) if leaf is not None else iter(())
-        is_url = any(isinstance(note, Allowed) and note.is_url for note in notes)
-        return show_url(value) if is_url and isinstance(value, str) and value else show(value)
+        return any(isinstance(note, Allowed) and note.is_url for note in notes)
 
     def leaf_of(self, key: Key) -> Key | None:
         """The leaf that this is, or the table that it is an item of."""
