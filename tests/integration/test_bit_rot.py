@@ -10,9 +10,13 @@ import grpc
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
 
 from support.wire import Member, digest, npy
+from xain_coordinator import cli
 from xain_coordinator.mending import DamagedModel
+from xain_coordinator.ports import JournalDamaged
+from xain_messaging.process import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import ListRoundsRequest
@@ -264,3 +268,88 @@ async def test_damaged_model_is_made_again_when_the_next_one_needs_it(start, joi
     await a.until(pb.FINISHED, 1)
     assert path.read_bytes() == before
     assert coordinator.driver.session.cause == "completed"
+
+
+@pytest.fixture
+def repair(tmp_path, monkeypatch):
+    """Runs `xain-coordinator repair` on the files of `start`."""
+    monkeypatch.setattr(logs, "configure", lambda *_, **__: None)  # it is this process's own here
+
+    def run(*arguments: str) -> Result:
+        settings = ("storage.path=weights", "journal.path=journal.sqlite")
+        paths = [f"--set={one.replace('=', f'={tmp_path}/')}" for one in settings]
+        return CliRunner().invoke(cli.app, ["repair", *paths, *arguments])
+
+    return run
+
+
+async def test_repair_says_what_is_damaged(start, join, tmp_path, repair):
+    """With a line for everything that was read, and a status for scripts."""
+    coordinator = await two_rounds(start, join, tmp_path)
+    sound = repair()
+    assert sound.exit_code == 0, sound.output
+    lines = sound.stdout.splitlines()
+    num_records = coordinator.driver._num_records
+    assert lines[0].endswith(f"journal.sqlite: {num_records} records, sessions: 1")
+    assert lines[1:] == [f"ok       model: {round_}/global" for round_ in range(3)]
+    flip(stored(tmp_path, "1/global*"))
+    rotten = repair()
+    assert rotten.exit_code == 1
+    (line,) = (line for line in rotten.stdout.splitlines() if line.startswith("damaged"))
+    assert line.startswith("damaged  model: 1/global has the digest ")
+
+
+@pytest.mark.parametrize("change", [flip, Path.unlink], ids=["damaged", "missing"])
+async def test_repair_drops_a_damaged_update_by_name(start, join, tmp_path, repair, change):
+    """The reason is in the record of the round, and the session goes on."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await member.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await a.hand_in([1.0])
+    running = repair()
+    assert (running.exit_code, running.stdout) == (2, "")
+    assert "is in use by another process" in running.stderr
+    await coordinator.stop()
+    refused = [repair("--drop-update", name) for name in "ab"]
+    assert [one.exit_code for one in refused] == [2, 2]
+    assert "the update of 'a' is not damaged; nothing was dropped" in refused[0].stderr
+    assert "the open round has no accepted update of 'b'" in refused[1].stderr
+
+    change(stored(tmp_path, "0/a*"))
+    assert repair().exit_code == 1
+    dropped = repair("--drop-update", "a")
+    assert dropped.exit_code == 0, dropped.output
+    assert dropped.stdout.splitlines()[-1] == "dropped  update of a in round 0"
+    assert repair().exit_code == 0
+
+    coordinator = await start()
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    assert (await a.heartbeat()).update_damaged
+    for number, member in enumerate((a, b), 1):
+        await member.hand_in([float(number)])
+    await a.until(pb.ROUND, 1)
+    rounds = await a.inspection.ListRounds(ListRoundsRequest())
+    reason = rounds.rounds[0].damaged_updates["a"]
+    assert reason.startswith("dropped by an operator: 0/a.")
+
+
+async def test_repair_names_a_damaged_record(start, join, tmp_path, repair):
+    await two_rounds(start, join, tmp_path)
+    path = tmp_path / "journal.sqlite"
+    content = path.read_bytes()
+    at = content.index(b'"num_samples":') + len(b'"num_samples":')
+    path.write_bytes(content[:at] + b"7" + content[at + 1 :])
+    damaged = repair()
+    assert damaged.exit_code == 1
+    assert damaged.stdout.startswith(f"damaged  the journal {path} is damaged: record ")
+    assert "restore it from a backup, or begin anew with --new-session" in damaged.stdout
+    with pytest.raises(JournalDamaged, match=r"record [0-9]+ of session 1, a UpdateAccepted, has"):
+        await start()
+
+
+def test_repair_without_a_journal_creates_none(tmp_path, repair):
+    missing = repair()
+    assert (missing.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "there is no journal at" in missing.stderr

@@ -59,7 +59,7 @@ class Reachable(MemoryStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Reachable:
     store = Reachable()
-    monkeypatch.setattr(app, "_open_store", lambda _: app._OpenStore(store, store))
+    monkeypatch.setattr(app, "open_store", lambda _: app.OpenStore(store, store))
     return store
 
 

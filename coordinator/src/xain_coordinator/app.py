@@ -93,7 +93,7 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
         self._config = config
         self._journal = _journal(config)
-        self._opened: _OpenStore | None = None
+        self._opened: OpenStore | None = None
         try:
             self.driver = Driver.open(
                 self._journal,
@@ -105,7 +105,7 @@ class Coordinator:
             )
             _require_work(self.driver.session, config)
             _require_rule(self.driver.session)
-            opened = self._opened = _open_store(config)
+            opened = self._opened = open_store(config)
             session = self.driver.session
             whole: WeightsStore = opened.store
             self._fence: Fence | None = None
@@ -272,7 +272,8 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
                 f"the journal {config.journal.path} goes on from {session.session_id}/{key}, "
                 f"which is not in {_place(config)}; is it the right one, and its data all there? A "
                 "journal from before later rounds cannot be gone on from: updates are dropped when "
-                "their round is over ([storage] keep_updates)"
+                "their round is over ([storage] keep_updates). xain-coordinator repair lists all "
+                "that is missing, and drops an update"
             )
 
 
@@ -334,7 +335,7 @@ def _place(config: CoordinatorConfig) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _OpenStore:
+class OpenStore:
     """access: how participants reach it themselves, if they can."""
 
     store: WeightsStore
@@ -342,17 +343,18 @@ class _OpenStore:
     close: Callable[[], None] = lambda: None
 
 
-def _open_store(config: CoordinatorConfig) -> _OpenStore:
+def open_store(config: CoordinatorConfig) -> OpenStore:
+    """The weights store that is configured. Raises StoreError."""
     match config.storage.kind:
         case "memory":
-            return _OpenStore(MemoryStore())
+            return OpenStore(MemoryStore())
         case "files":
-            return _OpenStore(FileStore(config.storage.path))
+            return OpenStore(FileStore(config.storage.path))
         case "s3":
             from xain_coordinator.stores.s3 import open_s3  # boto3 takes half a second to import
 
             s3 = open_s3(config.storage)
-            return _OpenStore(s3, s3, s3.close)
+            return OpenStore(s3, s3, s3.close)
 
 
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:

@@ -89,6 +89,8 @@ _EXAMPLES = """**Examples**
 
 - `xain-coordinator check-config --config fleet.toml` : what would be in force, and why
 
+- `xain-coordinator repair --config fleet.toml` : is anything damaged on the disk?
+
 - `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
 """
 
@@ -112,7 +114,7 @@ def _run(
     flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
     command = context.invoked_subcommand
     if command is not None:
-        if command != "check-config":
+        if command not in ("check-config", "repair"):
             _refuse_flags(command, flags, new_session)
         context.obj = flags
         return
@@ -257,6 +259,51 @@ def _status(
         typer.echo(json.dumps(status_view.as_json(snapshot)))
     else:
         status_view.render(snapshot, Console())
+
+
+_REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.
+
+One line for each: the journal, every global model, and the accepted updates of the open round.
+Nothing is changed. A damaged global model is made again at the next start, if the updates that it
+was made of are there. A damaged update is asked for again when its round is aggregated. An update
+that is missing from the store keeps the coordinator from starting: drop it here, by the name of its
+participant.
+
+Exit status: 0 if nothing is damaged; 1 if something is; 2 if it could not be read, as while the
+coordinator runs.
+"""
+
+_REPAIR_EXAMPLES = """**Examples**
+
+- `xain-coordinator repair --config fleet.toml` : is anything damaged?
+
+- `xain-coordinator repair --config fleet.toml --drop-update ward-7` : go on without this update;
+  its round takes updates again, and the reason stands in the record of the round
+"""
+
+
+@app.command("repair", help=_REPAIR_HELP, epilog=_REPAIR_EXAMPLES)
+def _repair(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+    drop_update: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTICIPANT",
+            help="Drop the update of PARTICIPANT in the open round, if it is damaged or missing.",
+        ),
+    ] = None,
+) -> None:
+    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
+    if isinstance(context.obj, _Flags):
+        flags = flags.or_else(context.obj)
+    resolved = _resolve(flags)
+
+    from xain_coordinator.repair import repair
+
+    raise typer.Exit(repair(resolved.config, drop_update))
 
 
 @app.command(

@@ -233,6 +233,10 @@ class JournalError(Exception):
     """The journal cannot be read or written. Its message says what to do; nothing was destroyed."""
 
 
+class JournalDamaged(JournalError):
+    """What the journal has is not what was written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A durable event and the session time at which it was decided."""

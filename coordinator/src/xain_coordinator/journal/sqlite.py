@@ -24,7 +24,7 @@ from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import FORMAT, Row, decode_record, digest_of, encode_record
 from xain_coordinator.journal.snapshots import encode_snapshot, require_covered, usable_snapshot
 from xain_coordinator.journal.wal import require_sound_log
-from xain_coordinator.ports import JournalError, Record, Snapshot
+from xain_coordinator.ports import JournalDamaged, JournalError, Record, Snapshot
 from xain_messaging.process.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
@@ -201,6 +201,19 @@ class SqliteJournal:
                 rows = [(session_id, name, digest_of(session_id, name)) for name in names]
                 db.executemany("INSERT INTO owner VALUES (?, ?, ?)", rows)
 
+    def check(self) -> tuple[int, int]:
+        """Read all that there is: SQLite's own structure, and the records of every session. Returns
+        the numbers of sessions and of records. Raises JournalError."""
+        with self._lock, self._explained():
+            db = self._open_db()
+            (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+            if verdict != "ok":
+                raise self._damaged(" ".join(str(verdict).split()))
+            counts = db.execute("SELECT session, max(seq) + 1 FROM record GROUP BY session")
+            sessions = counts.fetchall()
+        num_records = sum(1 for s, end in sessions for _ in self._read(s, 0, end))
+        return len(sessions), num_records
+
     def close(self) -> None:
         with self._lock:
             db, self._db = self._db, None
@@ -258,8 +271,8 @@ class SqliteJournal:
             )
         return int(version)
 
-    def _damaged(self, how: str) -> JournalError:
-        return JournalError(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")
+    def _damaged(self, how: str) -> JournalDamaged:
+        return JournalDamaged(f"the journal {self._path} is damaged: {how}; {_DAMAGED_HINT}")
 
     def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
@@ -280,10 +293,13 @@ class SqliteJournal:
             reason = _REASONS.get(code) or _REASONS.get(code & 0xFF)
             if reason is None:
                 reason = f"cannot be used: {' '.join(str(error).split())}; {_DAMAGED_HINT}"
-            raise JournalError(f"the journal {self._path} {reason}") from error
+            kind = JournalDamaged if code & 0xFF in _DAMAGED else JournalError
+            raise kind(f"the journal {self._path} {reason}") from error
         except UnicodeDecodeError as error:  # SQLite quotes what is there in its message
             raise self._damaged("there is text in it that is none") from error
 
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _DAMAGED_HINT = (
     "restore it from a backup, or begin anew with --new-session or another [journal] path"

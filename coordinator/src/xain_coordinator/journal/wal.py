@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_coordinator.ports import JournalError
+from xain_coordinator.ports import JournalDamaged
 
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
@@ -32,14 +32,14 @@ _Words = NDArray[np.uint32]
 def require_sound_log(database: Path) -> None:
     """Refuse the write-ahead log of a database if transactions would be lost to damage.
 
-    Raises JournalError and OSError. Changes nothing, and may run beside a process that writes.
+    Raises JournalDamaged and OSError. Changes nothing, and may run beside a process that writes.
     """
     path = database.with_name(f"{database.name}-wal")
     content = _read(path)
     while (found := find_damage(content)) is not None:
         again = _read(path)
         if again == content:
-            raise JournalError(
+            raise JournalDamaged(
                 f"the write-ahead log {path} is damaged at byte {found}, and SQLite would drop "
                 "what was acknowledged after it; restore the journal and its log from a backup. "
                 f"To go on without what came after, run: truncate -s {found} {path}"
