@@ -82,7 +82,7 @@ def busy_cores(sample_s: float) -> float | None:
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """Busy and idle ones, of all cores since the machine was started."""
+    """Ticks that all cores together were busy and idle since the machine was started."""
     with Path("/proc/stat").open(encoding="utf-8") as file:
         user, nice, system, idle, waiting, *interrupts = map(int, file.readline().split()[1:])
     # Interrupts of hardware and software, and time that the host gave to other machines. What

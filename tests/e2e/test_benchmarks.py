@@ -69,7 +69,14 @@ ABOUT = {"date", "cpu", "cores", "memory_gib", "python", "numpy", "grpcio"}
 
 
 async def run(script: str, *arguments: object, folder: Path) -> str:
-    """Its output. The folder is where it leaves its figures."""
+    """The output of a benchmark that succeeds. folder: where it leaves its figures."""
+    status, out, err = await ended(script, *arguments, folder=folder)
+    assert status == 0, err
+    return out
+
+
+async def ended(script: str, *arguments: object, folder: Path) -> tuple[int | None, str, str]:
+    """Run a benchmark to its end; returns its status, its output and what it said of errors."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, arguments)),
         cwd=folder,
@@ -83,8 +90,7 @@ async def run(script: str, *arguments: object, folder: Path) -> str:
         if process.returncode is None:
             process.terminate()
             await process.wait()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
+    return process.returncode, out.decode(), err.decode()
 
 
 def figures(folder: Path, name: str) -> dict[str, Any]:
@@ -165,25 +171,13 @@ async def test_a_benchmark_refuses_to_start_beside_other_work(tmp_path):
     """One line, a status that is not 0, and no figures."""
     burner = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(BENCHMARKS / "round_overhead.py")),
-            cwd=tmp_path,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, err = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        status, out, err = await ended("round_overhead", folder=tmp_path)
     finally:
         burner.kill()
         await burner.wait()
-    assert process.returncode == 1
-    assert out == b""
-    assert err.decode().startswith("other programs keep ")
-    assert err.decode().count("\n") == 1
+    assert (status, out) == (1, "")
+    assert err.startswith("other programs keep ")
+    assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

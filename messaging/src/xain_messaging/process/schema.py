@@ -57,8 +57,8 @@ def dotted(key: Key) -> str:
 
 
 def dotted_unknown(key: Key) -> str:
-    """A key that no model has. Masked are parts that cannot be meant as one: a secret comes here
-    if its key is followed by a wrong character."""
+    """A key that no model has. A part with other characters than a key has is masked: it is a
+    secret where a wrong character stands between key and value."""
     parts = (part if _BARE.fullmatch(part) else MASK for part in key)
     text = ".".join(parts)
     return text if len(text) <= _MAX_KEY else f"{text[: _MAX_KEY - 3]}..."
@@ -75,15 +75,15 @@ def show_url(text: str) -> str:
 
 
 def may_hold_password(value: object) -> bool:
-    """Text that is shown as a URL is, whatever key it was given for."""
+    """Text that looks like a URL. It is shown as one, whatever key it was given for."""
     return isinstance(value, str) and _LIKE_URL.search(value) is not None
 
 
 def nests_deeply(text: str) -> bool:
     """Lists and tables of TOML or JSON are deeper in each other than any setting needs.
 
-    To be asked before parsing: parsers recurse, and tomllib takes minutes and gigabytes for a key
-    of 30,000 parts.
+    Checked before parsing: parsers recurse, and tomllib takes minutes and gigabytes for a key of
+    30,000 parts.
     """
     depth = dots = 0
     for token in _NESTING.finditer(text):
