@@ -170,6 +170,7 @@ class Coordinator:
             update_encoding=server.update_encoding,
             options=server.grpc_options,
             counters=self.counters,
+            outage=self._worker.outage,
             access=self._access,
             bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
@@ -179,7 +180,9 @@ class Coordinator:
             # A start that fails must not end the coordinator that runs, and nothing may be
             # acknowledged beside it: after all that can go wrong, and before everything else.
             await run_to_end(self._take_over, self._fence)
-            self._watches.append(asyncio.create_task(self._fence.watch(self.driver)))
+            self._watches.append(
+                asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
+            )
         await run_to_end(self._worker.mend)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))

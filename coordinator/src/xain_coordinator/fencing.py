@@ -28,6 +28,7 @@ from typing import Protocol
 import structlog
 
 from xain_coordinator.driver import Driver
+from xain_coordinator.outage import Outage
 from xain_coordinator.ports import Fenced, Reader, StoreError, Unfinished, Upload, WeightsStore
 from xain_coordinator.threads import run_to_end
 
@@ -115,10 +116,11 @@ class Fence:
                 "a coordinator on this one again"
             )
 
-    async def watch(self, driver: Driver) -> None:
+    async def watch(self, driver: Driver, outage: Outage | None = None) -> None:
         """Look now and then, until this is cancelled or the driver has to hear that we are not the
-        owner any more."""
-        is_away = False
+        owner any more. outage: told when the store is away."""
+        outage = outage if outage is not None else Outage()
+        work = "look for a newer coordinator"
         while True:
             await asyncio.sleep(LOOK_EVERY_S)  # how soon it is noticed, and what it costs
             try:
@@ -128,21 +130,14 @@ class Fence:
                 return
             except StoreError as error:
                 # No reason to stop: without the store nobody publishes anything.
-                if not is_away:
-                    log.warning(
-                        "store_unavailable",
-                        work="look for a newer coordinator",
-                        round=driver.session.round,
-                        error=str(error),
-                    )
-                is_away = True
+                outage.failed(work, error, work=work, round=driver.session.round)
             except Exception as error:
                 # A defect of ours: going on would be a coordinator that never notices.
                 log.exception("work_crashed", work="look", round=driver.session.round)
                 driver.fail(error)
                 return
             else:
-                is_away = False
+                outage.worked(work)
 
     def _owner(self) -> str:
         """The greatest name; "" if there is none."""

@@ -35,6 +35,7 @@ from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
 from xain_coordinator.mending import mend_model
+from xain_coordinator.outage import Outage
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import npy_header
@@ -63,7 +64,8 @@ class StoreWorker:
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
-    trouble: what the store last said, "" once work has succeeded again.
+    trouble: what the store last said, "" once work has succeeded again. outage: the same for the
+        log, shared with the calls that need the store.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class StoreWorker:
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
+        self.outage = Outage()
         self._driver = driver
         self._store = store
         self._metrics = metrics
@@ -141,7 +144,7 @@ class StoreWorker:
                 command = await asyncio.to_thread(work)
             except StoreUnavailable as error:
                 self.trouble = str(error)
-                log.warning("store_unavailable", work=name, round=round_, error=str(error))
+                self.outage.failed(name, error, work=name, round=round_)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await self._closing.wait()
@@ -154,6 +157,7 @@ class StoreWorker:
                 return EffectFailed(f"{name} failed in round {round_}: {error}")
             else:
                 self.trouble = ""
+                self.outage.worked(name)
                 return command
         raise Stopped
 
@@ -191,10 +195,11 @@ class StoreWorker:
         round_ = self._driver.session.round
         try:
             await asyncio.to_thread(self.mend)
+            self.outage.worked("verify")
         except Stopped:
             log.info("work_stopped", work="verify", round=round_)
         except StoreUnavailable as error:
-            log.warning("store_unavailable", work="verify", round=round_, error=str(error))
+            self.outage.failed("verify", error, work="verify", round=round_)
         except StoreError as error:
             self._driver.fail(error)
         except Exception as error:  # a defect of ours, as in _run

@@ -20,6 +20,7 @@ import grpc
 import structlog
 
 from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
+from xain_coordinator.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.rare_lines import RareLine
@@ -33,9 +34,13 @@ Status = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]
 
 
 class RefusalInterceptor(grpc.aio.ServerInterceptor):
-    """counters: how often each refusal was given, by its code."""
+    """counters: how often each refusal was given, by its code. outage: told of calls that find the
+    store away."""
 
-    def __init__(self, counters: Counter[str], admission: AdmissionControl) -> None:
+    def __init__(
+        self, counters: Counter[str], admission: AdmissionControl, outage: Outage | None = None
+    ) -> None:
+        self._outage = outage if outage is not None else Outage()
         self._admission = admission
         self._counters = counters
         # By method, so that a call costs a look-up. Of methods that there are: what a stranger asks
@@ -96,7 +101,9 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         async def answer(requests: Any, context: Context) -> Any:
             try:
                 try:
-                    return await serve(requests, context)
+                    reply = await serve(requests, context)
+                    self._outage.worked(method)
+                    return reply
                 except (grpc.aio.AbortError, grpc.aio.InternalError):
                     raise
                 except Exception as error:  # a defect too: the client hears INTERNAL
@@ -122,7 +129,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, StoreError):
             # A published model that is not there is a store that is not, or not the right one.
             # Where it lies is the operator's business, not the participant's.
-            log.warning("store_unavailable", method=method, error=str(error))
+            self._outage.failed(method, error, method=method)
             error = Unavailable("the weights store is away; try again in a moment")
         self._counters[error.code] += 1
         status = status_of(error)

@@ -1,0 +1,51 @@
+"""Outages of the weights store in the log: a warning when one begins, a line when it is over."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+# Between two warnings. A disk that is almost full takes some updates and refuses others.
+PAUSE_S = 30.0
+
+
+class Outage:
+    """What fails at the store, and since when. Calls and work share it, in one event loop."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._failing: set[str] = set()
+        self._num_refused = 0
+        self._began_at = 0.0
+        self._is_told = False
+        self._tell_at = now()
+
+    def failed(self, what: str, error: Exception, **fields: object) -> None:
+        """The store was away for a call or for work.
+
+        what: the method, or the name of the work. fields: for the log line.
+        """
+        now = self._now()
+        if not self._failing:
+            self._num_refused, self._began_at = 0, now
+        self._failing.add(what)
+        self._num_refused += 1
+        if not self._is_told and now >= self._tell_at:
+            self._is_told, self._tell_at = True, now + PAUSE_S
+            log.warning("store_unavailable", error=str(error), **fields)
+
+    def worked(self, what: str) -> None:
+        """A call or work has succeeded. The outage is over if it failed before: a full disk can
+        still be read."""
+        if what not in self._failing:
+            return
+        self._failing.clear()
+        if self._is_told:
+            self._is_told = False
+            log.info(
+                "store_available",
+                duration_s=round(self._now() - self._began_at, 1),
+                num_refused=self._num_refused,
+            )
