@@ -1,5 +1,6 @@
 """Captured log events of all packages."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,25 @@ def capture_logs() -> Iterator[list[EventDict]]:
             yield entries
         finally:
             logger.PROCESSORS[:] = before
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Undo what a command configures: other tests must not find its handler on a closed stream."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    source, is_told = logging._srcfile, logging.logThreads
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for name in ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads"):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging._srcfile = source
+        logging.logThreads = logging.logProcesses = logging.logMultiprocessing = is_told
+        structlog.reset_defaults()
 
 
 class _Into(LogCapture):

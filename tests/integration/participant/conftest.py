@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
-import structlog
 
 from integration.participant.agents import Adder, Running
 from integration.participant.scripted import Ledger, ScriptedCoordinator
@@ -16,15 +15,6 @@ from xain_participant.alive import Alive
 Serve = Callable[..., ScriptedCoordinator]
 Launch = Callable[..., Running]
 TakePart = Callable[[Coordinator, dict[str, Participant]], Awaitable[dict[str, int]]]
-
-
-@pytest.fixture(autouse=True)
-def logs_are_configured() -> Iterator[None]:
-    """As an application does that has logs of its own; else run() would configure ours for the
-    whole process of the tests."""
-    structlog.configure()
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

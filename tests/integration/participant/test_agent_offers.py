@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import structlog
 
 from integration.participant.agents import Adder, Running, large
 from integration.participant.scripted import PATIENCE_S, ScriptedCoordinator, failure, refusal
@@ -100,10 +99,6 @@ def test_a_failure_inside_a_transfer_does_not_tell_the_url(
 ) -> None:
     """Not even a bug of our own, whose traceback is logged."""
     monkeypatch.setattr(direct._Target, "host", property(lambda target: 1 / 0))
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
     running = launch(adder, offering.target)
     assert running.code() == 1
     assert "ZeroDivisionError" in caplog.text

@@ -8,24 +8,15 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
+from support.logs import restored
 from xain_messaging.process.logs import LoggingSettings, configure
 from xain_messaging.process.settings import ConfigError, load
-
-OURS = ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads")
 
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
-    """Logging is global; other tests must not find our handler on a stream that is closed."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name in OURS:
-        logging.getLogger(name).setLevel(logging.NOTSET)
-    structlog.reset_defaults()
+    with restored():
+        yield
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
