@@ -28,7 +28,9 @@ def to_record(logger: logging.Logger, method: str, event: EventDict) -> tuple[An
     options: dict[str, Any] = {"extra": {"_logger": logger, "_name": method}}
     if exc_info := event.get("exc_info"):
         options["exc_info"] = exc_info
-    return (_Event(event),), {**options, "stacklevel": _NUM_FRAMES}
+    if type(logger).findCaller is logging.Logger.findCaller:
+        options["stacklevel"] = _NUM_FRAMES  # a logger class of structlog skips them itself
+    return (_Event(event),), options
 
 
 # A list that is changed in place by tests which look at what is logged.

@@ -1,5 +1,7 @@
 """Peers who are away, are forgotten or come back, and those who have never been in the group."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from support.logs import capture_logs
@@ -98,6 +100,33 @@ def test_those_who_are_away_are_bounded(lossy: JoinLossy, monkeypatch: pytest.Mo
             a.isend(Message("kept", "a", member.name))
         a.endpoint._on_change(alone)
     assert a.endpoint._links.keys() == {"b-1", "b-5"}
+
+
+def test_close_names_peers_that_are_away_and_miss_messages(lossy: JoinLossy) -> None:
+    (a, _), (b, _) = lossy("a"), lossy("b")
+    until(lambda: "peer" in a.peers, "b")
+    b.close()
+    until(lambda: "peer" not in a.peers, "b to be gone")
+    for _ in range(3):
+        a.isend(Message("kept", "a", "b"))
+    with capture_logs() as logs:
+        a.close()
+    (line,) = [entry for entry in logs if entry["event"] == "not_delivered"]
+    assert (line["log_level"], line["peer"], line["num_messages"]) == ("warning", "b", 3)
+
+
+def test_close_waits_until_its_messages_are_heard(lossy: JoinLossy) -> None:
+    """Messages that a line has lost go again, and need not be taken for the word to come."""
+    (a, line), (b, _) = lossy("a"), lossy("b")
+    until(lambda: "peer" in a.peers, "b")
+    line.lost.add("b")
+    a.isend(Message("1", "a", "b"))
+    line.lost.discard("b")  # nobody tells of the loss
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(a.close)
+        assert b.receive_by_id("none", 0.5).missing  # it hears, and takes nothing
+        closing.result(PATIENCE_S)
+    assert tags(b, 1) == ["1"]
 
 
 def test_strangers_are_forgotten(lossy: JoinLossy, monkeypatch: pytest.MonkeyPatch) -> None:

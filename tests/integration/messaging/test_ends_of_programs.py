@@ -19,7 +19,7 @@ from xain_messaging.proxy import Proxy
 
 PROGRAM = textwrap.dedent(
     """
-    import base64, logging, pickle, sys, time
+    import base64, logging, os, pickle, sys, time
     import structlog
     from xain_messaging import Proxy
     from xain_messaging.messages import Message
@@ -32,6 +32,10 @@ PROGRAM = textwrap.dedent(
     before = root.level, root.handlers[:]
     proxy = Proxy("g", "worker", {"master": 1}, name="w", discovery=discovery, driver=driver)
     log.info("during")
+    if how == "fork":
+        if (child := os.fork()) == 0:
+            sys.exit()
+        os.waitpid(child, 0)
     proxy.isend(Message("note", "w", "m", body))
     if how == "close":
         proxy.close()
@@ -107,6 +111,28 @@ def test_the_last_message_of_a_program_is_delivered(
         has_ended(program)
         until(lambda: "worker" not in master.peers, "the master to be told")
     assert "goaway" not in capfd.readouterr().err  # which gRPC prints when a peer's server fails
+
+
+def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
+    """Its end is not the end of the program that made the proxy."""
+    with (
+        discovery_of("redis") as discovery,
+        Proxy("g", "master", name="m", discovery=discovery, driver="zmq") as master,
+    ):
+        membership = master.endpoint.membership
+        on_change = membership._on_change  # type: ignore[attr-defined]  # a probe
+        seen: list[Roster] = []
+
+        def note(roster: Roster) -> None:
+            seen.append(roster)
+            on_change(roster)
+
+        membership._on_change = note  # type: ignore[attr-defined]  # as above
+        program = start(discovery, "zmq", "fork", "x")
+        assert received(master) == ["x"]
+        has_ended(program)
+        until(lambda: "worker" not in master.peers, "the master to be told")
+        assert [sorted(roster) for roster in seen] == [["m", "w"], ["m"]]
 
 
 def test_a_redis_entry_of_a_killed_process_does_not_satisfy_expected_peers() -> None:

@@ -9,6 +9,7 @@ import structlog
 from pydantic import SecretStr
 
 from support.logs import restored
+from xain_messaging.logger import get_logger
 from xain_messaging.process.logs import LoggingSettings, configure
 from xain_messaging.process.settings import ConfigError, load
 
@@ -47,6 +48,39 @@ def test_loggers_made_before_the_settings_are_read_follow_them(
     configure("info", console=False, third_party=False)
     log.info("now_shown")
     assert [line["event"] for line in lines(capsys)] == ["shown", "now_shown"]
+
+
+def test_library_loggers_use_the_standard_library(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without structlog's configuration: fields as text, the file of the caller, the traceback."""
+    assert not structlog.is_configured()
+    log = get_logger("xain_messaging.x").bind(participant="p")
+    with caplog.at_level(logging.INFO):
+        log.debug("hidden")
+        log.info("handed_in", round=3)
+        try:
+            raise RuntimeError("boom")
+        except RuntimeError:
+            log.exception("failed")
+    first, second = caplog.records
+    assert first.getMessage() == "handed_in participant='p' round=3"
+    assert (first.levelname, first.name) == ("INFO", "xain_messaging.x")
+    assert first.pathname == second.pathname == __file__
+    assert second.exc_info is not None
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_of_library_loggers_are_json_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", console=False, third_party=False)
+    get_logger("xain_messaging.x").info("handed_in", round=3)
+    (line,) = lines(capsys)
+    assert list(line) == ["timestamp", "level", "logger", "event", "round"]
+    assert (line["level"], line["logger"], line["event"]) == (
+        "info",
+        "xain_messaging.x",
+        "handed_in",
+    )
 
 
 def test_a_second_call_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
