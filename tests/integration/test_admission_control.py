@@ -32,6 +32,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xain_coordinator.server.serve.CALLS_OF_STRANGERS", STRANGERS)
     monkeypatch.setattr(admission_control, "HEALTH_CHECKS", STRANGERS)
     monkeypatch.setattr(admission_control, "STREAMS_OF_STRANGERS", STRANGERS)
+    # Else silent calls end sooner, because others wait to be read.
+    monkeypatch.setattr(admission_control, "READS_OF_STRANGERS", 10 * STRANGERS)
 
 
 def open_calls(coordinator: Any) -> int:
@@ -108,6 +110,22 @@ async def test_call_without_a_message_ends_with_deadline_exceeded(start, join, m
     assert codes == [Code.DEADLINE_EXCEEDED] * 4
     await until_open(coordinator, 0)
     assert (await member.heartbeat()).state == pb.STANDBY
+
+
+async def test_slow_requests_of_strangers_end_when_others_wait_to_be_read(start, join):
+    """gRPC holds a message that is coming in memory, so only a few are read at a time."""
+    coordinator = await start(rounds={"min_participants": 1})
+    silent, stranger = join(coordinator, "silent"), join(coordinator, "a")
+    number = admission_control.READS_OF_STRANGERS
+    calls = [silent_heartbeat(silent) for _ in range(number)]
+    await until_open(coordinator, number)
+    assert not any(call.done() for call in calls)
+    assert (await stranger.rendezvous()).reply == pb.ACCEPT
+    await eventually(lambda: any(call.done() for call in calls))
+    ended = next(call for call in calls if call.done())
+    assert await ended.code() is Code.UNAVAILABLE
+    for call in calls:
+        call.cancel()
 
 
 @pytest.mark.usefixtures("few")

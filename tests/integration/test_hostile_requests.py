@@ -75,56 +75,56 @@ UPLOAD = pb.PutWeightsRequest.Header(round=0, size_bytes=MIB, digest=digest(b"x"
 
 # (method, how often, the message): each used to stay in memory after its call was refused.
 OVERSIZED: Sequence[tuple[str, int, bytes]] = [
-    ("Coordinator/FindUpload", 60, pb.FindUploadRequest(digest=b"x" * LARGE).SerializeToString()),
-    ("Coordinator/GetWeights", 60, pb.GetWeightsRequest(key="x" * LARGE).SerializeToString()),
+    ("Coordinator/FindUpload", 20, pb.FindUploadRequest(digest=b"x" * LARGE).SerializeToString()),
+    ("Coordinator/GetWeights", 20, pb.GetWeightsRequest(key="x" * LARGE).SerializeToString()),
     (
         "Coordinator/EndTrainingRound",
-        60,
+        20,
         pb.EndTrainingRoundRequest(participant_id="a", metrics="x" * LARGE).SerializeToString(),
     ),
     (
         "Coordinator/EndTrainingRound",
-        400,
+        150,
         pb.EndTrainingRoundRequest(participant_id="a", metrics="x" * 500_000).SerializeToString(),
     ),
     (
         "Coordinator/Rendezvous",
-        60,
+        20,
         pb.RendezvousRequest(
             profile=pb.DataProfile(num_samples=1, num_features=1, classes=[""] * (LARGE // 2))
         ).SerializeToString(),
     ),
     (
         "Coordinator/Rendezvous",
-        200,
+        100,
         pb.RendezvousRequest(
             profile=pb.DataProfile(num_samples=1, num_features=1, classes=[""] * 150_000)
         ).SerializeToString(),
     ),
     (
         "Coordinator/Rendezvous",
-        60,
+        20,
         pb.RendezvousRequest(tags={"a": "x" * LARGE}).SerializeToString(),
     ),
     (
         "Coordinator/Rendezvous",
-        60,
+        20,
         pb.RendezvousRequest(tags={str(i): "" for i in range(25_000)}).SerializeToString(),
     ),
     (
         "Coordinator/PutWeights",
-        300,
+        150,
         pb.PutWeightsRequest(header=UPLOAD, data=b"x" * MIB).SerializeToString(),
     ),
     (
         "Inspection/ListParticipants",
-        60,
+        20,
         inspection.ListParticipantsRequest(page_token="x" * LARGE).SerializeToString(),
     ),
-    ("Membership/Join", 60, membership.JoinRequest(group="x" * LARGE).SerializeToString()),
-    ("Membership/Renew", 60, membership.RenewRequest(group="x" * LARGE).SerializeToString()),
-    ("Membership/Watch", 60, membership.WatchRequest(group="x" * LARGE).SerializeToString()),
-    ("Health/Check", 60, health_pb2.HealthCheckRequest(service="x" * LARGE).SerializeToString()),
+    ("Membership/Join", 20, membership.JoinRequest(group="x" * LARGE).SerializeToString()),
+    ("Membership/Renew", 20, membership.RenewRequest(group="x" * LARGE).SerializeToString()),
+    ("Membership/Watch", 20, membership.WatchRequest(group="x" * LARGE).SerializeToString()),
+    ("Health/Check", 20, health_pb2.HealthCheckRequest(service="x" * LARGE).SerializeToString()),
 ]
 
 
@@ -148,6 +148,19 @@ async def test_refused_requests_leave_memory_below_200_mib(coordinator):
         assert not codes.keys() & NEVER, (name, codes)
         peaks[f"{number} {name}"] = peak_mib(coordinator)
     assert max(peaks.values()) < MAX_RESIDENT_MIB, peaks
+    assert_unharmed(coordinator)
+
+
+async def test_large_requests_at_a_time_leave_memory_below_200_mib(coordinator):
+    """gRPC holds what has come of a message, and strangers may open many calls."""
+    strangers = [Member(coordinator.port, None) for _ in range(4)]
+    request = pb.FindUploadRequest(digest=b"x" * LARGE)
+    calls = [stranger.stub.FindUpload(request) for stranger in strangers for _ in range(40)]
+    codes = {await call.code() for call in calls}
+    assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+    for stranger in strangers:
+        await stranger.close()
     assert_unharmed(coordinator)
 
 

@@ -16,7 +16,7 @@ from xain_coordinator.core.errors import InvalidUpdate, LineSlow
 from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.server import flushes, streams
 from xain_coordinator.server.flushes import NUM_AT_A_TIME, Flushes
-from xain_coordinator.server.places import CHUNK_BYTES, SMALL_BYTES, Places, _Room
+from xain_coordinator.server.places import CHUNK_BYTES, SMALL_BYTES, Places, Room
 from xain_coordinator.server.reception import Announced, Reception
 from xain_coordinator.server.streams import Intake
 from xain_coordinator.stores.files import FileStore, FileUpload
@@ -41,7 +41,7 @@ SENDERS = {
 }
 
 
-def num_free(room: _Room) -> int:
+def num_free(room: Room) -> int:
     number = 0
     while room.try_enter():
         number += 1

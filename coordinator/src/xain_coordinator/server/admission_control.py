@@ -12,17 +12,23 @@ So strangers take no place from members, however many calls they open. A call th
 full ends the oldest call in it that is only waiting for its client; if there is none, it is refused
 itself and told when to come again. Ended are also calls whose first message does not come within
 FIRST_MESSAGE_S, and streams of strangers after STREAM_S.
+
+While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
+messages of strangers are read READS_OF_STRANGERS at a time. Small ones come with their headers; a
+call whose message takes longer is ended when others wait to be read.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
 
 from xain_coordinator.core.errors import Refusal, RequestMissing, TooManyCalls, Unavailable
 from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.places import Room
 from xain_coordinator.server.statuses import status_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,6 +36,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # A connection that brings less in this time is too slow for an upload, too; see places.STALLED_S.
 FIRST_MESSAGE_S = 30.0
 STREAM_S = 3600.0
+READS_OF_STRANGERS = 8
+# A read is slow when it has been looked at so often, at this distance. It is the number that counts
+# when the event loop is late: a message that has come is taken up in fewer of its turns.
+LOOK_S, SLOW_LOOKS = 0.07, 3
 # A call that is younger is not ended for another one: its message is probably on its way.
 MIN_SILENCE_S = 1.0
 
@@ -54,7 +64,7 @@ Pool = dict["Call", None]  # the oldest first
 class Call:
     """An open call. waits: only for its client, so that ending it loses no work."""
 
-    __slots__ = ("context", "is_ended", "opened_at", "pool", "task", "timer", "waits")
+    __slots__ = ("context", "is_ended", "looks", "opened_at", "pool", "task", "timer", "waits")
 
     def __init__(self, context: Context, pool: Hashable, opened_at: float) -> None:
         task = asyncio.current_task()
@@ -65,6 +75,7 @@ class Call:
         self.task = task
         self.timer: asyncio.TimerHandle | None = None  # of its end
         self.waits = True
+        self.looks = 0  # at its read
         self.is_ended = False
 
 
@@ -94,6 +105,9 @@ class AdmissionControl:
         self._pools: dict[Hashable, Pool] = {}
         self._silent: Pool = {}  # without a first message
         self._timer: asyncio.TimerHandle | None = None
+        self._reading = Room(READS_OF_STRANGERS)
+        self._reads: Pool = {}  # calls of strangers that are being read
+        self._look_timer: asyncio.TimerHandle | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
     @property
@@ -137,7 +151,7 @@ class AdmissionControl:
 
     def requests(self, method: str, call: Call) -> "Requests":
         """The messages of a stream of requests."""
-        return Requests(call.context, lambda request: self.heard(method, call, request))
+        return Requests(partial(self.read, call), lambda request: self.heard(method, call, request))
 
     def _enter(self, call: Call, name: Hashable) -> None:
         pool = self._pools.get(name)
@@ -189,6 +203,34 @@ class AdmissionControl:
             self._silent.pop(call)
             self._end(call, RequestMissing(f"no message has come in {FIRST_MESSAGE_S:g} s"))
 
+    async def read(self, call: Call) -> Any:
+        """The next message of a call, or grpc.aio.EOF."""
+        if call.pool not in self._capacities:
+            return await call.context.read()
+        await self._reading.enter()
+        call.looks = 0
+        self._reads[call] = None
+        self._look_later()
+        try:
+            return await call.context.read()
+        finally:
+            del self._reads[call]
+            self._reading.leave()
+
+    def _look_later(self) -> None:
+        if self._look_timer is None and self._reads:
+            self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """End the calls whose reads are slow if others wait to be read."""
+        self._look_timer = None
+        refusal = Unavailable("the request takes long to come, and others wait; send it again")
+        for call in self._reads:
+            call.looks += 1
+            if call.looks >= SLOW_LOOKS and self._reading.is_wanted:
+                self._end(call, refusal)
+        self._look_later()
+
     def _end(self, call: Call, refusal: Refusal) -> None:
         if call.is_ended:
             return
@@ -199,8 +241,9 @@ class AdmissionControl:
 
     def close(self) -> None:
         """The server has stopped."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
 
 
 async def _abort(call: Call, refusal: Refusal) -> None:
@@ -218,12 +261,14 @@ async def _abort(call: Call, refusal: Refusal) -> None:
 class Requests(AsyncIterator[Any]):
     """The messages of a stream of requests. on_message: told each of them."""
 
-    def __init__(self, context: Context, on_message: Callable[[Any], None]) -> None:
-        self._context = context
+    def __init__(
+        self, read: Callable[[], Awaitable[Any]], on_message: Callable[[Any], None]
+    ) -> None:
+        self._read = read
         self._on_message = on_message
 
     async def __anext__(self) -> Any:
-        message = await self._context.read()
+        message = await self._read()
         if message is grpc.aio.EOF:
             raise StopAsyncIteration
         self._on_message(message)

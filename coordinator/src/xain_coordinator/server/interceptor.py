@@ -14,6 +14,7 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -89,7 +90,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             if reads_itself:
                 request = self._admission.requests(method, call)
             else:
-                request = await only_request(context)
+                request = await only_request(partial(self._admission.read, call))
                 self._admission.heard(method, call, request)
             if not yields:
                 return await behaviour(request, context)

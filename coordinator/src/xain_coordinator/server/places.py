@@ -41,7 +41,7 @@ LATE_S = 0.01
 LONGEST_WAIT_S = 60.0
 
 
-class _Room:
+class Room:
     """A semaphore that can also be asked."""
 
     def __init__(self, num_places: int) -> None:
@@ -87,21 +87,21 @@ class Places:
     """num: for lines that are not slow. num_slow: for those that are. Used from one event loop."""
 
     def __init__(self, num: int, num_slow: int) -> None:
-        self.fast = _Room(num)
-        self.slow = _Room(num_slow)
+        self.fast = Room(num)
+        self.slow = Room(num_slow)
         self.gathered_bytes = 0  # in batches of small messages, which have no place
 
 
 class Place:
     """For one chunk."""
 
-    def __init__(self, room: _Room) -> None:
-        self._room: _Room | None = room
+    def __init__(self, room: Room) -> None:
+        self._room: Room | None = room
 
-    def is_in(self, room: _Room) -> bool:
+    def is_in(self, room: Room) -> bool:
         return self._room is room
 
-    def move(self, room: _Room) -> bool:
+    def move(self, room: Room) -> bool:
         """Whether it is there now; if not, that is because no place is free."""
         if self._room is not None and self._room is not room:
             if not room.try_enter():

@@ -5,7 +5,7 @@ Most other requests are a few names and numbers. So each method has a limit of i
 longer request is refused by its length, before anything is made of it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -50,9 +50,12 @@ def bounded(method: str, parse: Parse) -> Parse:
     return parse_bounded
 
 
-async def only_request(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """The request of a call that has one. Raises InvalidRequest, and what the parser raises."""
-    request = await context.read()
+async def only_request(read: Callable[[], Awaitable[Any]]) -> Any:
+    """The request of a call that has one. Raises InvalidRequest, and what the parser raises.
+
+    read: the next message, or grpc.aio.EOF.
+    """
+    request = await read()
     if request is grpc.aio.EOF:
         raise InvalidRequest("the call ended without a request")
     return request
