@@ -2,8 +2,10 @@
 
 import asyncio
 import io
+import subprocess
 import threading
 from asyncio import to_thread
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -12,8 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
+from integration.conftest import config_for
 from support.wire import Member, digest, npy
 from xain_coordinator import cli
+from xain_coordinator.app import Coordinator
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.mending import DamagedModel
 from xain_coordinator.ports import JournalDamaged
 from xain_messaging.process import logs
@@ -353,3 +358,33 @@ def test_repair_without_a_journal_creates_none(tmp_path, repair):
     missing = repair()
     assert (missing.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "there is no journal at" in missing.stderr
+
+
+async def test_damaged_log_is_named_and_not_taken_for_another_copy(start, join, tmp_path):
+    """As found after a kill. Cut where the message says, the journal has what came before."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    coordinator = await start(rounds={"rounds": 9, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    for round_ in range(8):
+        await a.until(pb.ROUND, round_)
+        await a.hand_in([1.0], round_=round_)
+    await a.until(pb.ROUND, 8)
+    # By another process: closing the file in this one would give up its lock.
+    files = [tmp_path / name for name in ("journal.sqlite", "journal.sqlite-wal", "weights")]
+    await to_thread(subprocess.run, ["cp", "-r", *files, copy], check=True)
+    log = copy / "journal.sqlite-wal"
+    flip(log)
+    damaged = log.read_bytes()
+    config = config_for(copy)
+    with pytest.raises(JournalDamaged) as caught:
+        Coordinator(config)
+    message = str(caught.value)
+    assert "another copy" not in message
+    command = message.partition("run: ")[2].split()
+    assert command[-1] == str(log)
+    assert log.read_bytes() == damaged
+    await to_thread(subprocess.run, command, check=True)
+    with closing(SqliteJournal(copy / "journal.sqlite")) as journal:
+        assert 0 < len(list(journal.load())) < coordinator.driver._num_records

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
+from xain_coordinator import work
 from xain_coordinator.admission import measure
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
@@ -343,6 +344,31 @@ async def test_damaged_updates_are_asked_for_again_all_at_once() -> None:
             await f.hand_in(name)
         await f.until(Phase.FINISHED)
     assert read(store, "1/global") == npy(VECTOR)
+
+
+async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many participants say that it is damaged. While it is read, all of them wait."""
+    store = MemoryStore()
+    readings: list[str] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async with fleet(Disk(), store) as f:
+
+        def mend() -> bool:
+            readings.append("begun")
+            loop.call_soon_threadsafe(done.set)
+            return False
+
+        monkeypatch.setattr(f.worker, "mend", mend)
+        assert [f.worker.verify() for _ in range(3)] == [True, True, True]
+        await done.wait()
+        async with asyncio.timeout(20.0):
+            while f.worker.verify():  # noqa: ASYNC110  # it tells nobody when it has ended
+                await asyncio.sleep(0)
+        assert readings == ["begun"]
+        monkeypatch.setattr(work, "VERIFY_AGAIN_S", 0.0)
+        assert f.worker.verify()
 
 
 @pytest.mark.parametrize("defect", [ValueError, OSError, MemoryError, AssertionError])

@@ -1,0 +1,77 @@
+"""A damaged global model is made again, on every store in the same way."""
+
+from collections.abc import Callable
+
+import pytest
+import xxhash
+from tests.contract.test_weights_store import put, store  # noqa: F401  # a fixture
+from tests.unit.core.bench import make_rules
+
+from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.core import events as e
+from xain_coordinator.core.effects import Effect, InitialiseModel
+from xain_coordinator.core.session import Session, fold, open_session
+from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.mending import DAMAGED, DamagedModel, mend_model
+from xain_coordinator.ports import StoreUnavailable, WeightsStore
+
+DATA = bytes(range(256)) * 1000
+ROTTEN = DATA[:5000] + b"\xff" + DATA[5001:]
+KEY = "0/global"
+
+
+def session_with_a_model() -> Session:
+    session, _ = open_session("s", make_rules(initial="empty"), 0.0)
+    ref = WeightsRef(KEY, len(DATA), xxhash.xxh3_128(DATA).hexdigest())
+    model = GlobalModel(0, ref, "float32", (0,))
+    return fold(session, [e.ModelRequested(()), e.ModelInitialised(model, 0.0)])
+
+
+def read(store: WeightsStore, key: str) -> bytes:  # noqa: F811
+    with store.open(key) as reader:
+        return reader.read(0, reader.size)
+
+
+def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
+    """Work whose result is these bytes."""
+
+    def make(into: WeightsStore, effect: Effect) -> object:
+        assert isinstance(effect, InitialiseModel)
+        return publish(into, KEY, [data[:1000], data[1000:]])
+
+    return make
+
+
+def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:  # noqa: F811
+    session = session_with_a_model()
+    put(store, KEY, DATA)
+    assert not mend_model(store, session, {}, making(b"never made"))
+    put(store, KEY, ROTTEN, overwrite=True)
+    assert mend_model(store, session, {}, making(DATA))
+    assert (read(store, KEY), read(store, f"{DAMAGED}{KEY}")) == (DATA, ROTTEN)
+    assert not mend_model(store, session, {}, making(b"never made"))
+
+
+def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811
+    assert mend_model(store, session_with_a_model(), {}, making(DATA))
+    assert read(store, KEY) == DATA
+    assert set(store.keys()) == {KEY}
+
+
+def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811
+    """As of another version of a plug-in. It is no proof that the object was right."""
+    put(store, KEY, ROTTEN)
+    with pytest.raises(DamagedModel, match="what was made has the digest"):
+        mend_model(store, session_with_a_model(), {}, making(DATA + b"more"))
+    assert read(store, KEY) == ROTTEN
+    assert set(store.keys()) == {KEY}
+
+
+def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:  # noqa: F811
+    put(store, KEY, ROTTEN)
+
+    def away(into: WeightsStore, effect: Effect) -> object:
+        raise StoreUnavailable("no route")
+
+    with pytest.raises(StoreUnavailable):
+        mend_model(store, session_with_a_model(), {}, away)
