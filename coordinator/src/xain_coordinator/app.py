@@ -298,9 +298,10 @@ def _require_latest(session: Session, store: WeightsStore, config: CoordinatorCo
         return
     raise TakenOver(
         f"{_place(config)} has {session.session_id}/{key}, which the journal {config.journal.path} "
-        "has not come to: the session has gone on from another copy of it, or the last transaction "
-        "of its write-ahead log is lost. Start the other copy. If it is lost for good, and with it "
-        "what was acknowledged there, delete this model and those after it and start again"
+        "has not come to: the session has gone on from another copy of it; start that one. If it "
+        "is lost for good, or there is none and the end of this journal's write-ahead log is lost, "
+        "and with it what was acknowledged there, delete this model and those after it and start "
+        "again"
     )
 
 

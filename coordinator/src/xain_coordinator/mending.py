@@ -74,7 +74,7 @@ def mend_model(
     making = making_of(session, models)
     try:
         if making is None:
-            raise StoreError("of what it was made, the session does not know any more")
+            raise StoreError("the session no longer knows what it was made of")
         make(cast(WeightsStore, _MendingStore(store, refs, damaged)), making)
     except StoreUnavailable:
         raise

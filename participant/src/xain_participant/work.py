@@ -56,7 +56,7 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
-        # Of a model that did not arrive as it was published; the coordinator is told.
+        # Digest of a model that did not arrive as it was published; the coordinator is told.
         self._damaged_digest = b""
         self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper

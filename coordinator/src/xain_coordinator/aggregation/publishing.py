@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import xxhash
 
-from xain_coordinator.admission import chunks
 from xain_coordinator.core.values import WeightsRef
+from xain_coordinator.integrity import why_damaged
 from xain_coordinator.ports import Fenced, KeyClaimed, KeyExists, WeightsStore
 
 
@@ -33,19 +33,19 @@ class Publication:
     def commit(self) -> WeightsRef:
         """If the very same object is there already, whoever wrote it died before it could say so,
         and all is well. Raises AnotherModel, and the store's errors."""
-        digest = self._digest.hexdigest()
+        ref = WeightsRef(self._key, self._size, self._digest.hexdigest())
         try:
             self._upload.commit(overwrite=False)
         except KeyClaimed as error:
             raise AnotherModel(str(error)) from None
         except KeyExists:
-            if _digest_of(self._store, self._key) != digest:
+            if why_damaged(self._store, ref):
                 raise AnotherModel(
                     f"another model lies under {self._key!r} than this coordinator would publish: "
                     "a second coordinator works on the same store, or an old session's files are "
                     "in it"
                 ) from None
-        return WeightsRef(self._key, self._size, digest)
+        return ref
 
     def abort(self) -> None:
         """Leave nothing behind. Harmless after commit."""
@@ -68,11 +68,3 @@ def publish(store: WeightsStore, key: str, pieces: Iterable[bytes]) -> WeightsRe
         for piece in pieces:
             begun.write(piece)
         return begun.commit()
-
-
-def _digest_of(store: WeightsStore, key: str) -> str:
-    digest = xxhash.xxh3_128()
-    with store.open(key) as reader:
-        for chunk in chunks(reader):
-            digest.update(chunk)
-    return digest.hexdigest()

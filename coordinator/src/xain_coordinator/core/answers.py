@@ -213,8 +213,8 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:
-    """Of the updates that still count. Whoever looked at them may have done so before others came
-    in their places."""
+    """Yield an event for each of these updates that still counts. Another one may have come in its
+    place since it was read."""
     round_ = session.open_round
     if round_ is None:
         return

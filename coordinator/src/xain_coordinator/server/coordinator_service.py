@@ -135,9 +135,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
         participant_id = participant_of(context)
-        if request.damaged_model_digest and participant_id in self._driver.session.members:
+        digest = request.damaged_model_digest.hex()
+        is_member = participant_id in self._driver.session.members
+        if digest and is_member and self._downloads.note_damaged(digest):
             self._work = self._news_with_work = None  # small models travel in them
-            self._downloads.note_damaged(request.damaged_model_digest.hex())
         return await self._work_of(participant_id)
 
     async def _work_of(self, participant_id: str) -> pb.StartTrainingRoundResponse:

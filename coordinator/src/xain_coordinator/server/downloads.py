@@ -75,6 +75,7 @@ class Downloads:
     _places: Places = field(default_factory=lambda: Places(NUM_CHUNKS, NUM_SLOW_CHUNKS))
     _strangers: Places = field(default_factory=lambda: Places(1, 0))
     _num_strangers: int = 0
+    _is_suspect: bool = False  # what is in memory of the model
 
     async def send(
         self,
@@ -206,16 +207,23 @@ class Downloads:
         if (read.cancelled() or read.exception() is not None) and self._blocks.get(place) is read:
             del self._blocks[place]
 
-    def note_damaged(self, digest: str) -> None:
-        """What a participant has downloaded is not the model of this digest. Nothing of it is kept
-        in memory, and the store's copy is verified. Raises Unavailable until that has ended."""
+    def note_damaged(self, digest: str) -> bool:
+        """Have the model with this digest verified, because a participant found it damaged.
+
+        Raises Unavailable until that has ended. What is in memory of the model is dropped once
+        after that; returns whether it was.
+        """
         model = self.driver.session.model
         if model is None or model.ref.digest != digest:
-            return
-        self._small_model = None
-        self._blocks.clear()
+            return False
         if self.verify():
+            self._is_suspect = True
             raise Unavailable(f"{model.ref.key} is being compared with its digest; come again soon")
+        is_suspect, self._is_suspect = self._is_suspect, False
+        if is_suspect:
+            self._small_model = None
+            self._blocks.clear()
+        return is_suspect
 
     async def offer(self, participant_id: str, round_: int, ref: WeightsRef) -> Offer | None:
         """How to fetch this model and put the update of this round past us; None if it cannot be
