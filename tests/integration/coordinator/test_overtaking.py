@@ -35,7 +35,7 @@ from xain_coordinator import app, cli, fencing, work
 
 fencing.LOOK_EVERY_S = 100_000
 {odd}
-cli.main()
+sys.exit(cli.main())
 """
 
 STOPS_BEFORE_AGGREGATION = """
