@@ -29,14 +29,6 @@ FEW, MANY = 2, 12
 MARGIN_MIB = 24
 
 
-def peak_mib(coordinator: CoordinatorProcess) -> int:
-    assert coordinator._process is not None
-    text = Path(f"/proc/{coordinator._process.pid}/status").read_text()
-    return (
-        int(next(line for line in text.splitlines() if line.startswith("VmHWM")).split()[1]) >> 10
-    )
-
-
 async def download(member: Member) -> None:
     """Without keeping it."""
     request = pb.GetWeightsRequest(key="1/global")
@@ -77,7 +69,7 @@ async def peaks(folder: Path, number: int, *, is_slow: bool) -> tuple[int, int]:
             members = [Member(coordinator.port, f"p{i}") for i in range(MANY)]
             for first in range(0, MANY, number):
                 await asyncio.gather(*map(download, members[first : first + number]))
-            downloads = peak_mib(coordinator)
+            downloads = coordinator.peak_mib()
             await asyncio.gather(*(member.close() for member in members))
             return uploads, downloads
     finally:
@@ -92,7 +84,7 @@ async def after_uploads(coordinator: CoordinatorProcess, number: int, *, is_slow
     for first in range(0, MANY, number):
         some = members[first : first + number]
         refs += await asyncio.gather(*(upload(coordinator, one, is_slow=is_slow) for one in some))
-    peak = peak_mib(coordinator)
+    peak = coordinator.peak_mib()
     for member, ref in zip(members, refs, strict=True):
         await member.end(ref)
     await members[0].until(pb.ROUND, 1)

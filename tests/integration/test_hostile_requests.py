@@ -41,14 +41,6 @@ MEMBER = (("xain-participant-id", "member"),)
 STRANGER = (("xain-participant-id", "stranger"),)
 
 
-def peak_mib(coordinator: CoordinatorProcess) -> int:
-    """The most that the process ever had in memory."""
-    assert coordinator._process is not None
-    text = Path(f"/proc/{coordinator._process.pid}/status").read_text()
-    line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) >> 10
-
-
 def assert_unharmed(coordinator: CoordinatorProcess) -> None:
     log = coordinator.log()
     for trace in ("Traceback", "call_failed"):
@@ -146,7 +138,7 @@ async def test_refused_requests_leave_memory_below_200_mib(coordinator):
     for number, (name, times, request) in enumerate(OVERSIZED):
         codes = await asyncio.to_thread(refusals, coordinator.port, name, times, request)
         assert not codes.keys() & NEVER, (name, codes)
-        peaks[f"{number} {name}"] = peak_mib(coordinator)
+        peaks[f"{number} {name}"] = coordinator.peak_mib()
     assert max(peaks.values()) < MAX_RESIDENT_MIB, peaks
     assert_unharmed(coordinator)
 
@@ -158,7 +150,7 @@ async def test_large_requests_at_a_time_leave_memory_below_200_mib(coordinator):
     calls = [stranger.stub.FindUpload(request) for stranger in strangers for _ in range(40)]
     codes = {await call.code() for call in calls}
     assert codes <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
-    assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+    assert coordinator.peak_mib() < MAX_RESIDENT_MIB
     for stranger in strangers:
         await stranger.close()
     assert_unharmed(coordinator)
@@ -183,7 +175,7 @@ async def test_malformed_requests_are_never_internal_or_unknown(coordinator):
     """Random bytes, truncated and damaged messages, and fields at the borders of their types."""
     wrong = await asyncio.to_thread(fuzz, coordinator.port, SEED)
     assert not wrong, f"seed {SEED}: {len(wrong)}, first {wrong[0]}"
-    assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+    assert coordinator.peak_mib() < MAX_RESIDENT_MIB
     assert_unharmed(coordinator)
 
 
@@ -229,7 +221,7 @@ async def test_half_open_uploads_leave_memory_below_200_mib(tmp_path):
             begun = [half_open(members[i // STREAMS], i) for i in range(NUM_UPLOADS)]
             calls = await asyncio.gather(*begun)
             assert (await members[0].inspection.GetStatus(status)).phase == "collecting"
-        assert peak_mib(coordinator) < MAX_RESIDENT_MIB
+        assert coordinator.peak_mib() < MAX_RESIDENT_MIB
         for call in calls:
             call.cancel()
         for member in members:

@@ -66,6 +66,13 @@ class Process:
         assert self._process is not None
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
+    def peak_mib(self) -> int:
+        """The most memory that the process ever had, in MiB. On Linux only."""
+        assert self._process is not None
+        text = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) >> 10
+
     async def kill(self) -> None:
         """kill -9. Harmless if it has ended by itself meanwhile."""
         assert self._process is not None

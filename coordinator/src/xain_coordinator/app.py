@@ -46,12 +46,14 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.retention import Retention
+from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
+from xain_messaging.names import shortened
 from xain_messaging.process import logs
 from xain_workloads import workload as workloads
 
@@ -130,6 +132,7 @@ class Coordinator:
                 self._opened.close()
             raise
         self.counters: Counter[str] = Counter()
+        self._metrics_refused = RareLine(log.warning, "metrics_refused")  # strangers send them, too
         name, options = config.workload.name, config.workload.options
         self._worker = StoreWorker(
             self.driver,
@@ -223,7 +226,9 @@ class Coordinator:
         points, error = parse_points(text, self.driver.clock.wall_ns())
         if error is not None:
             self.counters["invalid_metrics"] += 1
-            log.warning("metrics_refused", participant=participant_id, round=round_, error=error)
+            self._metrics_refused(
+                participant=shortened(participant_id), round=round_, error=shortened(error, 200)
+            )
         # A participant reports about itself only, whatever its points say.
         tags = {"id": participant_id}
         return tuple(replace(point, tags=tags) for point in points)

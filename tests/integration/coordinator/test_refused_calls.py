@@ -228,3 +228,16 @@ async def test_calls_cancelled_while_they_are_refused_log_nothing(start, join, c
     assert not [entry for entry in entries if entry["log_level"] in ("warning", "error")]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert coordinator.counters["NOT_A_MEMBER"] > 0
+
+
+async def test_refused_metrics_are_logged_at_a_bounded_rate(start, join):
+    """A stranger's metrics are read, and logged, before the stranger is refused."""
+    coordinator, _ = await begin(start, join)
+    stranger = join(coordinator, "b")
+    with capture_logs() as entries:
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stranger.end(pb.WeightsRef(), metrics="[" * 1000)
+    (line,) = (entry for entry in entries if entry["event"] == "metrics_refused")
+    assert len(str(line)) < 1000
+    assert coordinator.counters["invalid_metrics"] == 3

@@ -304,7 +304,7 @@ async def test_a_controller_that_fails_ends_the_process_and_not_the_session(benc
 
 
 class Request:
-    """What a caller holds while its command is decided."""
+    """An object that a caller holds while its command is decided."""
 
 
 async def refused(driver: Driver, command: c.Command) -> "weakref.ref[Request]":

@@ -65,7 +65,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             handler, _BEHAVIOUR[handler.request_streaming, handler.response_streaming]
         )
         if not _is_async(behaviour):
-            return None  # what generated code has for a method that a service does not implement
+            return None  # generated code has a plain function for a method that is not implemented
         # To gRPC each method is one with a stream of requests: so the only request of a call is
         # read, and refused, here. On the wire there is no difference.
         make = (
@@ -146,7 +146,7 @@ def _is_async(behaviour: Callable[..., Any]) -> bool:
 
 
 def forget_traceback(error: BaseException) -> None:
-    """Let the frames go through which an exception, and those that led to it, have come."""
+    """Drop the tracebacks of an exception and of those that led to it, and with them the frames."""
     link: BaseException | None = error
     while link is not None:
         link.__traceback__ = None

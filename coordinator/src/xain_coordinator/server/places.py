@@ -144,7 +144,7 @@ class Line:
 
     @property
     def waited_s(self) -> float:
-        """For how long a chunk has been passing; 0 if none is."""
+        """Seconds for which the present chunk has been passing; 0 without one."""
         return 0.0 if self._task is None else self._loop.time() - self._began_at
 
     def end(self, why: str) -> None:

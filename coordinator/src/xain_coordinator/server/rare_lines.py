@@ -1,4 +1,4 @@
-"""Log lines for what anybody can cause as often as they like."""
+"""Log lines about events that any client can cause as often as it likes."""
 
 import time
 from collections.abc import Callable

@@ -106,7 +106,7 @@ class Intake:
 
     @property
     def waited_s(self) -> float:
-        """For how long the upload has waited for its sender."""
+        """Seconds for which the upload has waited for its sender."""
         return self._line.waited_s
 
     def end(self, why: str) -> None:

@@ -41,7 +41,7 @@ from xain_proto.fl.coordinator_pb2 import Encoding, PutWeightsRequest
 from xain_proto.np import ENCODING_BITS
 from xain_proto.np.codec import MAX_HEADER_BYTES
 
-# Uploads at a time. Each takes some 25 KB and what its sender makes gRPC hold.
+# Uploads at a time. Each takes some 25 KB, and its sender can make gRPC hold more.
 MAX_UPLOADS = 500
 # When there are so many, one that has waited for its sender for so long is ended for a new one.
 MAX_WAIT_S = 5.0
@@ -186,7 +186,7 @@ class Uploads:
             intake.close()
 
     def _make_room(self) -> None:
-        """For one more upload. Raises Unavailable."""
+        """Admit one more upload: end the one that has waited longest. Raises Unavailable."""
         if len(self.receiving) < MAX_UPLOADS:
             return
         longest = max(self._intakes, key=lambda intake: intake.waited_s, default=None)
