@@ -204,7 +204,10 @@ class Endpoint:
         link.listed(member.incarnation, has_missed=is_new and self._has_refused)
         self._held_since.pop(member.name, None)
         for head, frames in link.release():
-            self._handle_from(link, head, frames)
+            try:
+                self._handle_from(link, head, frames)
+            except MalformedMessage as error:  # more than may wait here
+                log.warning("malformed_message", error=str(error))
         self._unreached.pop(member.name, None)
         self._try_to_connect(member, link)
 
@@ -625,14 +628,15 @@ class Endpoint:
         what was sent to them: they may be about to hear from the roster that this process is here.
         """
         try:
-            with suppress(MessagingError):  # it is closed, or no member any more
-                self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
+            if linger_s > 0:
+                with suppress(MessagingError):  # it is closed, or no member any more
+                    self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
         finally:  # an interrupt too
             self._end(linger_s)
 
     def _wait_until_heard(self, deadline: float) -> None:
         def unheard() -> list[Link]:
-            return [link for link in self._links.values() if link.is_here and link.num_unheard]
+            return [link for link in self._links.values() if link.is_here and link.has_unheard]
 
         with self.lock:
             for link in unheard() if self._failure is None else ():

@@ -220,9 +220,9 @@ class Link:
         return len(self._kept)
 
     @property
-    def num_unheard(self) -> int:
-        """Messages that the peer has not told to have heard."""
-        return sum(number > self._told_heard for number in self._kept)
+    def has_unheard(self) -> bool:
+        """The peer has not told to have heard all messages that are kept."""
+        return bool(self._kept) and next(reversed(self._kept)) > self._told_heard
 
     @property
     def is_holding(self) -> bool:

@@ -184,9 +184,9 @@ class Proxy:
     def close(self, linger_s: float = LINGER_S) -> None:
         """Send what is on its way, for at most so long; then leave the group. May be called again.
 
-        Of this time, for a second at most, it waits until the peers that are here say that they
-        have heard what was sent to them. What is kept for a peer that is away is lost, with a line
-        in the log (`not_delivered`). At the end of a program all proxies are closed so.
+        The call waits first, a second at most, until the peers that are here say that they have
+        heard what was sent to them. What is kept for a peer that is away is lost, with a line in
+        the log (`not_delivered`). At the end of a program all proxies are closed so.
         """
         self.endpoint.close(linger_s)
         atexit.unregister(self._close_at_exit)

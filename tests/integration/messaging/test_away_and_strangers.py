@@ -10,7 +10,7 @@ from support.messaging import PATIENCE_S, until
 from xain_messaging import endpoint as endpoint_module
 from xain_messaging.codec import encode
 from xain_messaging.drivers.in_process import InProcessDriver
-from xain_messaging.links import MESSAGE, Link, read_head
+from xain_messaging.links import MESSAGE, Bounds, Link, read_head
 from xain_messaging.messages import Message, SessionMessage
 from xain_messaging.ports import Arrived, Member
 
@@ -192,6 +192,33 @@ def test_what_comes_before_the_word_of_its_process_is_not_lost(lossy: JoinLossy)
     assert a.receive_once(0.05) is None
     on_change(with_b)
     assert tags(a, 3) == ["1", "2", "3"]
+
+
+def test_held_messages_beyond_what_may_wait_come_when_there_is_room(lossy: JoinLossy) -> None:
+    """The discovery's thread, which tells of their sender, goes on."""
+    bounds = Bounds(max_messages=1)
+    (a, _), (b, _) = lossy("a", bounds), lossy("b", bounds)
+    until(lambda: "peer" in a.peers, "b")
+    on_change = a.endpoint._on_change
+    for number in range(4):
+        b.isend(Message(f"{number}", "b", "a"))
+        assert a.receive_by_id("none", 0.02).missing
+        b.endpoint._links["a"].forget()  # as if it had heard that this is taken
+    b.close(0.0)
+    a.endpoint.membership._discovery._told["g", "a"].on_change = lambda roster: None
+    back, _ = lossy("b", bounds)
+    back.isend(Message("4", "b", "a"))
+    assert a.receive_by_id("none", 0.02).missing
+    on_change(back.endpoint.roster)
+    found: list[str] = []
+
+    def all_has_come() -> bool:
+        found.extend(message.tag for message in a.receive(0.02))
+        back.receive_by_id("none", 0.02)
+        return len(found) >= 5
+
+    until(all_has_come, "all")
+    assert found == ["0", "1", "2", "3", "4"]
 
 
 def test_what_comes_before_its_sender_is_known_is_not_lost(
