@@ -3,18 +3,29 @@
 import asyncio
 
 from xain_coordinator.core import commands as c
+from xain_coordinator.server.identity import METADATA_KEY
 from xain_proto.fl import coordinator_pb2 as pb
 
 MANY = 300
-BURST = 6000
+BURST = 3000
+CONNECTIONS = 15  # 200 calls each, fewer than a connection carries
 
 
 async def test_calls_that_come_at_one_instant_are_all_answered(start, join):
     """gRPC by itself would cancel those that are not taken up at once, from 1,000 on."""
-    coordinator = await start(rounds={"min_participants": 1, "max_participants": BURST})
-    member = join(coordinator, "a")
-    await member.rendezvous()
-    answers = await asyncio.gather(*(member.heartbeat() for _ in range(BURST)))
+    coordinator = await start(rounds={"min_participants": BURST})
+    names = [f"site-{i}" for i in range(BURST)]
+    submit = coordinator.driver.submit
+    await asyncio.gather(*(submit(c.Rendezvous(name, None)) for name in names))
+    ways = [join(coordinator, None) for _ in range(CONNECTIONS)]
+    answers = await asyncio.gather(
+        *(
+            ways[i % CONNECTIONS].stub.Heartbeat(
+                pb.HeartbeatRequest(state=pb.READY), metadata=((METADATA_KEY, name),)
+            )
+            for i, name in enumerate(names)
+        )
+    )
     assert len(answers) == BURST
 
 

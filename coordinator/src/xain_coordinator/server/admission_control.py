@@ -48,7 +48,7 @@ MIN_SILENCE_S = 1.0
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
 CALLS_OF_STRANGERS = 1000
-HEALTH_CHECKS = 100
+HEALTH_CHECKS = 500
 STREAMS_OF_STRANGERS = 100
 
 _STRANGERS, _CHECKS, _STREAMS = "strangers", "health checks", "streams"
@@ -159,7 +159,8 @@ class AdmissionControl:
             pool = self._pools[name] = {}
         capacity = self._capacities.get(name, CALLS_PER_MEMBER)
         if len(pool) >= capacity:
-            old = self._oldest_waiting(pool)
+            # A health check must always be answered, however many silent ones come in a second.
+            old = self._oldest_waiting(pool, 0.0 if name == _CHECKS else MIN_SILENCE_S)
             # Calls that are being ended are in the pool for as long as their clients take to let
             # go of them.
             if old is None or len(pool) >= 2 * capacity:
@@ -169,8 +170,8 @@ class AdmissionControl:
         call.pool = name
         pool[call] = None
 
-    def _oldest_waiting(self, pool: Pool) -> Call | None:
-        latest = self._now() - MIN_SILENCE_S
+    def _oldest_waiting(self, pool: Pool, min_silence_s: float) -> Call | None:
+        latest = self._now() - min_silence_s
         for call in pool:
             if call.opened_at > latest:
                 return None

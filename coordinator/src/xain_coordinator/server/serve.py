@@ -21,7 +21,6 @@ from xain_coordinator.server.uploads import Bucket, Uploads
 from xain_messaging.discovery.service import (
     KEEPALIVE,
     MAX_MEMBERS,
-    RPCS_PER_MEMBER,
     MembershipService,
 )
 from xain_proto.fl import coordinator_pb2, coordinator_pb2_grpc, inspection_pb2, inspection_pb2_grpc
@@ -36,7 +35,7 @@ SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 # also while the others are not serving any more.
 LIVENESS = "liveness"
 
-MIN_PENDING = 3000  # as many as gRPC allows by itself
+MIN_PENDING = 1000  # 20 KB each
 # A participant has five calls open at most, a peer of Membership seven. A proxy that merges the
 # connections of many opens another one, or needs more: [server] grpc_options.
 STREAMS_PER_CONNECTION = 250
@@ -86,7 +85,7 @@ class GrpcServer:
         self._driver = driver
         counters = counters if counters is not None else Counter()
         max_connected = driver.session.rules.max_connected
-        max_pending = max(6 * max_connected + RPCS_PER_MEMBER * MAX_MEMBERS, MIN_PENDING)
+        max_pending = max(6 * max_connected, MIN_PENDING)
         settings: dict[str, int | str] = {
             # Two coordinators must never share a port without noticing.
             "grpc.so_reuseport": 0,
