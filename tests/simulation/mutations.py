@@ -60,6 +60,7 @@ drop = Protocol._drop
 joined = Protocol._joined
 keep_result = Work._keep
 pick_up = Reception.pick_up
+note_refused = answers._note_refused
 
 
 async def _acknowledge_early(self: Driver) -> None:
@@ -353,6 +354,12 @@ MUTATIONS: Mapping[str, Mutation] = {
     "believe what a store has sent": _patch(Download, "check", lambda self: None),
     "take what is not finite": _patch(Inspector, "_scan", _count),
     "stay though every update is refused": _patch(protocol, "MAX_INVALID", 1_000_000),
+    "leave nobody out": _patch(
+        answers, "_note_refused", lambda session, command: note_refused(session, command)[:1]
+    ),
+    "select those who are left out": _patch(
+        Session, "pool", property(lambda self: tuple(self.unselected))
+    ),
     "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
     "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),
     "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
@@ -412,6 +419,8 @@ SEEN: Mapping[str, str] = {
     "believe what a store has sent": "a model that was never published",
     "take what is not finite": "was never trained",
     "stay though every update is refused": "there is no end",
+    "leave nobody out": "are not left out",
+    "select those who are left out": "are not all of|were selected, and not",
     "forget what an optimiser remembers": "the model of round",
     "clip nothing": "it should be near",
     "aggregate five updates at most": "the model of round",

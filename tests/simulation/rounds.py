@@ -35,6 +35,9 @@ class Rounds:
         self._wanted = 0
         self._target = 0
         self._is_overdue = False
+        # Refused updates since the last good one; and who is left out until which round for them.
+        self._in_a_row: dict[str, int] = {}
+        self._left_out_until: dict[str, int] = {}
         self._opened_at: dict[int, float] = {}
         self._since = opened.at  # of the stage
 
@@ -54,9 +57,9 @@ class Rounds:
                 self._to(Stage.OPEN, at)
             case e.ParticipantsSelected(number, more):
                 self._require_open(number, Stage.OPEN, Stage.PAUSED)
-                expected = min(self._num_missing, len(self._pool))
+                candidates, expected = self._to_be_selected
                 assert len(more) == expected, f"{more} were selected, and not {expected}"
-                assert self._pool.issuperset(more), f"{more} are not all in the pool"
+                assert candidates.issuperset(more), f"{more} are not all of {candidates}"
                 self._clocks |= dict.fromkeys(more, number)
             case e.RoundPaused(number):
                 self._require_open(number, Stage.OPEN)
@@ -67,6 +70,12 @@ class Rounds:
             case e.UpdateAccepted(number, update, staleness):
                 self._require_open(number, Stage.OPEN)
                 self._accept(update.participant_id, number, staleness)
+            case e.UpdateRefused(name):
+                assert name in self._outstanding, f"{name} owes no update"
+                assert name not in self._left_out, f"{name} is left out already"
+                self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+            case e.ParticipantLeftOut(name, until):
+                self._leave_out(name, until)
             case e.RoundOverdue(number):
                 self._require_open(number, Stage.OPEN)
                 assert not self._has_enough, "there are enough updates"
@@ -78,7 +87,7 @@ class Rounds:
                 if cause == "deadline":
                     self._require_late(at)
                 else:
-                    assert self._num_missing <= 0 or not self._pool, "others could be selected"
+                    assert not self._to_be_selected[1], "others could be selected"
                     assert self._is_complete, f"it is not complete: {self._state}"
                 self._to(Stage.CLOSED, at)
             case e.ModelPublished(number, model):
@@ -98,7 +107,10 @@ class Rounds:
         if stage is Stage.BETWEEN:
             assert self._model is None or not has_required, "no round is opened"
             return
-        assert self._num_missing <= 0 or not self._pool, f"nobody is selected: {self._state}"
+        assert not self._to_be_selected[1], f"nobody is selected: {self._state}"
+        assert not self._gives_way, f"{self._drafted} are not needed any more: {self._state}"
+        over = {p for p, num in self._in_a_row.items() if num >= self._rules.refused_limit}
+        assert not (over and self._rules.refused_limit), f"{over} are not left out"
         assert not self._is_complete, f"round {self._number} stays open, complete: {self._state}"
         assert has_required == (stage is Stage.OPEN), (
             f"{len(self._members)} are here, it is {stage}"
@@ -127,14 +139,21 @@ class Rounds:
         drawn = selected[len(carried) :]
         assert len(set(selected)) == len(selected), "somebody is selected twice"
         assert self._members.issuperset(selected), "somebody is not here"
-        wanted = ceil(rules.fraction_participants * num_here)
-        asked = min(num_here, ceil(wanted * (1 + rules.over_selection)))
+        # As if those who are left out had gone, but the least number is always there.
+        num_counted = max(num_here - len(self._left_out), self._num_required)
+        wanted = ceil(rules.fraction_participants * num_counted)
+        asked = min(num_counted, ceil(wanted * (1 + rules.over_selection)))
         deadlines = [self._opened_at[n] + self._deadline_s for n in carried.values()]
         num_busy = sum(deadline > opened.at for deadline in deadlines)
-        num_drawn = min(num_here - len(carried), max(0, asked - num_busy))
+        pool = self._pool
+        num_drawn = min(len(pool), max(0, asked - num_busy))
         if rules.controller == "all":
-            num_drawn = num_here - len(carried)
-        assert len(drawn) == num_drawn, f"{drawn} were selected, and not {num_drawn}"
+            num_drawn = len(pool)
+        num_reserve = max(0, rules.min_participants - len(carried) - num_drawn)
+        num_reserve = min(len(self._left_out - set(carried)), num_reserve)
+        expected_in_all = num_drawn + num_reserve
+        assert len(drawn) == expected_in_all, f"{drawn} were selected, and not {expected_in_all}"
+        assert pool.issuperset(drawn[:num_drawn]), f"{drawn} are not all of {pool}"
         expected = wanted if rules.over_selection else len(selected)
         assert opened.num_wanted == expected, f"{expected} are wanted, not {opened.num_wanted}"
         self._number, self._wanted, self._target = number, expected, len(selected)
@@ -152,6 +171,24 @@ class Rounds:
         assert staleness >= 0, "it is of a round to come"
         assert limit is None or staleness <= limit, f"at most {limit} rounds behind are allowed"
         self._updated.add(sender)
+        self._in_a_row.pop(sender, None)
+        self._left_out_until.pop(sender, None)
+
+    def _leave_out(self, name: str, until: int) -> None:
+        """For the last of a row of refusals; or because enough others have come."""
+        limit, num_rounds = self._rules.refused_limit, self._rules.refused_rounds
+        if self._in_a_row.get(name, 0):
+            assert self._in_a_row[name] == limit, f"{self._in_a_row[name]} in a row"
+            expected = self._present_round + num_rounds + 1
+        else:
+            assert name in self._drafted, f"{name} was not asked although it is left out"
+            assert self._gives_way, f"{name} is needed: {self._state}"
+            expected = self._left_out_until[name]
+        assert until == expected, f"until {expected}, not {until}"
+        self._in_a_row.pop(name, None)
+        self._left_out_until[name] = until
+        if name not in self._updated:
+            self._clocks.pop(name, None)
 
     def _go_on(self, model: GlobalModel) -> None:
         """Who trains an earlier round goes on, if that is not too old for the next one."""
@@ -188,12 +225,47 @@ class Rounds:
         return n
 
     @property
-    def _pool(self) -> set[str]:
-        return self._members - set(self._clocks)
+    def _present_round(self) -> int:
+        return self._number + (self.stage is Stage.BETWEEN)
 
     @property
-    def _num_missing(self) -> int:
-        return len(self._pool) if self._is_overdue else self._target - len(self._clocks)
+    def _left_out(self) -> set[str]:
+        """Members before whom others are selected."""
+        until, now = self._left_out_until, self._present_round
+        return {p for p in self._members if until.get(p, 0) > now}
+
+    @property
+    def _pool(self) -> set[str]:
+        return self._members - set(self._clocks) - self._left_out
+
+    @property
+    def _drafted(self) -> set[str]:
+        """Those who are left out, and asked all the same, because others were too few."""
+        return self._left_out & self._outstanding
+
+    @property
+    def _num_lacking(self) -> int:
+        """How many of those who are left out the round needs; less than none: it has too many."""
+        return self._rules.min_participants - len(self._clocks)
+
+    @property
+    def _gives_way(self) -> bool:
+        """Enough others are there for one of those who were asked for want of them."""
+        return not self._is_overdue and bool(self._drafted) and self._num_lacking < 0
+
+    @property
+    def _to_be_selected(self) -> tuple[set[str], int]:
+        """Among whom, and how many of them."""
+        if self._is_overdue:
+            everybody = self._members - set(self._clocks)
+            return everybody, len(everybody)
+        num_free = self._target - len(set(self._clocks) - self._drafted)
+        if num_free > 0 and self._pool:
+            return self._pool, min(num_free, len(self._pool))
+        reserve = self._left_out - set(self._clocks)
+        if self._num_lacking > 0 and reserve:
+            return reserve, min(self._num_lacking, len(reserve))
+        return set(), 0
 
     @property
     def _outstanding(self) -> set[str]:

@@ -96,6 +96,7 @@ class Scenario:
     train_s: tuple[float, ...] = (1.0, 1.0)
     gone: tuple[tuple[int, float], ...] = ()
     bad: tuple[tuple[int, float], ...] = ()
+    refused_limit: int = 3
     is_inline: bool = True
     is_direct: bool = False
     keeps_parts: bool = False
@@ -127,8 +128,8 @@ class Scenario:
             "consistency": self.consistency,
             "staleness": self.staleness,
             "buffer_size": self.buffer_size,
-            # rounds.py does not know who is left out.
-            "refused_limit": 0 if self.bad else 3,
+            "refused_limit": self.refused_limit,
+            "refused_rounds": 2,
         }
         config = CoordinatorConfig.model_validate(
             {
@@ -335,7 +336,8 @@ def _fleet(chance: Random, scenario: Scenario) -> Scenario:
     if chance.random() < 0.5:
         num_bad = 0
     bad = sorted(chance.sample(left, num_bad))
-    return replace(scenario, bad=tuple((who, chance.choice((0.3, 0.6, 1.0))) for who in bad))
+    shares = tuple((who, chance.choice((0.3, 0.6, 1.0))) for who in bad)
+    return replace(scenario, bad=shares, refused_limit=chance.choice((0, 0, 0, 1, 2, 3)))
 
 
 # They meet what is half-done.

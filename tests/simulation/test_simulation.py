@@ -47,6 +47,7 @@ REACHED = (
     "offer_failed",
     "trains a bad update",
     "update_invalid",
+    "UpdateRefused ParticipantLeftOut",
     "EndTrainingRound: INVALID_ARGUMENT",
     "goes on, overtaken",
     "TakenOver(",
