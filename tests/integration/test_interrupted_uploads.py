@@ -613,6 +613,12 @@ async def test_an_upload_goes_on_in_the_other_form(start, join, tmp_path, first)
         assert reader.read(0, reader.size) == npy(update)
 
 
+async def silence() -> AsyncIterator[pb.PutWeightsRequest]:
+    """No message, for ever."""
+    await asyncio.Event().wait()
+    yield pb.PutWeightsRequest()
+
+
 async def test_upload_that_waits_for_its_sender_makes_room_for_another(
     start, join, tmp_path, monkeypatch
 ):
@@ -621,7 +627,9 @@ async def test_upload_that_waits_for_its_sender_makes_room_for_another(
     a, b = await two_in_round(start, join)
     call = await put(a, 0, 3 * MIB)
     await written(tmp_path, 3 * MIB)
-    code, why, message = await refused(await put(b))
+    # b sends nothing: gRPC's client takes a write to a call that is refused for an INTERNAL.
+    silent = b.stub.PutWeights(silence(), metadata=b.metadata)
+    code, why, message = await refused(silent)
     assert (code, why) == (Code.UNAVAILABLE, "UNAVAILABLE")
     assert message == "1 uploads are under way; come again in a moment"
     monkeypatch.setattr(uploads, "MAX_WAIT_S", 0.0)
