@@ -470,6 +470,21 @@ class PacingMachine(RuleBasedStateMachine):
         self.done.append(done)
         self.send(answer_to(done))
 
+    @precondition(lambda self: self.session.open_round and self.session.open_round.updates)
+    @rule(i=INDEX)
+    def damage(self, i: int) -> None:
+        """An accepted update turns out to be damaged. It is as if it had not come."""
+        round_ = self.session.opened
+        update = list(round_.updates.values())[i % len(round_.updates)]
+        name = update.participant_id
+        if self.session.phase is Phase.AGGREGATING:
+            self.owed = None
+            self.aggregated.pop()
+        del self.book[round_.trained_by(name), name]
+        self.send(c.NoteDamagedUpdates({update.weights.ref.key: "a bit"}))
+        is_over = self.session.phase is Phase.FINISHED  # time has passed, and nobody had said so
+        assert is_over or name not in self.session.opened.updates
+
     @precondition(lambda self: self.done)
     @rule(i=INDEX)
     def answer_again(self, i: int) -> None:
@@ -591,7 +606,8 @@ class PacingMachine(RuleBasedStateMachine):
             return
         ends_at = self._waits_since(session) + IDLE_S
         if session.phase is Phase.COLLECTING and round_ is not None and round_.overdue_at is None:
-            ends_at = round_.opened_at + DEADLINE_S
+            began = round_.opened_at if round_.reopened_at is None else round_.reopened_at
+            ends_at = began + DEADLINE_S
         assert self._due() <= max(ends_at, self.now)
 
     @invariant()
