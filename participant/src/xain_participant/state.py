@@ -1,4 +1,4 @@
-"""The folder of one participant: who it is, and the result that it has not handed in yet.
+"""The folder of one participant: its name, and its latest result until the round of it is over.
 
     with StateDirectory(Path("/var/lib/ward-7")) as state:
         run(participant, "localhost:50051", state=state)
