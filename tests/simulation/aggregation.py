@@ -132,7 +132,7 @@ class Aggregation:
             case _:
                 assert self._rule == "geometric_median"
                 sums = [_distances(point, rows) for point in (*rows, np.mean(rows, axis=0))]
-                assert _distances(found, rows) <= min(sums) + scale * len(rows), (
+                assert _distances(found, rows) <= min(sums) * (1 + 1e-3) + scale, (
                     f"{found} is not the geometric median of {rows}"
                 )
                 return

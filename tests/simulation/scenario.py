@@ -267,7 +267,7 @@ def _aggregation(chance: Random, scenario: Scenario) -> Scenario:
         options: dict[str, tuple[tuple[str, int | float], ...]] = {
             "median": (),
             "trimmed_mean": (("trim", (least - 1) // 2),),
-            "geometric_median": (("max_iterations", chance.choice((20, 1000))),),
+            "geometric_median": (("max_iterations", chance.choice((500, 1000))),),
             "norm_clipping": chance.choice(
                 ((("quantile", 0.5),), (("threshold", 0.5),), (("threshold", 20.0),))
             ),
