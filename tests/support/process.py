@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from support.s3_servers import free_ports
+
 DYING = Path(__file__).with_name("dying.py")
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE_S = 60.0  # for what takes seconds, on a machine that has other things to do
@@ -97,7 +99,10 @@ class Process:
 
 
 class CoordinatorProcess(Process):
-    """settings: dotted keys, given as --set. The port stays the same over restarts.
+    """A coordinator in a process of its own, on a port that stays the same over restarts.
+
+    settings: dotted keys, given as --set. port: 0 chooses one that outgoing connections do not take
+    while the coordinator is down.
 
     dies_at: the step at which it kills itself; None if it lives. dies_of: of which kind; see dying.
     """
@@ -107,7 +112,7 @@ class CoordinatorProcess(Process):
 
     def __init__(self, folder: Path, settings: dict[str, object], port: int = 0) -> None:
         super().__init__(folder, "coordinator")
-        self.port = port
+        self.port = port or free_ports(1)[0]
         self._settings = settings
 
     async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
