@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from xain_coordinator.history import History
 from xain_coordinator.journal.codec import FORMAT, decode_record, digest_of
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import APPLICATION_ID, SqliteJournal
+from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalError, Record, Snapshot
 from xain_coordinator.restore import restore
 
@@ -523,6 +525,47 @@ def test_torn_end_in_any_order_of_writes_is_not_taken_for_damage(
         torn = [bytes(FRAME_BYTES) if n == lost else frame for n, frame in enumerate(frames)]
         path = killed.put(tmp_path, log=log[:32] + b"".join(torn))
         assert goes_on(path, killed.records) == len(killed.records) - 2
+
+
+def test_rest_of_a_killed_transaction_behind_a_torn_end_is_no_damage(tmp_path: Path) -> None:
+    """A kill leaves frames of a transaction without its end, and the next transaction overwrites
+    the first of them only. A power cut that tears that one must not make the rest look like
+    acknowledged records."""
+    path, log = tmp_path / "journal", tmp_path / "journal-wal"
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([OPENED])
+        database, sound = path.read_bytes(), log.read_bytes()
+        journal.append([closed(n) for n in range(1000)])
+        killed = log.read_bytes()[:-FRAME_BYTES]
+    path.write_bytes(database)
+    log.write_bytes(killed)
+    with closing(SqliteJournal(path)) as journal:
+        assert list(journal.load()) == [OPENED]
+        journal.append([closed(n) for n in range(200)])
+        written = log.read_bytes()
+    assert len(written) == len(killed), "the rest of the killed transaction is still there"
+    path.write_bytes(database)
+    torn = len(sound)
+    log.write_bytes(written[:torn] + bytes(FRAME_BYTES) + written[torn + FRAME_BYTES :])
+    with closing(SqliteJournal(path)) as journal:
+        assert list(journal.load()) == [OPENED]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures the memory of a process")
+def test_large_log_is_read_by_blocks(tmp_path: Path) -> None:
+    """After the transaction that brings a new format the log is as large as the journal."""
+    path = tmp_path / "journal"
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([OPENED])
+        log = path.with_name("journal-wal").read_bytes()
+    path.with_name("journal-wal").write_bytes(log + bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        require_sound_log(path)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 32 << 20
 
 
 def test_a_torn_checkpoint_loses_nothing(killed: Killed, tmp_path: Path) -> None:
