@@ -377,7 +377,8 @@ class Uploads:
             return accepted.weights if accepted.weights.ref.digest == digest else None
         place = update_key(round_, participant_id)
         measured = self._known(place)
-        if measured is None and place_of(key) == place and piece_of(key) is None:
+        is_object = place_of(key) == place and piece_of(key) is None
+        if measured is None and is_object and not self._is_damaged(key):
             # It was uploaded to our predecessor. What is in a bundle comes again with every call.
             with contextlib.suppress(KeyNotFound):
                 async with self._reading(BeginUpload(participant_id, round_, digest)):
@@ -435,10 +436,13 @@ class Uploads:
 
     def _known(self, place: str) -> StoredWeights | None:
         """What was brought to this place, unless it was found to be damaged since."""
-        known, round_ = self._measured.get(place), self.driver.session.open_round
-        if known is None or (round_ is not None and known.ref.key in round_.damaged.values()):
-            return None
-        return known
+        known = self._measured.get(place)
+        return None if known is None or self._is_damaged(known.ref.key) else known
+
+    def _is_damaged(self, key: str) -> bool:
+        """Whether it was accepted for the open round, and found to be damaged since."""
+        round_ = self.driver.session.open_round
+        return round_ is not None and key in round_.damaged.values()
 
     def _keep(self, place: str, measured: StoredWeights) -> bool:
         """From now on this is what its sender hands in; what it uploaded before has no use. False
