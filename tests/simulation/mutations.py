@@ -404,7 +404,7 @@ SEEN: Mapping[str, str] = {
     "lose a record behind a snapshot": "its journal folds to",
     "answer an upload before it is durable": "is not durable",
     "keep a part of a model that could not be read": "there is no end",
-    "never look for a newer coordinator": "was overtaken, and goes on",
+    "never look for a newer coordinator": "was overtaken|before the journal asks for it",
     "overwrite a published model": "before the journal asks for it|is overwritten",
     "drop updates with the publication of their model": "was accepted or published, and is gone",
     "drop updates that are behind": "there are no weights under|is gone",
