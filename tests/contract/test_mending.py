@@ -12,8 +12,9 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import Effect, InitialiseModel
 from xain_coordinator.core.session import Session, fold, open_session
 from xain_coordinator.core.values import GlobalModel, WeightsRef
+from xain_coordinator.fencing import FencedStore
 from xain_coordinator.mending import DAMAGED, DamagedModel, mend_model
-from xain_coordinator.ports import StoreUnavailable, WeightsStore
+from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
 
 DATA = bytes(range(256)) * 1000
 ROTTEN = DATA[:5000] + b"\xff" + DATA[5001:]
@@ -50,6 +51,25 @@ def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None: 
     assert mend_model(store, session, {}, making(DATA))
     assert (read(store, KEY), read(store, f"{DAMAGED}{KEY}")) == (DATA, ROTTEN)
     assert not mend_model(store, session, {}, making(b"never made"))
+    put(store, KEY, ROTTEN[:-1], overwrite=True)
+    assert mend_model(store, session, {}, making(DATA))
+    assert read(store, KEY) == DATA
+
+
+def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) -> None:  # noqa: F811
+    """The newer one may have another model there. It is not told as damage."""
+
+    def check() -> None:
+        raise Fenced("another coordinator has taken over")
+
+    put(store, KEY, ROTTEN)
+    with pytest.raises(Fenced):
+        mend_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
+    assert read(store, KEY) == ROTTEN
+    store.delete(KEY)
+    with pytest.raises(Fenced):
+        mend_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
+    assert set(store.keys()) == set()
 
 
 def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811

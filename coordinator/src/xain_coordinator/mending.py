@@ -21,6 +21,8 @@ from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.integrity import why_damaged
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
+    Fenced,
+    KeyExists,
     KeyNotFound,
     Reader,
     StoreError,
@@ -55,7 +57,7 @@ def mend_model(
 
     models: all that were published, by key. make: does the work of an effect in a store.
     on_read: see why_damaged. Returns whether anything was damaged.
-    Raises DamagedModel, StoreUnavailable, and what `make` raises when it is stopped.
+    Raises DamagedModel, StoreUnavailable, Fenced, and what `make` raises when it is stopped.
     """
     model = session.model
     if model is None:
@@ -76,7 +78,7 @@ def mend_model(
         if making is None:
             raise StoreError("the session no longer knows what it was made of")
         make(cast(WeightsStore, _MendingStore(store, refs, damaged)), making)
-    except StoreUnavailable:
+    except (StoreUnavailable, Fenced):
         raise
     except (StoreError, RuleFailed, PluginFailed, ValueError) as error:
         raise DamagedModel(_way_out(session.session_id, refs, damaged, error)) from error
@@ -140,21 +142,29 @@ class _MendingUpload:
                 "another version of the program"
             )
         if self._is_damaged:
-            self._set_aside()
-            self._upload.commit(overwrite=True)
+            self._upload.commit(overwrite=self._set_aside())
         self._upload.abort()
 
-    def _set_aside(self) -> None:
+    def _set_aside(self) -> bool:
+        """Copy the damaged object to below DAMAGED, unless an earlier one is there. False if
+        nothing is left of it.
+
+        Without `overwrite` a store first makes sure that no other coordinator has taken over, so
+        one that was overtaken replaces nothing.
+        """
         copy = self._store.upload(f"{DAMAGED}{self._key}")
         try:
             with self._store.open(self._key) as reader:
                 for chunk in chunks(reader):
                     copy.write(chunk)
-            copy.commit(overwrite=True)
+            copy.commit(overwrite=False)
         except KeyNotFound:
-            pass  # there is nothing left of it
+            return False
+        except KeyExists:
+            pass  # it was damaged before
         finally:
             copy.abort()
+        return True
 
     def abort(self) -> None:
         self._upload.abort()
