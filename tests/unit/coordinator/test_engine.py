@@ -18,7 +18,7 @@ from support.aggregation import hand_in, model_of, npy, put, read
 from xain_coordinator.admission import measure
 from xain_coordinator.aggregation import engine
 from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.crew import Crew, Stopped
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.rules import RULES
@@ -235,6 +235,23 @@ def test_the_failure_of_one_row_ends_all() -> None:
         aggregate(store, work_on(updates))
     assert (under_way, store.num_open) == ({"3/p003"}, 0), caught.value
     assert list(store.keys("4/")) == []
+
+
+def test_a_failure_in_the_calling_thread_waits_for_the_other_threads() -> None:
+    """They use the memory and the files that the caller is about to let go of."""
+    both, never, ended = threading.Barrier(2, timeout=60), threading.Event(), threading.Event()
+
+    def job() -> None:
+        both.wait()
+        if threading.current_thread() is threading.main_thread():
+            raise StoreUnavailable("gone")
+        never.wait(0.2)  # the caller has ended meanwhile, or waits
+        ended.set()
+
+    with Crew(2, 2, threading.Event()) as crew:
+        with pytest.raises(StoreUnavailable):
+            crew.do([job, job])
+        assert ended.is_set()
 
 
 def test_stop_ends_between_two_rows() -> None:

@@ -210,6 +210,7 @@ def test_blocks_are_added_in_order(arrival: list[int]) -> None:
             assert turn is not None
             turn(parts[index])
     assert total.result.tobytes() == expected.tobytes()
+    assert parts[0].tolist() == [1.0, 1 / 3, -1.0], "a part belongs to the rule that made it"
 
 
 def test_a_block_waits_until_those_before_it_are_added() -> None:

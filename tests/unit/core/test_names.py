@@ -135,16 +135,21 @@ def test_a_name_is_free_again_when_its_owner_has_left() -> None:
     assert bench.session.upload_names == {"uuid-1": "a2"}
 
 
+@pytest.mark.parametrize("name", ["uuid-1", "a"])
 @pytest.mark.parametrize("gone", ["leaves", "expires"])
-def test_an_accepted_update_is_not_overwritten_after_its_owner_has_left(gone: str) -> None:
-    """The name is free, but not in the round in which an accepted object lies under it."""
+def test_an_accepted_update_is_not_overwritten_after_its_owner_has_left(
+    gone: str, name: str
+) -> None:
+    """The name is free, but not in the round in which an accepted object lies under it: another
+    participant could count with that object as well."""
     bench = opened_round("a", "b", rules=make_rules(min_participants=2))
     bench.join("c", "d")
-    bench.end("a", upload_name="uuid-1")
+    bench.end("a", upload_name=name)
     bench.leave("a") if gone == "leaves" else bench.expire("a")
-    bench.refuses_end(errors.UploadNameTaken, "b", upload_name="uuid-1")
+    bench.refuses_end(errors.UploadNameTaken, "b", upload_name=name)
     bench.end("b")
-    assert [update.weights.ref.key for update in bench.aggregates[0].updates] == ["0/uuid-1", "0/b"]
+    keys = [update.weights.ref.key for update in bench.aggregates[0].updates]
+    assert keys == [f"0/{name}", "0/b"]
 
 
 def test_a_name_chosen_before_its_namesake_came_does_not_let_it_be_overwritten() -> None:

@@ -355,6 +355,18 @@ def test_nobody_replaces_a_participant_that_has_done_its_part() -> None:
     assert bench.happened(e.ParticipantsSelected) == []
 
 
+def test_a_participant_that_has_handed_in_and_comes_back_replaces_nobody() -> None:
+    """The round would wait for a second update of it, which is refused."""
+    bench = opened_round("a", "b", rules=make_rules(min_participants=2))
+    bench.end("a")
+    bench.leave("a")
+    bench.join("a")
+    bench.leave("b")
+    assert bench.selected == ("a",)
+    bench.join("c")
+    assert bench.selected == ("a", "c")
+
+
 def test_a_replacement_is_a_fresh_draw() -> None:
     """Every selection within a round has its own number, which begins at 0 in each round."""
     rules = make_rules(min_participants=2, controller="random", start_participants=2)

@@ -11,7 +11,7 @@ from xain_coordinator.core.membership import check_name, check_tags, expiries
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.updates import check_size, check_update, require_free_key
+from xain_coordinator.core.updates import check_update, require_free_key
 from xain_coordinator.core.values import (
     DataProfile,
     GlobalModel,
@@ -169,7 +169,6 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
         raise errors.DuplicateUpdate(command.participant_id, command.round)
     name = command.upload_name or command.participant_id
     _bind_upload_name(session, round_, command.participant_id, name)
-    check_size(_model(session), command.size_bytes)
     return r.UploadTo(update_key(command.round, name))
 
 

@@ -39,7 +39,7 @@ class StartTrainingRound:
 
 @dataclass(frozen=True, slots=True)
 class BeginUpload:
-    """A participant's update of this digest and size is about to be written for this round.
+    """A participant's update of this digest is about to be written for this round.
 
     upload_name: what XAIN's clients call it; "" is the participant's own id.
     """
@@ -47,7 +47,6 @@ class BeginUpload:
     participant_id: str
     round: int
     digest: str
-    size_bytes: int = 0
     upload_name: str = ""
 
 

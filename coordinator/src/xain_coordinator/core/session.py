@@ -288,7 +288,7 @@ def evolve(session: Session, event: e.Event) -> Session:
             session = _well_again(session, update.participant_id)
             return replace(session, open_round=_with_update(session.opened, update))
         case e.Restarted(at):
-            return replace(session, heard={}, lease_floor=at)
+            return replace(session, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at, tags):
             is_eligible = session.rules.is_eligible(tags)
             member = Member(participant_id, profile, at, tags, is_eligible)

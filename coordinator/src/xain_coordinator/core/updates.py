@@ -8,17 +8,6 @@ from xain_coordinator.core import errors
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.values import GlobalModel, Layout, Round, Update
 
-# Headers of the same array may differ in their padding, but not by more.
-MAX_HEADER_SLACK_BYTES = 4096
-
-
-def check_size(model: GlobalModel, size_bytes: int) -> None:
-    """Refuse what cannot be an update before its bytes come. Raises InvalidUpdate."""
-    if not model.is_empty and size_bytes > model.ref.size_bytes + MAX_HEADER_SLACK_BYTES:
-        raise errors.InvalidUpdate(
-            f"an upload of {size_bytes} bytes, but the global model has {model.ref.size_bytes}"
-        )
-
 
 def require_free_key(round_: Round, sender: str, name: str) -> None:
     """An accepted object is what will be aggregated: nobody else may write over it, even if its

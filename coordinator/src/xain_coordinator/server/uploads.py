@@ -419,7 +419,7 @@ class Uploads:
                 f"an upload of {size_bytes} bytes; at most {self.max_update_bytes} are taken"
             )
         begun = await self.driver.submit(
-            BeginUpload(participant_id, announced.round, announced.digest, size_bytes)
+            BeginUpload(participant_id, announced.round, announced.digest)
         )
         if isinstance(begun, AlreadyUploaded):
             return begun.ref
