@@ -191,8 +191,7 @@ class Link:
     kept_bytes: int = 0
     _kept: OrderedDict[int, _Kept] = field(default_factory=OrderedDict)  # by number
     _last_sent: int = 0  # over this connection
-    # The highest number of a message that the peer has told to have heard.
-    _told_heard: int = 0
+    _told_heard: int = 0  # the highest number that the peer has told of over this connection
     # Of the peer: which process it is, the first that the roster has told of, the last one that may
     # be heard, where 0 is any. Packets of later ones are held, or dropped where there is no room.
     _peer_incarnation: int = 0
@@ -289,7 +288,7 @@ class Link:
         """There is a connection, which nothing has gone over yet. Returns what goes out: all that
         is kept, and what may not have been heard of what is taken."""
         self.is_here = True
-        self._last_sent = 0
+        self._last_sent = self._told_heard = 0
         self._has_asked = False
         if self._is_unsure:
             self.missed()  # the question may have been lost
@@ -344,8 +343,9 @@ class Link:
         for held in self.take_held():
             yield held.head, held.frames
         if self._dropped:
-            self._dropped.clear()
             self.missed()
+            # Later ones are asked for when the roster tells of them.
+            self._dropped = {one for one in self._dropped if self._is_unlisted(one)}
 
     def drop_held(self) -> None:
         """The roster has not told of their process in time. They are asked for if it still does."""
@@ -400,7 +400,6 @@ class Link:
             self._former[self._peer_incarnation, number] = size
         self._untaken.clear()
         self._peer_incarnation = incarnation
-        self._told_heard = 0
         self._newest = self._newest or incarnation
         self._heard = self._num_untold = self._untold_bytes = 0
         self._is_behind = self._has_asked = self._is_unsure = False

@@ -434,6 +434,34 @@ def test_packets_that_were_held_too_long_are_asked_for() -> None:
     assert bodies([received(a, packet) for packet in told(new, ask)]) == [b"0", b"1"]
 
 
+def test_dropped_packets_are_asked_for_after_the_roster_has_told_of_a_process_between() -> None:
+    a, _, old = comes_back(Bounds(max_messages=1))
+    a.take(old)  # room to ask for more
+    later = Link("b", 22, "a")
+    later.connected()
+    assert received(a, later.send(MESSAGE, [b"0"]) or []) is None
+    with pytest.raises(MalformedMessage, match="process 22"):
+        received(a, later.send(MESSAGE, [b"1"]) or [])
+    for incarnation in (21, 22):
+        a.listed(incarnation)
+        assert not any(released(a))
+    (ask,) = a.connected()
+    assert bodies([received(a, packet) for packet in told(later, ask)]) == [b"0", b"1"]
+
+
+def test_messages_that_a_former_process_has_heard_are_unheard_by_the_next() -> None:
+    """A proxy that closes waits for the next process too."""
+    a, b = ends()
+    a.listed(20)
+    taken, _ = deliver(a, b, 2)
+    b.take(taken)
+    told(a, b.ack())
+    assert (a.num_kept, a.has_unheard) == (1, False)
+    a.listed(21)
+    assert len(a.connected()) == 1
+    assert a.has_unheard
+
+
 def test_the_roster_is_right_about_a_name_that_was_not_in_it() -> None:
     """Somebody had used it before, with a higher number."""
     a, made_up, b = Link("a", 10, "b"), Link("b", 10**18, "a"), Link("b", 20, "a")
