@@ -621,18 +621,21 @@ class Endpoint:
 
     # --- the end ---
 
-    def close(self, linger_s: float) -> None:
+    def close(self, linger_s: float, *, has_failed: bool = False) -> None:
         """Sends what waits for at most linger_s, and leaves. May be called again.
 
         Before that it waits, for HEARD_S at most, until those who are here say that they have heard
         what was sent to them: they may be about to hear from the roster that this process is here.
+
+        has_failed: the program may not have done the tasks that it has taken. No acks go out, so
+            that these tasks go to the process that comes back under this name.
         """
         try:
-            if linger_s > 0:
+            if linger_s > 0 and not has_failed:
                 with suppress(MessagingError):  # it is closed, or no member any more
                     self._wait_until_heard(time.monotonic() + min(linger_s, HEARD_S))
         finally:  # an interrupt too
-            self._end(linger_s)
+            self._end(linger_s, has_failed=has_failed)
 
     def _wait_until_heard(self, deadline: float) -> None:
         def unheard() -> list[Link]:
@@ -645,11 +648,12 @@ class Endpoint:
                     self._send(link, packet)
         self.wait_for(lambda: None if unheard() else True, deadline)
 
-    def _end(self, linger_s: float) -> None:
+    def _end(self, linger_s: float, *, has_failed: bool) -> None:
         with self.lock:
             if isinstance(self._failure, Closed):
                 return
-            self._send_acks()
+            if not has_failed:
+                self._send_acks()
             for link in self._links.values():
                 if link.num_kept and not link.is_here:
                     log.warning("not_delivered", peer=link.name, num_messages=link.num_kept)

@@ -16,6 +16,7 @@ events() return is for one thread, and so is a group; close() gives Closed to al
 import atexit
 import math
 import os
+import sys
 import time
 import uuid
 from collections import Counter, OrderedDict
@@ -179,7 +180,7 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(LINGER_S if error is None else 0.0)
+        self._close(has_failed=error is not None and not isinstance(error, SystemExit))
 
     def close(self, linger_s: float = LINGER_S) -> None:
         """Send what is on its way, for at most so long; then leave the group. May be called again.
@@ -187,13 +188,19 @@ class Proxy:
         The call waits first, a second at most, until the peers that are here say that they have
         heard what was sent to them. What is kept for a peer that is away is lost, with a line in
         the log (`not_delivered`). At the end of a program all proxies are closed so.
+
+        After an exception that leaves the `with` block, or that nobody catches, it does not wait,
+        and does not say what has been taken: see Endpoint.close().
         """
-        self.endpoint.close(linger_s)
+        self._close(linger_s)
+
+    def _close(self, linger_s: float = LINGER_S, *, has_failed: bool = False) -> None:
+        self.endpoint.close(linger_s, has_failed=has_failed)
         atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
         if os.getpid() == self._process_id:  # a fork must not leave in the name of its parent
-            self.close()
+            self._close(has_failed=hasattr(sys, "last_value"))  # Python has shown an exception
 
     # --- who is there ---
 

@@ -14,6 +14,7 @@ import pytest
 from support.messaging import PATIENCE_S, RedisServer, discovery_of, until
 from xain_messaging.discovery.redis import RedisDiscovery
 from xain_messaging.errors import PeersMissing
+from xain_messaging.messages import Message
 from xain_messaging.ports import Discovery, Roster
 from xain_messaging.proxy import Proxy
 
@@ -47,11 +48,34 @@ PROGRAM = textwrap.dedent(
     """
 )
 
+# It sends a note, works at a task, and may fail there.
+WORKER = textwrap.dedent(
+    """
+    import base64, contextlib, pickle, sys
+    from xain_messaging import Proxy
+    from xain_messaging.messages import Message
 
-def start(discovery: Discovery, driver: str, how: str, body: str) -> "subprocess.Popen[str]":
+    discovery, driver, how, body = pickle.loads(base64.b64decode(sys.argv[1]))
+    with contextlib.ExitStack() as stack:
+        proxy = Proxy("g", "worker", {"master": 1}, name="w", discovery=discovery, driver=driver)
+        if how.startswith("with"):
+            stack.enter_context(proxy)
+        proxy.isend(Message("note", "w", "m", body))
+        task = proxy.receive_once(20.0)
+        if how.endswith("exception"):
+            raise RuntimeError(task.body)
+        proxy.isend(Message("note", "w", "m", task.body))
+        sys.exit()
+    """
+)
+
+
+def start(
+    discovery: Discovery, driver: str, how: str, body: str, program: str = PROGRAM
+) -> "subprocess.Popen[str]":
     given = base64.b64encode(pickle.dumps((discovery, driver, how, body))).decode()
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, given],
+        [sys.executable, "-c", program, given],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -111,6 +135,31 @@ def test_the_last_message_of_a_program_is_delivered(
         has_ended(program)
         until(lambda: "worker" not in master.peers, "the master to be told")
     assert "goaway" not in capfd.readouterr().err  # which gRPC prints when a peer's server fails
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+@pytest.mark.parametrize("block", ["", "with "])
+def test_a_task_that_raises_goes_to_the_next_process(driver: str, block: str) -> None:
+    """A worker that an exception ends delivers what it has sent, and does not acknowledge the task
+    that it worked at. One that ends with sys.exit() does, and its last message is delivered."""
+    with (
+        discovery_of("coordinator") as discovery,
+        Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master,
+    ):
+        for how, new_task, notes in (
+            ("exception", "a", ["1"]),
+            ("exit", None, ["2", "a"]),
+            ("exception", "b", ["3"]),
+        ):
+            worker = start(discovery, driver, block + how, notes[0], WORKER)
+            found = [master.receive_once(PATIENCE_S)]
+            if new_task is not None:
+                master.isend(Message("task", "m", "w", new_task))
+            found += [master.receive_once(PATIENCE_S) for _ in notes[1:]]
+            _, err = worker.communicate(timeout=PATIENCE_S)
+            assert [note.body for note in found if note is not None] == notes
+            assert err.strip().endswith(f"RuntimeError: {new_task}" if new_task else ""), err
+            until(lambda: "worker" not in master.peers, "the master to be told")
 
 
 def test_a_forked_process_does_not_leave_in_the_name_of_its_parent() -> None:
