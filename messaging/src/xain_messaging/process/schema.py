@@ -32,7 +32,7 @@ _ORIGIN = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]*://)?([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])?(:\d{1,5})?(?=[/?#]|$)"
 )
 # A scheme, or a password as it stands in a URL.
-_LIKE_URL = re.compile(r"://|:[^@]*@")
+_LIKE_URL = re.compile(r"://|:[^:@]*@")
 
 # What TOML and JSON nest with. Strings and comments are matched whole, to be passed over; each
 # alternative takes an unfinished one too, so that the time is linear.
