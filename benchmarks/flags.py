@@ -10,9 +10,11 @@ def parser(
     made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--quick", action="store_true", help=f"{quick}; for no table")
+    made.add_argument("--quick", action="store_true", help=f"{quick}; its figures go into no table")
     made.add_argument(
-        "--any-load", action="store_true", help="beside other work too; the tables say so"
+        "--any-load",
+        action="store_true",
+        help="measure although other programs use the cores; the tables then say so",
     )
     return made
 

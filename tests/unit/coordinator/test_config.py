@@ -207,11 +207,13 @@ def test_rules_follow_from_the_settings() -> None:
         ),
         (
             {"journal__path": ""},
-            'journal.path is ""; it must be a path, not empty, no URL; "~name" of a user here',
+            'journal.path is ""; it must be a path, not empty and no URL; "~NAME" '
+            "must be a user of this machine",
         ),
         (
             {"metrics__kind": "none", "metrics__path": 3},
-            'metrics.path is 3; it must be a path, not empty, no URL; "~name" of a user here',
+            'metrics.path is 3; it must be a path, not empty and no URL; "~NAME" '
+            "must be a user of this machine",
         ),
     ],
 )  # fmt: skip

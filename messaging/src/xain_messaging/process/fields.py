@@ -72,7 +72,7 @@ def parse_path(value: object) -> object:
 FilePath = Annotated[
     Path,
     BeforeValidator(parse_path),
-    Allowed('a path, not empty, no URL; "~name" of a user here'),
+    Allowed('a path, not empty and no URL; "~NAME" must be a user of this machine'),
 ]
 
 

@@ -24,7 +24,8 @@ _BARE = re.compile("[A-Za-z0-9_-]+")
 _MAX_SHOWN = 80  # characters of a value in a message
 _MAX_KEY = 80  # characters of an unknown key in a message
 _MAX_TEXT = 64 * 1024  # characters of a value
-_MAX_DEPTH = 32  # of lists and tables in each other, and of dotted keys
+_MAX_DEPTH = 32  # of nested lists and tables, and of dotted keys
+TOO_DEEP = f"its lists and tables are nested deeper than {_MAX_DEPTH} levels"
 _INT64 = 2**63
 
 # An address with or without a scheme, up to its path or query.
@@ -47,7 +48,7 @@ _NESTING = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """The value of a key that is called so is shown nowhere."""
+    """Whether the name of a key says that its values are secret, so that all output masks them."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -57,15 +58,18 @@ def dotted(key: Key) -> str:
 
 
 def dotted_unknown(key: Key) -> str:
-    """A key that no model has. A part with other characters than a key has is masked: it is a
-    secret where a wrong character stands between key and value."""
+    """An unknown key as messages show it.
+
+    Parts with characters that no key has are masked: with a wrong character in place of "=", the
+    key contains the value, which may be secret.
+    """
     parts = (part if _BARE.fullmatch(part) else MASK for part in key)
     text = ".".join(parts)
     return text if len(text) <= _MAX_KEY else f"{text[: _MAX_KEY - 3]}..."
 
 
 def show_url(text: str) -> str:
-    """Scheme, host and port of a URL, in quotes. Masked is what has a user or is no URL."""
+    """Scheme, host and port of a URL, in quotes; MASK if the URL has a user, or is none."""
     if not text:
         return '""'
     match = _ORIGIN.match(text)
@@ -75,12 +79,12 @@ def show_url(text: str) -> str:
 
 
 def may_hold_password(value: object) -> bool:
-    """Text that looks like a URL. It is shown as one, whatever key it was given for."""
+    """Whether a value looks like a URL, and must be shown as one whatever its key is."""
     return isinstance(value, str) and _LIKE_URL.search(value) is not None
 
 
 def nests_deeply(text: str) -> bool:
-    """Lists and tables of TOML or JSON are deeper in each other than any setting needs.
+    """Whether lists and tables of TOML or JSON are nested deeper than any setting needs.
 
     Checked before parsing: parsers recurse, and tomllib takes minutes and gigabytes for a key of
     30,000 parts.
@@ -102,14 +106,14 @@ def nests_deeply(text: str) -> bool:
 
 
 def why_not_value(value: object) -> str | None:
-    """What keeps a value from being that of any key; None if nothing does."""
+    """Why a value is refused for every key; None if it is not."""
     match value:
         case str() if len(value) > _MAX_TEXT:
             return f"it must have at most {_MAX_TEXT} characters"
         case str() if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
             return "it must be text in UTF-8 without NUL"
         case str() if value.lstrip()[:1] in ("[", "{") and nests_deeply(value):
-            return "its lists and tables are too deep in each other"
+            return TOO_DEEP
         case int() if not -_INT64 <= value < _INT64:
             return "a whole number must have at most 64 bits"
         case Mapping():

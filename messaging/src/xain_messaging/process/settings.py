@@ -32,6 +32,7 @@ from pydantic_settings import (
 from xain_messaging.process.fields import WrongSetting
 from xain_messaging.process.schema import (
     MASK,
+    TOO_DEEP,
     Key,
     Schema,
     dotted,
@@ -218,7 +219,7 @@ def _read(file: Path) -> dict[str, object]:
             raise ConfigError(f"{file}: it has more than {_MAX_FILE_BYTES} bytes")
         text = data.decode()
         if nests_deeply(text):
-            raise ConfigError(f"{file}: its lists and tables are too deep in each other")
+            raise ConfigError(f"{file}: {TOO_DEEP}")
         return tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file") from None
