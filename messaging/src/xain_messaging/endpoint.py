@@ -3,8 +3,8 @@
 There is no thread that receives. Whoever waits for something receives, for all: one thread at a
 time is in the driver, and tells the others what has come. So a program that uses a proxy from one
 thread pays for no other. What the discovery tells comes from a thread of its own; it connects, and
-sends what was kept. Another thread looks now and then, while the program does something else and
-messages are kept, whether they have to go again.
+sends what was kept. Another thread sends kept messages again after a connection has broken, while
+the program does something else.
 """
 
 import threading
@@ -59,11 +59,11 @@ T = TypeVar("T")
 
 # An ack that nothing carries waits for so long for something that might.
 ACK_DELAY_S = 0.01
-# How long packets are held whose sender the discovery has not told of yet.
+# How long packets are held of a process that the discovery has not listed yet.
 HOLD_S = 60.0
-# How often kept messages are looked after while the program does not use the proxy.
+# Between two looks of the thread that sends kept messages again.
 RESEND_S = 0.5
-# How long a proxy that closes waits for the word that its messages have been heard.
+# How long a proxy that closes waits until its peers say that they have received its messages.
 HEARD_S = 1.0
 # How long messages are kept for a peer that is away.
 FORGET_S = 3600.0
@@ -600,7 +600,8 @@ class Endpoint:
     def _resend(self) -> None:
         """Send kept messages again where a line has broken or a peer asks for them; in a thread.
 
-        No acks go out: a task that the program works at goes to the next process if this one dies.
+        Acks go out only with messages to the same peer: a task of another peer that the program
+        works at goes to the next process if this one dies.
         """
         with suppress(MessagingError):
             while not self._has_ended.wait(RESEND_S):
@@ -624,8 +625,9 @@ class Endpoint:
     def close(self, linger_s: float, *, has_failed: bool = False) -> None:
         """Sends what waits for at most linger_s, and leaves. May be called again.
 
-        Before that it waits, for HEARD_S at most, until those who are here say that they have heard
-        what was sent to them: they may be about to hear from the roster that this process is here.
+        Before that it waits, for HEARD_S at most, until the connected peers say that they have
+        received what was sent to them: a peer whose roster does not list this process yet only
+        holds its messages, and would never receive them if it left now.
 
         has_failed: the program may not have done the tasks that it has taken. No acks go out, so
             that these tasks go to the process that comes back under this name.

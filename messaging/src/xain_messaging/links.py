@@ -14,10 +14,10 @@ That also bounds what is on its way: so many messages and bytes for each peer th
 The same holds for a peer that is away. And it bounds what has come and waits here, of each peer, of
 whichever of its processes it is, and of all together.
 
-Which process has a name, the roster decides. It may tell so later than that process itself sends;
-and anybody may write a number that is higher. So packets of a process that is later than the
-roster's are held, and handled in their order when the roster tells of that process. Packets for
-which there is no room are dropped, and asked for then.
+The roster decides which process has a name. A process may send before the roster lists it, and a
+stranger may write any higher incarnation. So packets of a later process than the roster's are held,
+and handled in their order when the roster lists that process. Packets for which there is no room
+are dropped, and asked for then.
 
 A packet is a list of frames: a head, which holds the first frame of a message, see codec.py, and
 the others; of an ack the head is all. The head is msgpack:
@@ -220,7 +220,7 @@ class Link:
 
     @property
     def has_unheard(self) -> bool:
-        """The peer has not told to have heard all messages that are kept."""
+        """The peer has not said, over this connection, that it has received all kept messages."""
         return bool(self._kept) and next(reversed(self._kept)) > self._told_heard
 
     @property
@@ -338,8 +338,8 @@ class Link:
             self.missed()
 
     def release(self) -> Iterator[tuple[Head, Frames]]:
-        """The packets that were held, to be handled again in their order: those of the process that
-        the roster has told of are heard now. What was dropped of it is asked for after them."""
+        """Yield the held packets in their order, to be handled again: those of the process that the
+        roster lists now are received. Afterwards ask for the packets that were dropped."""
         for held in self.take_held():
             yield held.head, held.frames
         if self._dropped:
@@ -348,11 +348,12 @@ class Link:
             self._dropped = {one for one in self._dropped if self._is_unlisted(one)}
 
     def drop_held(self) -> None:
-        """The roster has not told of their process in time. They are asked for if it still does."""
+        """Drop the held packets, whose process the roster has not listed in time. If it lists that
+        process later, they are asked for."""
         self._dropped.update(held.head.incarnation for held in self.take_held())
 
     def take_held(self) -> list[_Held]:
-        """The packets that were held; they count no more."""
+        """Remove the held packets, which no longer count as waiting, and return them."""
         held, self._held = self._held, []
         self.waiting.num_messages -= len(held)
         self.waiting.num_bytes -= self._held_bytes
@@ -471,8 +472,11 @@ class Link:
         self._is_unsure = False
 
     def _hold(self, head: Head, frames: Frames) -> None:
-        """As much as a peer may send before it is told what has been heard. Raises MalformedMessage
-        for the first packet of each process that is dropped, as far as they are remembered."""
+        """Hold a packet, or drop it if as much is held as a peer may send before it gets an ack.
+
+        Raises MalformedMessage for the first packet that is dropped of a process; of more than
+        MAX_DROPPED processes it may do so again.
+        """
         incarnation, bounds = head.incarnation, self.outbox.bounds
         is_full = (
             len(self._held) >= bounds.max_messages
