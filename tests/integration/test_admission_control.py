@@ -1,6 +1,7 @@
 """Admission control of a real server: members and strangers that open more calls than they need."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -162,6 +163,29 @@ async def test_strangers_are_refused_while_younger_calls_fill_their_places(start
         answer = await health.Check(health_pb2.HealthCheckRequest(service="liveness"))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     await until_open(coordinator, 0)
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    "method", ["/xain_proto.fl.Inspection/GetStatus", "/grpc.health.v1.Health/Check"]
+)
+async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch, caplog, method):
+    """A client without a window for answers is refused further calls; others are answered."""
+    monkeypatch.setattr(admission_control, "ANSWERS_TO_STRANGERS", 2 * STRANGERS)
+    coordinator = await start(rounds={"min_participants": 2})
+    stranger = join(coordinator, "a")
+    with SilentConnection(coordinator.port, window=0) as connection:
+        for number in range(1, 5):
+            connection.open_calls(method, STRANGERS // 2, b"")
+            await until_open(coordinator, number * STRANGERS // 2)
+        connection.open_calls(method, STRANGERS // 2, b"")
+        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] == STRANGERS // 2)
+        await until_open(coordinator, 2 * STRANGERS)
+        health = health_pb2_grpc.HealthStub(stranger.channel)
+        await health.Check(health_pb2.HealthCheckRequest())
+        assert (await stranger.rendezvous()).reply == pb.ACCEPT
+    await until_open(coordinator, 0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.usefixtures("few")

@@ -13,6 +13,11 @@ full ends the oldest call in it that is only waiting for its client; if there is
 itself and told when to come again. Ended are also calls whose first message does not come within
 FIRST_MESSAGE_S, and streams of strangers after STREAM_S.
 
+A client that leaves no HTTP/2 window for its answers keeps them, and their calls, for ever: gRPC
+cannot end such a call, for a status comes after the answer. So a call gives up its place in its
+pool when its answer is made. Of a connection that has not taken its answers, further calls are
+refused while there are ANSWERS_TO_STRANGERS of them; a refusal needs no window.
+
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
 messages of strangers are read READS_OF_STRANGERS at a time. Small ones come with their headers; a
 call whose message takes longer is ended when others wait to be read.
@@ -20,6 +25,7 @@ call whose message takes longer is ended when others wait to be read.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -50,8 +56,10 @@ CALLS_PER_MEMBER = 16
 CALLS_OF_STRANGERS = 1000
 HEALTH_CHECKS = 500
 STREAMS_OF_STRANGERS = 100
+ANSWERS_TO_STRANGERS = 2000  # 16 KB each
 
 _STRANGERS, _CHECKS, _STREAMS = "strangers", "health checks", "streams"
+_ANSWERS = "answers"
 _POOLS: Mapping[str, str] = {
     "/grpc.health.v1.Health/Check": _CHECKS,
     "/grpc.health.v1.Health/Watch": _STREAMS,
@@ -62,9 +70,23 @@ Pool = dict["Call", None]  # the oldest first
 
 
 class Call:
-    """An open call. waits: only for its client, so that ending it loses no work."""
+    """An open call.
 
-    __slots__ = ("context", "is_ended", "looks", "opened_at", "pool", "task", "timer", "waits")
+    waits: only for its client, so that ending it loses no work.
+    peer: the connection that its answer is sent to; "" without one, or for a member.
+    """
+
+    __slots__ = (
+        "context",
+        "is_ended",
+        "looks",
+        "opened_at",
+        "peer",
+        "pool",
+        "task",
+        "timer",
+        "waits",
+    )
 
     def __init__(self, context: Context, pool: Hashable, opened_at: float) -> None:
         task = asyncio.current_task()
@@ -75,6 +97,7 @@ class Call:
         self.task = task
         self.timer: asyncio.TimerHandle | None = None  # of its end
         self.waits = True
+        self.peer = ""
         self.looks = 0  # at its read
         self.is_ended = False
 
@@ -108,6 +131,7 @@ class AdmissionControl:
         self._reading = Room(READS_OF_STRANGERS)
         self._reads: Pool = {}  # calls of strangers that are being read
         self._look_timer: asyncio.TimerHandle | None = None
+        self._untaken: Counter[str] = Counter()  # answers that are being sent, by connection
         self._ends: set[asyncio.Task[None]] = set()
 
     @property
@@ -149,6 +173,19 @@ class AdmissionControl:
             self._remove(call)
             self._enter(call, member)
 
+    def answered(self, call: Call) -> None:
+        """The answer of a call is made, and gRPC is about to send it. Raises TooManyCalls."""
+        if call.pool not in self._capacities:
+            return  # of a member
+        peer = call.context.peer()
+        answers = self._pools.setdefault(_ANSWERS, {})
+        if len(answers) >= ANSWERS_TO_STRANGERS and peer in self._untaken:
+            raise TooManyCalls("this connection has answers that its client does not take")
+        self._remove(call)
+        call.peer, call.pool = peer, _ANSWERS
+        answers[call] = None
+        self._untaken[peer] += 1
+
     def requests(self, method: str, call: Call) -> "Requests":
         """The messages of a stream of requests."""
         return Requests(partial(self.read, call), lambda request: self.heard(method, call, request))
@@ -184,6 +221,10 @@ class AdmissionControl:
         self._remove(call)
         if call.timer is not None:
             call.timer.cancel()
+        if call.peer:
+            self._untaken[call.peer] -= 1
+            if not self._untaken[call.peer]:
+                del self._untaken[call.peer]
 
     def _remove(self, call: Call) -> None:
         pool = self._pools.get(call.pool)

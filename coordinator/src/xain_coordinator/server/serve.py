@@ -1,5 +1,6 @@
 """Putting the services on a port."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -82,6 +83,7 @@ class GrpcServer:
         trouble: Callable[[], str] = lambda: "",
         verify_model: Callable[[], bool] = lambda: False,
     ) -> None:
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
         counters = counters if counters is not None else Counter()
         max_connected = driver.session.rules.max_connected
@@ -184,3 +186,10 @@ class GrpcServer:
         response = health_pb2.HealthCheckResponse
         for service in ("", *SERVICES):
             self._health.set(service, response.SERVING if serving else response.NOT_SERVING)
+
+
+def _is_no_lost_answer(record: logging.LogRecord) -> bool:
+    """Filter for gRPC's log. It logs an error, with a traceback, for each answer that it cannot
+    send because the client has gone; any client can cause that as often as it likes."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, grpc.aio.InternalError)
