@@ -20,8 +20,8 @@ from support.wire import Member, digest, npy, reason
 from xain_coordinator import cli
 from xain_coordinator.app import Coordinator
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.mending import DamagedModel
 from xain_coordinator.ports import JournalDamaged
+from xain_coordinator.rebuilding import DamagedModel
 from xain_messaging.process import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_proto.fl import coordinator_pb2 as pb
@@ -201,7 +201,7 @@ async def test_damaged_model_is_made_again_at_a_start(start, join, tmp_path, agg
     with capture_logs() as logs:
         await start()
     assert path.read_bytes() == before
-    told = [line for line in logs if line["event"] in ("model_damaged", "model_made_again")]
+    told = [line for line in logs if line["event"] in ("model_damaged", "model_rebuilt")]
     assert [line["log_level"] for line in told] == ["warning", "warning"]
     assert "has the digest" in told[0]["reason"]
     aside = [p for p in (tmp_path / "weights").rglob("*damaged*/**/*") if p.is_file()]

@@ -186,7 +186,7 @@ class Coordinator:
             self._watches.append(
                 asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
             )
-        await run_to_end(self._worker.mend)  # what is offered is what was published
+        await run_to_end(self._worker.rebuild_damaged)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
         await self._server.start()

@@ -263,11 +263,12 @@ def _status(
 
 _REPAIR_HELP = """With the coordinator stopped, read all that it has and say what is damaged.
 
-One line for each: the journal, every global model, and the accepted updates of the open round.
-Nothing is changed. A damaged global model is made again at the next start, if the updates that it
-was made of are there. A damaged update is asked for again when its round is aggregated. An update
-that is missing from the store keeps the coordinator from starting: drop it here, by the name of its
-participant.
+It prints one line for the journal, for every global model, and for every accepted update of the
+open round, and repairs nothing by itself. The next start rebuilds a damaged global model, if the
+updates that it was made of are in the store. When a round is aggregated, the coordinator asks the
+senders of damaged updates for them again. It does not start while an update is missing from the
+store: drop that one here, by the name of its participant. A journal of an earlier version is
+brought to the format of this one first, as at a start.
 
 Exit status: 0 if nothing is damaged; 1 if something is; 2 if it could not be read, as while the
 coordinator runs.

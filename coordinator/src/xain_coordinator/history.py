@@ -19,7 +19,7 @@ MAX_DEPARTED = 1000
 # those of a thousand rounds of a thousand participants would fill the memory, and every snapshot.
 MAX_NAMES_OF_A_ROUND = 200
 
-# Damaged updates of a round whose reasons are kept.
+# Reasons of damaged updates that are kept for each round.
 MAX_DAMAGED = 20
 
 # Events that the record of a round may lack until somebody asks for it: all its names are copied
@@ -34,7 +34,7 @@ class RoundRecord:
     selected: without those who left, or were left out, while they still owed an update.
     selected, contributors: empty when the round is over and they were many; `counts` has their
         numbers then.
-    damaged: why an accepted update of a participant was dropped; the first MAX_DAMAGED of them.
+    damaged: why accepted updates were dropped, by participant; the first MAX_DAMAGED.
     seconds: from opening to publication, None while it runs.
     """
 

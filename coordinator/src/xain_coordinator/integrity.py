@@ -1,4 +1,4 @@
-"""Whether stored objects are still what was written: size and digest, read anew from the store."""
+"""Compare stored objects with the size and the digest that they were written with."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,8 @@ def why_damaged(
 ) -> str:
     """Read an object. Returns how it differs from its reference; "" if it does not. Blocks.
 
-    on_read: called with the size of each piece that was read; what it raises ends the reading.
+    on_read: called with the number of bytes after each read; an exception that it raises is passed
+        on.
     Raises StoreUnavailable.
     """
     digest = xxhash.xxh3_128()
@@ -39,6 +40,6 @@ def damaged_updates(
     updates: Iterable[Update],
     on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, str]:
-    """How the damaged ones among these updates differ from what was accepted, by key."""
+    """Read updates. Returns how each damaged one differs from what was accepted, by key."""
     found = {u.weights.ref.key: why_damaged(store, u.weights.ref, on_read) for u in updates}
     return {key: why for key, why in found.items() if why}

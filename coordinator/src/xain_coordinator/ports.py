@@ -234,7 +234,7 @@ class JournalError(Exception):
 
 
 class JournalDamaged(JournalError):
-    """What the journal has is not what was written."""
+    """The content of the journal is not what was written to it."""
 
 
 @dataclass(frozen=True, slots=True)

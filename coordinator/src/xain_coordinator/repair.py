@@ -1,5 +1,5 @@
-"""`xain-coordinator repair`: find what is damaged in the data of a stopped coordinator, and drop a
-damaged update."""
+"""`xain-coordinator repair`: read the data of a stopped coordinator, report what is damaged, and
+drop a damaged update."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ PROGRESS_S = 5.0
 
 
 class _Stopped(Exception):
-    """It cannot be looked at. The message is one line for the operator."""
+    """The check or the drop is not possible. The message is one line for the operator."""
 
 
 def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
@@ -80,7 +80,7 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
 
 
 def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
-    """Read everything. Returns what is wrong, by key."""
+    """Read all models and the open round's accepted updates. Returns what is damaged, by key."""
     refs: dict[str, tuple[str, WeightsRef]] = {}
     for model in last.history.models.values():
         refs[model.ref.key] = ("model", model.ref)
@@ -113,7 +113,8 @@ def _update_of(last: Snapshot, participant_id: str, damaged: dict[str, str]) -> 
 
 
 def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> None:
-    """Decide as a running coordinator does; the work that follows is done at the next start."""
+    """Record that an update is dropped, as a running coordinator would. The next start goes on from
+    there."""
     rules = last.session.rules
     controller = controller_of_session(rules.controller, rules.controller_options)
     reason = f"dropped by an operator: {why}"
@@ -125,7 +126,7 @@ def _drop(journal: SqliteJournal, last: Snapshot, update: Update, why: str) -> N
 
 
 class _Progress:
-    """Says on standard error how far a long reading has come."""
+    """Tells on standard error how much of a long check is done."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes

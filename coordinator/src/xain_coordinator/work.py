@@ -34,10 +34,10 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
-from xain_coordinator.mending import mend_model
 from xain_coordinator.outage import Outage
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
+from xain_coordinator.rebuilding import rebuild_damaged_model
 from xain_proto.np import npy_header
 from xain_workloads.model import Model
 from xain_workloads.workload import Workload
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0
 
-# Between two readings of the model because of what participants say.
+# Between two verifications of the model that participants ask for.
 VERIFY_AGAIN_S = 60.0
 
 _NOTHING = np.empty((0,), np.float32)  # XAIN's empty model
@@ -168,20 +168,24 @@ class StoreWorker:
         self._closing.set()
         await asyncio.gather(*self._tasks)
 
-    # --- the model that there is ---
+    # --- the published model ---
 
-    def mend(self) -> bool:
-        """Compare the session's model with its digest, and make it again if it is damaged. Blocks.
+    def rebuild_damaged(self) -> bool:
+        """Compare the session's model with its digest, and rebuild it if it is damaged. Blocks.
 
-        Returns whether it was. Raises DamagedModel, Stopped and StoreUnavailable.
+        Returns whether it was damaged. Raises DamagedModel, Fenced, Stopped and StoreUnavailable.
         """
         driver = self._driver
         models = driver.history.models
-        return mend_model(self._store, driver.session, models, self._make, self._heed_stop)
+        return rebuild_damaged_model(
+            self._store, driver.session, models, self._make, self._heed_stop
+        )
 
     def verify(self) -> bool:
-        """Begin `mend` because a participant has found the model to be damaged. False if that was
-        done less than VERIFY_AGAIN_S ago; True also while it is under way."""
+        """Start to verify the model, since a participant reports that it is damaged.
+
+        Returns False if it was verified less than VERIFY_AGAIN_S ago; True while it is verified.
+        """
         now = asyncio.get_running_loop().time()
         if self._is_verifying or self._closing.is_set():
             return True
@@ -194,7 +198,7 @@ class StoreWorker:
     async def _verify(self) -> None:
         round_ = self._driver.session.round
         try:
-            await asyncio.to_thread(self.mend)
+            await asyncio.to_thread(self.rebuild_damaged)
             self.outage.worked("verify")
         except Stopped:
             log.info("work_stopped", work="verify", round=round_)
@@ -252,13 +256,13 @@ class StoreWorker:
             damaged = damaged_updates(self._store, effect.updates, self._heed_stop)
             if damaged:
                 return NoteDamagedUpdates(damaged)
-            if not self.mend():
+            if not self.rebuild_damaged():
                 raise
             model = aggregate(self._store, effect, self._stop)
         return AggregationDone(self._published(model))
 
     def _heed_stop(self, num_bytes: int) -> None:
-        """Called between two pieces of a long reading."""
+        """Raise Stopped once the worker is closed. Called after each piece of a long read."""
         if self._stop.is_set():
             raise Stopped
 

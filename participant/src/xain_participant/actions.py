@@ -42,8 +42,8 @@ class BeginRound:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Answer with Trained, TrainingFailed or RefusedBy. A result of this round that outlived its
-    Drop need not be made again."""
+    """Answer with Trained, TrainingFailed or RefusedBy. If a result of this round is still on the
+    disk, after a Drop with `accepted`, it is used and nothing is trained."""
 
     round: int
 
@@ -58,7 +58,7 @@ class HandIn:
 @dataclass(frozen=True, slots=True)
 class Drop:
     """Forget the result of this round. invalid: the coordinator found it unusable. accepted: the
-    coordinator has it; where it is kept on a disk it stays there, in case it is needed again."""
+    coordinator has it; a copy on the disk stays, in case the coordinator asks for it again."""
 
     round: int
     why: str

@@ -217,7 +217,7 @@ class CoordinatorClient:
     def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round.
 
-        damaged_model_digest: of a model that was downloaded and is another one.
+        damaged_model_digest: of a model whose download had other bytes.
         """
         request = pb.StartTrainingRoundRequest(damaged_model_digest=damaged_model_digest)
         return self._unary(lambda stub: stub.StartTrainingRound, request)

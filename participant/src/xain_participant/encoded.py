@@ -14,8 +14,8 @@ from xain_proto.np import ENCODING_BITS, TILE_ELEMENTS, DeltaCodec, NotEncodable
 class Encoded:
     """The encoded form of an update. The participant keeps it in memory only.
 
-    tiles: those of xain_proto.np.delta, one after another, uint8.
-    tile_bytes: of each of them; the last one may be shorter.
+    tiles: the encoded tiles of xain_proto.np.delta, one after another, uint8.
+    tile_bytes: size of a tile; the last one may be shorter.
     """
 
     encoding: "pb.Encoding.ValueType"

@@ -40,7 +40,7 @@ class Advertised:
     cause: why the session is finished; empty if the coordinator does not say.
     reconnect_spread_s: within how long after a lost connection all participants are to come back,
     each at a moment of its own; None if nothing is said of it.
-    update_damaged: the update was accepted, and is needed again."""
+    update_damaged: the accepted update is damaged at the coordinator, and must be sent again."""
 
     state: State
     round: int

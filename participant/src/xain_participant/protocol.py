@@ -14,8 +14,8 @@ Two things go on side by side:
   delivers it. Whatever goes wrong, what to do next follows from three things alone: the latest
   advertisement, the result we hold, and the rounds that are done. `_work` reads like that.
 
-A result that was accepted may be needed again, because it is damaged in the store. Its round is
-then begun anew: what the adapter still has of it on its disk need not be trained again.
+The coordinator may ask again for a result that it accepted, if its stored copy is damaged. The
+participant then begins the round anew, and the adapter uses the copy on its disk if it has one.
 
 A result is worth hours of somebody's machine. It is kept until the coordinator says that it has it
 (HandedIn, update_accepted) or does not want it (the round is over, the update invalid), until
@@ -125,7 +125,7 @@ class Protocol:
         self._advertised: e.Advertised | None = None
         self._held = held.round if held is not None else None
         self._is_durable = held is not None  # what is held
-        self._accepted: int | None = None  # round of the result that the adapter may still keep
+        self._accepted: int | None = None  # round of a result whose copy on the disk stays
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
         self._busy: _Busy | None = None
@@ -372,8 +372,8 @@ class Protocol:
             self._begin(Call.TRAIN, round_)
 
     def _accept(self, round_: int, why: str) -> None:
-        """The coordinator has the update of this round. Should it be damaged there, it is asked for
-        once more, so a copy on the disk, which costs no memory, stays until the round is over."""
+        """The coordinator has the update of this round. It may ask again if its stored copy gets
+        damaged, so a copy on the disk, which costs no memory, stays until the round is over."""
         if self._held == round_ and self._is_durable:
             self._out.append(a.Drop(round_, why, accepted=True))
             self._held, self._accepted = None, round_

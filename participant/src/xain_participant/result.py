@@ -16,8 +16,8 @@ class Result:
 
     session_id: empty if the coordinator named none. vector: (d,), contiguous.
     metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
-    whoever looks on. encoded: a shorter form of the vector, which has the very values that it
-    stands for. A result that was kept comes back without these two.
+    observers. encoded: a shorter form of the vector, which decodes to exactly its values.
+    A result that was read back from the disk has neither metrics nor encoded.
     """
 
     session_id: str

@@ -56,7 +56,7 @@ class Work:
         self._assignment = pb.StartTrainingRoundResponse()
         # The result, if it lies in the store already.
         self._put: pb.WeightsRef | None = None
-        # Digest of a model that did not arrive as it was published; the coordinator is told.
+        # Digest of a model whose download had other bytes; reported to the coordinator.
         self._damaged_digest = b""
         self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
@@ -93,7 +93,7 @@ class Work:
         return e.Assigned(assignment.round, assignment.update_accepted)
 
     def drop(self, *, is_kept: bool = False) -> None:
-        """Forget the result. Not while a round is trained. is_kept: the keeper does not."""
+        """Forget the result. Not while a round is trained. is_kept: its copy on the disk stays."""
         self.result = None
         if self._keeper is not None and not is_kept:
             self._keeper.forget()
@@ -162,7 +162,7 @@ class Work:
         return self._spare.copy(weights)
 
     def _kept(self, round_: int) -> Result | None:
-        """The result of this round, if it was accepted before and is needed again."""
+        """The copy on the disk of a result that was accepted, and that is asked for again."""
         kept = self._keeper.load() if self._keeper is not None and self.session_id else None
         if kept is None or (kept.session_id, kept.round) != (self.session_id, round_):
             return None

@@ -355,12 +355,12 @@ async def test_model_is_verified_once_a_minute_at_most(monkeypatch: pytest.Monke
 
     async with fleet(Disk(), store) as f:
 
-        def mend() -> bool:
+        def read_model() -> bool:
             readings.append("begun")
             loop.call_soon_threadsafe(done.set)
             return False
 
-        monkeypatch.setattr(f.worker, "mend", mend)
+        monkeypatch.setattr(f.worker, "rebuild_damaged", read_model)
         assert [f.worker.verify() for _ in range(3)] == [True, True, True]
         await done.wait()
         async with asyncio.timeout(20.0):

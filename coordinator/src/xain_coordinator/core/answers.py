@@ -212,8 +212,11 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:
-    """Yield an event for each of these updates that still counts. Another one may have come in its
-    place since it was read."""
+    """Yield an event for each damaged update that still counts.
+
+    reasons: by key. An update that was read some time ago may have been replaced since then, under
+    another key.
+    """
     round_ = session.open_round
     if round_ is None:
         return

@@ -80,7 +80,10 @@ class NoteRefusedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class NoteDamagedUpdates:
-    """Accepted updates of the open round are damaged in the store. reasons: by their keys."""
+    """Accepted updates of the open round are damaged in the store.
+
+    reasons: how each update differs from what was accepted, by its key.
+    """
 
     reasons: Mapping[str, str]
 

@@ -113,11 +113,11 @@ def resume(session: Session) -> tuple[Effect, ...]:
     return ()
 
 
-def making_of(session: Session, models: Mapping[str, GlobalModel]) -> Effect | None:
-    """The work that made the model of the session; doing it again gives the same bytes. None if the
-    session does not know any more of what the model was made.
+def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Effect | None:
+    """The work that made the session's model. Doing it again gives the same bytes.
 
-    models: all that were published, by key.
+    models: all published models, by key. Returns None if the session no longer has the updates that
+    the model was made of.
     """
     model, last = session.model, session.last_round
     if model is None:
@@ -131,7 +131,7 @@ def making_of(session: Session, models: Mapping[str, GlobalModel]) -> Effect | N
 
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
-    """Making a model of the updates of a round."""
+    """The work that makes a model of the updates of a round."""
     # By name: who came back after an absence stands elsewhere in the selection, and a sum of floats
     # depends on its order.
     names = sorted(round_.updates)

@@ -129,8 +129,10 @@ class UpdateRefused:
 
 @dataclass(frozen=True, slots=True)
 class UpdateDamaged:
-    """An accepted update of the open round is damaged in the store, and counts no more. The round
-    takes updates again, with a new deadline if it is the first one that is damaged."""
+    """An accepted update of the open round was found damaged in the store, and no longer counts.
+
+    The round collects updates again. Its first damaged update also starts its deadline anew.
+    """
 
     participant_id: str
     round: int

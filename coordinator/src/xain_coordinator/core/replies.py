@@ -25,7 +25,7 @@ class Advertisement:
 
     phase: COLLECTING or AGGREGATING only for those selected.
     update_accepted: its update for this round is in.
-    update_damaged: it was in, and is needed again, because it is damaged in the store.
+    update_damaged: its accepted update is damaged in the store, and must be handed in again.
     """
 
     phase: Phase

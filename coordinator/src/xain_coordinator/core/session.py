@@ -21,8 +21,8 @@ Whoever is not eligible, for its tags, is connected and nothing else: it is neve
 where participants are counted it is not. Whoever has had too many updates refused in a row is left
 out for some rounds: others are selected instead, as long as there are enough.
 
-An accepted update that turns out to be damaged in the store counts no more: its round takes updates
-again, and its sender is asked for it. One that has left is replaced.
+An accepted update that is found damaged in the store no longer counts: its round collects updates
+again, and asks the sender for the same update. A sender that has left is replaced.
 
 Nothing waits for ever. At its deadline a round closes with what it has. If that is too little it is
 overdue: everybody else is selected too, and the update that makes enough closes it. A wait for
@@ -406,7 +406,7 @@ def _with_update(round_: Round, update: Update) -> Round:
 
 
 def _without_update(session: Session, participant_id: str, at: float) -> Session:
-    """Take an accepted update out of the open round, which goes on, or is opened again."""
+    """Take a damaged update out of the open round, and let the round collect updates again."""
     round_ = session.opened
     key = round_.updates[participant_id].weights.ref.key
     if session.phase is Phase.AGGREGATING:

@@ -159,9 +159,9 @@ class Round:
     places: in the store, of the accepted updates that have another name than their sender, whose
         they are.
     closed_at: None while updates are taken in.
-    damaged: accepted updates that were damaged in the store and count no more: the key of the
-        latest of each participant.
-    reopened_at: when the first of them was found; the deadline is counted from then.
+    damaged: the key of each participant's latest accepted update that was found damaged in the
+        store, and no longer counts.
+    reopened_at: when the first damaged update was found; the deadline is counted from then.
     """
 
     number: int

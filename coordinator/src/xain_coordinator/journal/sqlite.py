@@ -9,8 +9,8 @@ know nothing of it (the sqlite3 shell, a backup) would not respect. It also lets
 shared memory, which network file systems do not have. Nothing else in this process may open the
 file: on POSIX, closing any descriptor of a file gives up the process's locks on it.
 
-Checked: every record has a checksum, because SQLite keeps none in the file. The log beside the file
-has SQLite's own, see wal.py, and a snapshot has that of its compression.
+Checked: every record has a checksum, because SQLite keeps none in the database file. The write-
+ahead log has SQLite's own checksums (see wal.py), and a snapshot that of its compression.
 """
 
 import contextlib
@@ -202,8 +202,10 @@ class SqliteJournal:
                 db.executemany("INSERT INTO owner VALUES (?, ?, ?)", rows)
 
     def check(self) -> tuple[int, int]:
-        """Read all that there is: SQLite's own structure, and the records of every session. Returns
-        the numbers of sessions and of records. Raises JournalError."""
+        """Read the whole journal: SQLite's own structure, and the records of every session.
+
+        Returns (number of sessions, number of records). Raises JournalError.
+        """
         with self._lock, self._explained():
             db = self._open_db()
             (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
@@ -287,7 +289,7 @@ class SqliteJournal:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", None)
             if code is None and isinstance(error, sqlite3.OperationalError):
-                raise self._damaged("there is text in it that is none") from error
+                raise self._damaged("it has text that is not UTF-8") from error
             code = code or 0
             # Extended codes carry the primary one in their lowest byte.
             reason = _REASONS.get(code) or _REASONS.get(code & 0xFF)
@@ -296,7 +298,7 @@ class SqliteJournal:
             kind = JournalDamaged if code & 0xFF in _DAMAGED else JournalError
             raise kind(f"the journal {self._path} {reason}") from error
         except UnicodeDecodeError as error:  # SQLite quotes what is there in its message
-            raise self._damaged("there is text in it that is none") from error
+            raise self._damaged("it has text that is not UTF-8") from error
 
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

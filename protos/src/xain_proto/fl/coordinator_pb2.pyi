@@ -248,8 +248,8 @@ class HeartbeatResponse(_message.Message):
     reconnect_spread_ms: _builtins.int
     """as in RendezvousResponse"""
     update_damaged: _builtins.bool
-    """The caller's update for this round was accepted, and is damaged in the store since: it is needed
-    again, as it was or trained anew.
+    """The caller's update for this round was accepted, but its stored copy is damaged: the caller must
+    hand it in again, from a copy of its own or after training the round once more.
     """
     def __init__(
         self,
@@ -407,8 +407,8 @@ class StartTrainingRoundRequest(_message.Message):
 
     DAMAGED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     damaged_model_digest: _builtins.bytes
-    """What the caller has downloaded is not the model with this digest: the coordinator looks whether
-    its own copy is damaged. Empty if all is well.
+    """The caller tried to download the model with this digest and got other bytes. The coordinator
+    then verifies its own copy. Empty if nothing is wrong.
     """
     def __init__(
         self,

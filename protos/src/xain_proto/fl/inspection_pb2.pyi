@@ -365,8 +365,8 @@ class RoundStatus(_message.Message):
     def contributors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def damaged_updates(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """By participant: why an accepted update was dropped that was damaged in the store. Those of them
-        who are contributors have handed in again. At most 20.
+        """By participant: why its accepted update was dropped as damaged; at most 20. A participant that is
+        a contributor as well has handed in again.
         """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A damaged global model is made again, on every store in the same way."""
+"""A damaged global model is rebuilt, on every store in the same way."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from xain_coordinator.core.effects import Effect, InitialiseModel
 from xain_coordinator.core.session import Session, fold, open_session
 from xain_coordinator.core.values import GlobalModel, WeightsRef
 from xain_coordinator.fencing import FencedStore
-from xain_coordinator.mending import DAMAGED, DamagedModel, mend_model
 from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
+from xain_coordinator.rebuilding import DAMAGED, DamagedModel, rebuild_damaged_model
 
 DATA = bytes(range(256)) * 1000
 ROTTEN = DATA[:5000] + b"\xff" + DATA[5001:]
@@ -46,13 +46,13 @@ def making(data: bytes) -> Callable[[WeightsStore, Effect], object]:
 def test_damaged_object_is_replaced_and_set_aside(store: WeightsStore) -> None:  # noqa: F811
     session = session_with_a_model()
     put(store, KEY, DATA)
-    assert not mend_model(store, session, {}, making(b"never made"))
+    assert not rebuild_damaged_model(store, session, {}, making(b"never made"))
     put(store, KEY, ROTTEN, overwrite=True)
-    assert mend_model(store, session, {}, making(DATA))
+    assert rebuild_damaged_model(store, session, {}, making(DATA))
     assert (read(store, KEY), read(store, f"{DAMAGED}{KEY}")) == (DATA, ROTTEN)
-    assert not mend_model(store, session, {}, making(b"never made"))
+    assert not rebuild_damaged_model(store, session, {}, making(b"never made"))
     put(store, KEY, ROTTEN[:-1], overwrite=True)
-    assert mend_model(store, session, {}, making(DATA))
+    assert rebuild_damaged_model(store, session, {}, making(DATA))
     assert read(store, KEY) == DATA
 
 
@@ -64,16 +64,16 @@ def test_coordinator_that_was_overtaken_replaces_nothing(store: WeightsStore) ->
 
     put(store, KEY, ROTTEN)
     with pytest.raises(Fenced):
-        mend_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
+        rebuild_damaged_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
     assert read(store, KEY) == ROTTEN
     store.delete(KEY)
     with pytest.raises(Fenced):
-        mend_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
+        rebuild_damaged_model(FencedStore(store, check), session_with_a_model(), {}, making(DATA))
     assert set(store.keys()) == set()
 
 
 def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa: F811
-    assert mend_model(store, session_with_a_model(), {}, making(DATA))
+    assert rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA))
     assert read(store, KEY) == DATA
     assert set(store.keys()) == {KEY}
 
@@ -81,8 +81,8 @@ def test_object_that_is_gone_is_made_again(store: WeightsStore) -> None:  # noqa
 def test_another_result_changes_nothing(store: WeightsStore) -> None:  # noqa: F811
     """As of another version of a plug-in. It is no proof that the object was right."""
     put(store, KEY, ROTTEN)
-    with pytest.raises(DamagedModel, match="what was made has the digest"):
-        mend_model(store, session_with_a_model(), {}, making(DATA + b"more"))
+    with pytest.raises(DamagedModel, match="its rebuilt copy has the digest"):
+        rebuild_damaged_model(store, session_with_a_model(), {}, making(DATA + b"more"))
     assert read(store, KEY) == ROTTEN
     assert set(store.keys()) == {KEY}
 
@@ -94,4 +94,4 @@ def test_store_that_is_away_is_no_damage(store: WeightsStore) -> None:  # noqa: 
         raise StoreUnavailable("no route")
 
     with pytest.raises(StoreUnavailable):
-        mend_model(store, session_with_a_model(), {}, away)
+        rebuild_damaged_model(store, session_with_a_model(), {}, away)

@@ -1,8 +1,8 @@
-"""The session's global model is compared with its digest, and made again if it is damaged.
+"""Compare the session's global model with its digest, and rebuild it if it is damaged.
 
-A model is a function of what it was made of: the same updates, or data profiles, give the same
-bytes. So it is made again as it was made, and written only where the digest is that of the journal.
-What was damaged is set aside below DAMAGED.
+The same updates, or data profiles, always give the same model. So the work that made the model is
+done again, and its result replaces the damaged object only if it has the digest that the journal
+has. The damaged object is first copied to below DAMAGED, for whoever looks for the cause.
 """
 
 import time
@@ -14,7 +14,7 @@ import xxhash
 
 from xain_coordinator.admission import chunks
 from xain_coordinator.aggregation.aggregator import RuleFailed
-from xain_coordinator.core.decider import making_of
+from xain_coordinator.core.decider import effect_that_made
 from xain_coordinator.core.effects import Effect
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel, WeightsRef
@@ -38,24 +38,23 @@ LARGE_BYTES = 256 << 20  # reading so much takes long enough to be announced
 
 
 class DamagedModel(StoreError):
-    """The session's global model is damaged and cannot be made again. The message says what to
-    do."""
+    """The session's global model is damaged and cannot be rebuilt. The message says what to do."""
 
 
 class _NotTheSame(StoreError):
-    """What was made has another digest than the model had."""
+    """The rebuilt object has another digest than the model had."""
 
 
-def mend_model(
+def rebuild_damaged_model(
     store: WeightsStore,
     session: Session,
     models: Mapping[str, GlobalModel],
     make: Callable[[WeightsStore, Effect], object],
     on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> bool:
-    """Read the session's model and its optimiser's state, and make again what is damaged. Blocks.
+    """Read the session's model and its optimiser's state, and rebuild what is damaged. Blocks.
 
-    models: all that were published, by key. make: does the work of an effect in a store.
+    models: all published models, by key. make: does the work of an effect in a store.
     on_read: see why_damaged. Returns whether anything was damaged.
     Raises DamagedModel, StoreUnavailable, Fenced, and what `make` raises when it is stopped.
     """
@@ -73,16 +72,16 @@ def mend_model(
         return False
     for key, why in damaged.items():
         log.warning("model_damaged", round=model.round, key=key, reason=why)
-    making = making_of(session, models)
+    effect = effect_that_made(session, models)
     try:
-        if making is None:
+        if effect is None:
             raise StoreError("the session no longer knows what it was made of")
-        make(cast(WeightsStore, _MendingStore(store, refs, damaged)), making)
+        make(cast(WeightsStore, _RebuildStore(store, refs, damaged)), effect)
     except (StoreUnavailable, Fenced):
         raise
     except (StoreError, RuleFailed, PluginFailed, ValueError) as error:
         raise DamagedModel(_way_out(session.session_id, refs, damaged, error)) from error
-    log.warning("model_made_again", round=model.round, key=[*damaged], set_aside=DAMAGED)
+    log.warning("model_rebuilt", round=model.round, key=[*damaged], set_aside=DAMAGED)
     return True
 
 
@@ -94,14 +93,14 @@ def _way_out(
     )
     return (
         f"the global model of the session {session_id} is damaged: {'; '.join(damaged.values())}. "
-        f"It cannot be made again: {error}. Restore {objects} from a backup or from an earlier "
+        f"It cannot be rebuilt: {error}. Restore {objects} from a backup or from an earlier "
         "version of the object and start again, or begin anew with --new-session"
     )
 
 
-class _MendingStore:
-    """Takes a publication only in the place of a damaged object, and only with the digest that this
-    object had."""
+class _RebuildStore:
+    """A store for the work that rebuilds a model: it replaces only damaged objects, and only with
+    objects of the digest that they had."""
 
     def __init__(
         self, store: WeightsStore, refs: tuple[WeightsRef, ...], damaged: Mapping[str, str]
@@ -111,17 +110,17 @@ class _MendingStore:
         self._damaged = damaged
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)  # everything else is the store's own
+        return getattr(self._store, name)  # other methods are those of the store
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         return self._store.open(key, start, length)
 
     def upload(self, key: str, label: str = "") -> Upload:
         is_damaged = key in self._damaged
-        return _MendingUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
+        return _RebuildUpload(self._store, key, self._digests.get(key, ""), is_damaged=is_damaged)
 
 
-class _MendingUpload:
+class _RebuildUpload:
     def __init__(self, store: WeightsStore, key: str, digest: str, *, is_damaged: bool) -> None:
         self._store = store
         self._key = key
@@ -138,8 +137,8 @@ class _MendingUpload:
         digest = self._digest.hexdigest()
         if digest != self._expected:
             raise _NotTheSame(
-                f"what was made has the digest {digest}, so it was made of something else, or by "
-                "another version of the program"
+                f"its rebuilt copy has the digest {digest}, so the copy was made of other updates, "
+                "or by another version of the program"
             )
         if self._is_damaged:
             self._upload.commit(overwrite=self._set_aside())
