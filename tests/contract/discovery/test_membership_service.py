@@ -1,5 +1,6 @@
 """The Membership service: what it takes of members, and the streams on which it tells them."""
 
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -46,6 +47,22 @@ def test_what_members_say_of_themselves_is_checked() -> None:
         assert (before.rank, before.incarnation) == (3, now + 10**12)
         stub.Leave(pb.LeaveRequest(group="g", name="anna", incarnation=before.incarnation))
         assert join().incarnation > before.incarnation
+
+
+@pytest.mark.parametrize("method", ["Join", "Renew", "Watch", "Leave", "Barrier"])
+def test_malformed_request_is_invalid_and_leaves_no_traceback(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC by itself answers UNKNOWN and logs an error."""
+    with (
+        MembershipServer(settle_s=0.0) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        call = channel.unary_stream(f"/xain_proto.messaging.Membership/{method}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(b"\xff\xff", timeout=PATIENCE_S))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_newest_stream_of_a_member_ends_the_older_ones() -> None:

@@ -2,10 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from xain_messaging.discovery.registry import LEASE_S, SETTLE_S
 from xain_messaging.discovery.service import KEEPALIVE, MembershipService
@@ -73,7 +76,10 @@ class MembershipServer:
             raise OSError(f"cannot listen on {self.target}: {error}") from None
 
     async def _serve(self) -> None:
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
+        self._server = grpc.aio.server(
+            interceptors=[_MalformedRequests()],
+            options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()],
+        )
         self._service = MembershipService(self._lease_s, self.settle_s)
         add_MembershipServicer_to_server(self._service, self._server)
         if self._credentials is None:
@@ -98,3 +104,46 @@ class MembershipServer:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
+
+
+class _MalformedRequests(grpc.aio.ServerInterceptor):
+    """Refuses malformed requests. gRPC would answer UNKNOWN and log a traceback for each."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+
+        def parse(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                return None
+
+        async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            await _check(request, context)
+            return await handler.unary_unary(request, context)
+
+        async def answers(
+            request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
+            await _check(request, context)
+            async with aclosing(handler.unary_stream(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(answers, parse, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(answer, parse, handler.response_serializer)
+
+
+async def _check(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    if request is None:
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the request is not a protobuf message of its method",
+        )

@@ -10,7 +10,6 @@ import grpc
 
 from xain_messaging.discovery.registry import (
     LEASE_S,
-    MAX_BARRIERS,
     SETTLE_S,
     WORD_S,
     Arrival,
@@ -29,9 +28,6 @@ log = get_logger(__name__)
 
 MAX_MEMBERS = 1_000  # of all groups
 MAX_ADDRESS_BYTES = 256
-# Calls of one member at the same time that last: a stream and barriers. And those that end at once:
-# a heartbeat, and one whose place a newer one has just taken.
-RPCS_PER_MEMBER = 1 + MAX_BARRIERS + 2
 # What a member says of itself when it comes back, it may say wrongly, or by another clock.
 MAX_AHEAD_NS = 24 * 3600 * 10**9
 
