@@ -20,7 +20,7 @@ from xain_messaging.proxy import Proxy
 
 PROGRAM = textwrap.dedent(
     """
-    import base64, logging, os, pickle, sys, time
+    import base64, logging, os, pickle, sys, threading, time
     import structlog
     from xain_messaging import Proxy
     from xain_messaging.messages import Message
@@ -40,6 +40,10 @@ PROGRAM = textwrap.dedent(
     proxy.isend(Message("note", "w", "m", body))
     if how == "close":
         proxy.close()
+    elif how == "no threads":
+        def refuse(*arguments):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        threading._start_new_thread = refuse
     elif how == "wait":
         time.sleep(1000)
     assert (root.level, root.handlers) == before
@@ -135,6 +139,18 @@ def test_the_last_message_of_a_program_is_delivered(
         has_ended(program)
         until(lambda: "worker" not in master.peers, "the master to be told")
     assert "goaway" not in capfd.readouterr().err  # which gRPC prints when a peer's server fails
+
+
+@pytest.mark.parametrize("driver", ["grpc", "zmq"])
+def test_a_message_is_delivered_where_no_thread_can_be_started_at_the_end(driver: str) -> None:
+    """As from Python 3.12 on, after the last line of a program."""
+    with (
+        discovery_of("coordinator") as discovery,
+        Proxy("g", "master", name="m", discovery=discovery, driver=driver) as master,
+    ):
+        program = start(discovery, driver, "no threads", "x")
+        assert received(master) == ["x"]
+        has_ended(program)
 
 
 @pytest.mark.parametrize("driver", ["grpc", "zmq"])

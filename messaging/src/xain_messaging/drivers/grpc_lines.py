@@ -27,6 +27,9 @@ IDLE_S: Final = 10.0
 RETRY_S: Final = 0.1
 MAX_RETRY_S: Final = 2.0
 
+# How long the first message on a stream waits for gRPC's thread, at most.
+BEGIN_S: Final = 1.0
+
 # Between two lines in the log that say the same of one peer.
 WARN_EVERY_S: Final = 60.0
 
@@ -77,6 +80,7 @@ class Line:
         self._retry_s = RETRY_S
         self._waiting: queue.SimpleQueue[Frames | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None  # while there is something to send
+        self._has_begun = threading.Event()  # its first stream, with a thread of gRPC
         self._has_stream = False
         self._is_ending = False  # the stream: what waits goes over the next one
         self._warned: tuple[object, float] = (None, 0.0)  # of which status, and when
@@ -90,11 +94,16 @@ class Line:
         return grpc.secure_channel(self._address, self._credentials, OPTIONS)
 
     def send(self, frames: Frames) -> None:
-        """Raises what the system says when it has no thread for it; then nothing waits."""
+        """Returns when gRPC has a thread that sends: from Python 3.12 on none can be started at the
+        end of the program, which may come next.
+
+        Raises what the system says when it has no thread for it; then nothing waits.
+        """
         with self._lock:
             self._waiting.put(frames)
             if self._thread is not None:
                 return
+            self._has_begun.clear()
             try:
                 thread = threading.Thread(target=self._run, name="messages-out", daemon=True)
                 thread.start()
@@ -102,6 +111,7 @@ class Line:
                 self._waiting = queue.SimpleQueue()
                 raise
             self._thread = thread  # not before: one that was interrupted in its start ends at once
+        self._has_begun.wait(BEGIN_S)
 
     def _run(self) -> None:
         """One stream after another, for as long as there is something to send. No other thread of
@@ -116,6 +126,7 @@ class Line:
             with self._lock:
                 self._has_stream, self._thread = False, None
                 self._lose(self._waiting)
+                self._has_begun.set()
             raise
 
     def _next_stream(self) -> "queue.SimpleQueue[Frames | None] | None":
@@ -127,6 +138,7 @@ class Line:
             if self._has_stream:
                 return self._waiting
             self._thread = None
+            self._has_begun.set()
             if self._is_finishing:
                 self._has_finished.set()
             return None
@@ -150,9 +162,12 @@ class Line:
                 if not self._is_closed:
                     self._channel = self._open()
             return None, repr(error)
+        finally:
+            self._has_begun.set()
         return grpc.StatusCode.OK, None
 
     def _chunks(self, waiting: "queue.SimpleQueue[Frames | None]") -> Iterator[bytes]:
+        self._has_begun.set()
         while (frames := self._next(waiting)) is not None:
             yield from to_chunks(frames)
             del frames  # the next may be long in coming
