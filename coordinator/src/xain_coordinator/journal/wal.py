@@ -153,8 +153,10 @@ def _wrong_frame(log: _Log, sums: _Words) -> int | None:
     # A frame may also follow one of which only the checksum is wrong.
     expected = sums + np.vstack([first[2:], expected[:-1]]) @ carried
     is_sound |= is_current & (expected == heads[:, 4:]).all(axis=1)
-    is_commit = heads[:, 1] != 0
-    return wrong if (is_commit[wrong:-1] & is_sound[wrong + 1 :]).any() else None
+    # The end of a transaction may itself be what is damaged; behind it, half a header may be torn.
+    is_sound[wrong] = True
+    is_end = (heads[:, 1] != 0) & is_sound
+    return wrong if (is_end[wrong:-1] & is_sound[wrong + 1 :]).any() else None
 
 
 def _sums(words: _Words) -> _Words:
