@@ -24,6 +24,7 @@ from xain_proto.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
+INSPECTION = "/xain_proto.fl.Inspection"
 STRANGERS = 20
 
 
@@ -171,7 +172,8 @@ async def test_strangers_are_refused_while_younger_calls_fill_their_places(start
 )
 async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch, caplog, method):
     """A client without a window for answers is refused further calls; others are answered."""
-    monkeypatch.setattr(admission_control, "ANSWERS_TO_STRANGERS", 2 * STRANGERS)
+    call_bytes = admission_control.CALL_BYTES
+    monkeypatch.setattr(admission_control, "ANSWER_BYTES", call_bytes * (4 * STRANGERS - 1) // 2)
     coordinator = await start(rounds={"min_participants": 2})
     stranger = join(coordinator, "a")
     with SilentConnection(coordinator.port, window=0) as connection:
@@ -186,6 +188,25 @@ async def test_answers_that_are_not_taken_keep_no_place(start, join, monkeypatch
         assert (await stranger.rendezvous()).reply == pb.ACCEPT
     await until_open(coordinator, 0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_large_answers_that_are_not_taken_have_a_bound(start, join, monkeypatch):
+    """Also to who calls itself a member; whoever asks for less is answered."""
+    monkeypatch.setattr(admission_control, "ANSWER_BYTES", 100_000)
+    coordinator = await start(rounds={"min_participants": 200})
+    members = [join(coordinator, f"{number:03}{'x' * 120}") for number in range(150)]
+    for member in members:
+        await member.rendezvous()
+    listing = inspection.ListParticipantsRequest()
+    with SilentConnection(coordinator.port, window=0) as connection:
+        connection.open_calls(f"{INSPECTION}/ListParticipants", 10, b"")
+        await eventually(lambda: coordinator.counters["TOO_MANY_CALLS"] > 0)
+        for metadata in ((), members[0].metadata):
+            call = members[1].inspection.ListParticipants(listing, metadata=metadata)
+            assert await status_of(call) is Code.RESOURCE_EXHAUSTED
+        listing.page_size = 1
+        assert len((await members[1].inspection.ListParticipants(listing)).participants) == 1
+    await until_open(coordinator, 0)
 
 
 @pytest.mark.usefixtures("few")
@@ -219,8 +240,10 @@ async def test_stream_of_a_stranger_has_an_end(start, join, monkeypatch):
     await until_open(coordinator, 0)
 
 
-async def test_connection_has_a_limit_of_streams(start, join):
+async def test_connection_has_a_limit_of_streams(start, join, monkeypatch):
     """A client that keeps to HTTP/2 waits with further calls; one that does not is refused them."""
+    # Else silent calls end while the last ones come, because others wait to be read.
+    monkeypatch.setattr(admission_control, "READS_OF_STRANGERS", 2 * STREAMS_PER_CONNECTION)
     coordinator = await start(rounds={"min_participants": 2})
     member = join(coordinator, "a")
     await member.rendezvous()

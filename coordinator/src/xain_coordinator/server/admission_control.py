@@ -15,8 +15,8 @@ FIRST_MESSAGE_S, and streams of strangers after STREAM_S.
 
 A client that leaves no HTTP/2 window for its answers keeps them, and their calls, for ever: gRPC
 cannot end such a call, for a status comes after the answer. So a call gives up its place in its
-pool when its answer is made. Of a connection that has not taken its answers, further calls are
-refused while there are ANSWERS_TO_STRANGERS of them; a refusal needs no window.
+pool when its answer is made. While such answers take ANSWER_BYTES, a large answer is refused, and
+so are further calls of a connection that has not taken one; a refusal needs no window.
 
 While a message comes, gRPC holds what is there of it, which may be [server] max_message_bytes. So
 messages of strangers are read READS_OF_STRANGERS at a time. Small ones come with their headers; a
@@ -56,10 +56,13 @@ CALLS_PER_MEMBER = 16
 CALLS_OF_STRANGERS = 1000
 HEALTH_CHECKS = 500
 STREAMS_OF_STRANGERS = 100
-ANSWERS_TO_STRANGERS = 2000  # 16 KB each
+# In memory of answers to strangers, and what the call of one takes beside it.
+ANSWER_BYTES = 32 << 20
+CALL_BYTES = 16 << 10
 
 _STRANGERS, _CHECKS, _STREAMS = "strangers", "health checks", "streams"
 _ANSWERS = "answers"
+_INSPECTION = "/xain_proto.fl.Inspection/"
 _POOLS: Mapping[str, str] = {
     "/grpc.health.v1.Health/Check": _CHECKS,
     "/grpc.health.v1.Health/Watch": _STREAMS,
@@ -77,6 +80,7 @@ class Call:
     """
 
     __slots__ = (
+        "answer_bytes",
         "context",
         "is_ended",
         "looks",
@@ -98,6 +102,7 @@ class Call:
         self.timer: asyncio.TimerHandle | None = None  # of its end
         self.waits = True
         self.peer = ""
+        self.answer_bytes = 0
         self.looks = 0  # at its read
         self.is_ended = False
 
@@ -132,6 +137,7 @@ class AdmissionControl:
         self._reads: Pool = {}  # calls of strangers that are being read
         self._look_timer: asyncio.TimerHandle | None = None
         self._untaken: Counter[str] = Counter()  # answers that are being sent, by connection
+        self._answer_bytes = 0  # of all of them, with their calls
         self._ends: set[asyncio.Task[None]] = set()
 
     @property
@@ -145,7 +151,8 @@ class AdmissionControl:
         pool: Hashable = _POOLS.get(method)
         if pool is None:
             participant_id = participant_of(context)
-            is_member = self._is_member(participant_id)
+            # Inspection is for operators, and its answers are large.
+            is_member = not method.startswith(_INSPECTION) and self._is_member(participant_id)
             pool = (participant_id,) if is_member else _STRANGERS
         call = Call(context, pool, self._now())
         self._enter(call, pool)
@@ -173,18 +180,21 @@ class AdmissionControl:
             self._remove(call)
             self._enter(call, member)
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: Call, num_bytes: int) -> None:
         """The answer of a call is made, and gRPC is about to send it. Raises TooManyCalls."""
         if call.pool not in self._capacities:
             return  # of a member
         peer = call.context.peer()
-        answers = self._pools.setdefault(_ANSWERS, {})
-        if len(answers) >= ANSWERS_TO_STRANGERS and peer in self._untaken:
-            raise TooManyCalls("this connection has answers that its client does not take")
+        if self._answer_bytes + num_bytes > ANSWER_BYTES and (
+            num_bytes > CALL_BYTES or peer in self._untaken
+        ):
+            raise TooManyCalls("clients do not take their answers; ask again, or for less")
         self._remove(call)
         call.peer, call.pool = peer, _ANSWERS
-        answers[call] = None
+        self._pools.setdefault(_ANSWERS, {})[call] = None
         self._untaken[peer] += 1
+        call.answer_bytes = CALL_BYTES + num_bytes
+        self._answer_bytes += call.answer_bytes
 
     def requests(self, method: str, call: Call) -> "Requests":
         """The messages of a stream of requests."""
@@ -222,6 +232,7 @@ class AdmissionControl:
         if call.timer is not None:
             call.timer.cancel()
         if call.peer:
+            self._answer_bytes -= call.answer_bytes
             self._untaken[call.peer] -= 1
             if not self._untaken[call.peer]:
                 del self._untaken[call.peer]

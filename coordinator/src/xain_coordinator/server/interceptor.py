@@ -94,7 +94,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
                 self._admission.heard(method, call, request)
             if not yields:
                 reply = await behaviour(request, context)
-                self._admission.answered(call)
+                self._admission.answered(call, reply.ByteSize())
                 return reply
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
