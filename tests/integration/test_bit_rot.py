@@ -22,6 +22,7 @@ from xain_coordinator.app import Coordinator
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import JournalDamaged
 from xain_coordinator.rebuilding import DamagedModel
+from xain_coordinator.work import Stopped, StoreWorker
 from xain_messaging.process import logs
 from xain_participant import Agent, Participant, StateDirectory
 from xain_proto.fl import coordinator_pb2 as pb
@@ -278,6 +279,44 @@ async def test_damaged_model_found_by_a_participant_ends_the_coordinator_if_it_s
         await coordinator.driver.failed.wait()
     assert isinstance(coordinator.driver.failure, DamagedModel)
     assert "0/a" in str(coordinator.driver.failure)
+
+
+async def test_damaged_model_that_the_journal_does_not_know_is_published_again_once_deleted(
+    start, join, tmp_path, monkeypatch
+):
+    """The coordinator died between the publication and its record. Its digest is not known, so the
+    coordinator cannot tell damage from another model; the error says what to do."""
+    rounds = {"rounds": 2, "min_participants": 2}
+    coordinator = await start(rounds=rounds)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await member.rendezvous()
+    await a.until(pb.ROUND, 0)
+    published = threading.Event()
+
+    def die(worker: StoreWorker, model: object) -> None:
+        published.set()
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWorker, "_published", die)
+        for member, value in ((a, 1.0), (b, 3.0)):
+            await member.hand_in(np.full(LARGE, value, np.float32))
+        assert await to_thread(published.wait, 20.0)
+        await coordinator.stop()
+    path = stored(tmp_path, "*1/global*")
+    good = path.read_bytes()
+    flip(path)
+    coordinator = await start(rounds=rounds)
+    failure = await until(lambda: coordinator.driver.failure)
+    assert "delete it and start again" in str(failure)
+    await coordinator.stop()
+    path.unlink()
+    coordinator = await start(rounds=rounds)
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 1)
+    assert path.read_bytes() == good
 
 
 async def test_damaged_model_is_made_again_when_the_next_one_needs_it(start, join, tmp_path):

@@ -42,8 +42,9 @@ class Publication:
             if why_damaged(self._store, ref):
                 raise AnotherModel(
                     f"another model lies under {self._key!r} than this coordinator would publish: "
-                    "a second coordinator works on the same store, or an old session's files are "
-                    "in it"
+                    "a second coordinator works on the same store, an old session's files are in "
+                    "it, or it was damaged right after this coordinator was killed; in the last "
+                    "two cases, delete it and start again"
                 ) from None
         return ref
 
