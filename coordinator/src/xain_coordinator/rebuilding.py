@@ -24,7 +24,6 @@ from xain_coordinator.ports import (
     Fenced,
     KeyExists,
     KeyNotFound,
-    Reader,
     StoreError,
     StoreUnavailable,
     Upload,
@@ -111,9 +110,6 @@ class _RebuildStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)  # other methods are those of the store
-
-    def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
-        return self._store.open(key, start, length)
 
     def upload(self, key: str, label: str = "") -> Upload:
         is_damaged = key in self._damaged
