@@ -211,7 +211,8 @@ class Driver:
             del outcome
 
     async def _outcome(self, command: Command) -> Reply | Refusal:
-        """As `submit`. A refusal is returned, without a traceback. Raises Unavailable."""
+        """Decide a command as `submit` does, but return a refusal, without its traceback, instead
+        of raising it. Raises Unavailable."""
         if self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
         now = self.clock.now()
@@ -453,9 +454,10 @@ class Driver:
             raise Unavailable(_STOPPING)
 
     async def submit_update(self, command: EndTrainingRound) -> Reply:
-        """As `submit`. What comes while a model is made that it is too late for waits for the round
-        that takes it, for NEXT_ROUND_S: its sender would wait for longer, and one that does not
-        know how to come again would give up."""
+        """Submit an update as `submit` does. An update that comes too late for the model that is
+        being made waits for the next round, where that takes it, for NEXT_ROUND_S at most: its
+        sender would wait for longer, and a participant that cannot come again would give up.
+        """
         gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
         while True:
             try:

@@ -42,7 +42,7 @@ LONGEST_WAIT_S = 60.0
 
 
 class Room:
-    """A semaphore that can also be asked."""
+    """A first-in, first-out semaphore that says whether tasks wait for it."""
 
     def __init__(self, num_places: int) -> None:
         self._num_free = num_places
