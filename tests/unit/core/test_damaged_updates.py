@@ -2,6 +2,7 @@
 
 from tests.unit.core.bench import (
     DEADLINE_S,
+    IDLE_S,
     Bench,
     answer_to,
     closing,
@@ -122,6 +123,22 @@ def test_damaged_update_after_the_deadline_gets_a_deadline_of_its_own() -> None:
     bench.pass_time(DEADLINE_S)
     assert closing(bench) == (2 * DEADLINE_S, "deadline")
     assert counted(bench) == ("a", "b")
+
+
+def test_damage_in_an_overdue_round_does_not_put_off_the_end_of_its_wait() -> None:
+    """Otherwise updates that are damaged again and again would keep a session waiting for ever."""
+    bench = timed_round("a", "b", min_participants=2)
+    bench.answers = False
+    bench.end_all()
+    damage(bench, "b")
+    bench.pass_time(DEADLINE_S)
+    bench.pass_time(50.0)
+    assert bench.session.gives_up_at == DEADLINE_S + IDLE_S
+    bench.end("b", "another")
+    assert bench.phase is Phase.AGGREGATING
+    damage(bench, "b")
+    assert bench.phase is Phase.COLLECTING
+    assert bench.session.gives_up_at == DEADLINE_S + IDLE_S
 
 
 def test_somebody_else_replaces_a_sender_that_has_left() -> None:

@@ -117,6 +117,15 @@ def test_one_that_is_needed_is_asked_all_the_same() -> None:
     assert refusals(bench, "a") == Refusals(num=LIMIT)
 
 
+def test_a_fraction_selects_nobody_who_is_left_out_while_others_are_enough() -> None:
+    """Half of the two others would be one, and the second place would go to a."""
+    bench = opened_round("a", "b", "c", rules=strict(min_participants=2, fraction="0.5"))
+    bench.bring_refused("a", LIMIT)
+    bench.end_all()
+    assert bench.session.round == 1
+    assert bench.selected == ("b", "c")
+
+
 def test_a_round_opens_with_those_whom_it_needs() -> None:
     """Of those who are left out as many as min_participants lacks, from the beginning."""
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))

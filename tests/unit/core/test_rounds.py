@@ -18,8 +18,9 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.decider import resume
+from xain_coordinator.core.decider import effect_that_made, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import TRANSITIONS
 from xain_coordinator.core.values import ParticipantState, Phase
 
@@ -435,6 +436,21 @@ def test_nothing_else_is_owed() -> None:
     bench.end_all()
     assert bench.phase is Phase.FINISHED
     assert bench.restart() == ()
+
+
+def test_the_updates_of_a_round_without_a_model_make_no_earlier_model() -> None:
+    """A session that ends while round 1 is open knows the updates of round 0 no more, of which its
+    last model was made."""
+    bench = opened_round("a", "b", rules=make_rules(rounds=3, min_participants=2))
+    first = bench.session.model
+    assert first is not None
+    bench.end_all()
+    models = {model_key(0): first}
+    assert effect_that_made(bench.session, models) == bench.aggregates[0]
+    bench.end("a")
+    bench.send(c.EffectFailed("the disk is gone"))
+    assert bench.phase is Phase.FINISHED
+    assert effect_that_made(bench.session, models) is None
 
 
 def test_the_round_goes_on_after_a_restart() -> None:
