@@ -249,6 +249,16 @@ def _begin_empty(self: Protocol, chance: Random, held: Held | None = None) -> No
 
 
 @contextmanager
+def _forget_kept_results() -> Iterator[None]:
+    """A process begins without its result, and does not look for it before it trains either."""
+    with (
+        mock.patch.object(Protocol, "__init__", _begin_empty),
+        mock.patch.object(Work, "_kept", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
 def _keep_what_was_trained() -> Iterator[None]:
     """The state directory gets the vector from before its encoding."""
     trained: dict[int, Any] = {}
@@ -341,7 +351,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "drop updates that are behind": _patch(retention, "needed_by", _need_the_newest),
     "train again what was acknowledged": _patch(Protocol, "_over", _forget_done),
     "drop a result that could not be handed in": _patch(Protocol, "_back_off", _forget_result),
-    "forget a kept result": _patch(Protocol, "__init__", _begin_empty),
+    "forget a kept result": _forget_kept_results,
     "keep a result from before its encoding": _keep_what_was_trained,
     "hold on to a result that a power cut has brought back": _patch(
         Protocol, "_drop", _drop_unless_over
@@ -379,6 +389,14 @@ SHOWS_IN: Mapping[str, Kind | None] = {
     "leave clocks no room to drift": None,
     "blame the sender for what a power cut has spoilt": Kind.CUT_POWER,
 }
+
+# The weights' way in which it shows, where that is one of several.
+TRAVELS: Mapping[str, Mapping[str, bool]] = {
+    "keep a part of a model that could not be read": {"is_inline": False, "is_direct": False},
+}
+
+# The seed to begin with, where most plans do not show it: the search stays short.
+FIRST_SEED: Mapping[str, int] = {"overwrite a published model": 430}
 
 # What is seen of each: a pattern of Failed.what.
 SEEN: Mapping[str, str] = {

@@ -190,12 +190,18 @@ def test_data_that_end_too_early_or_too_late(change: int) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    ["(9223372036854775807,)", "(4294967296, 4294967296)", f"({'9' * 60},)"],
+    ["(9223372036854775807,)", "(4294967296, 4294967296)"],
 )
 def test_huge_shapes_promise_and_allocate_nothing(shape: str) -> None:
     """A header of a few bytes costs a few bytes, and its product does not wrap around to 0."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}"
     assert "its header promises" in refusal(with_header(header, b"\0" * 8))
+
+
+def test_dimension_that_no_array_has_is_refused() -> None:
+    """A number of thousands of digits would take long to read."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({'9' * 60},)}}"
+    assert "9223372036854775807 elements" in refusal(with_header(header, b"\0" * 8))
 
 
 def test_negative_shapes_are_refused() -> None:

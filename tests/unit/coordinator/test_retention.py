@@ -331,6 +331,7 @@ async def test_what_failed_is_tried_again_by_itself(monkeypatch, phase):
     assert waits == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
     assert [told["event"] for told in logs] == ["updates_not_dropped"]
     monkeypatch.undo()
+    await driver.until_it_waits()  # the objects are gone a moment before the thread is done
     await end(driver, watching)
 
 
