@@ -24,7 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import flags
+import numpy as np
 import results
+import xxhash
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core import events as e
@@ -36,18 +38,21 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Record
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_proto.np import npy_header
 from xain_workloads.model import TensorSpec
 
 SESSION = "benchmark"
 STARTS = 5  # with a snapshot
 ROUND_S = 10.0
-DIGEST = "0" * 32
 LAYOUT = (TensorSpec("weights", (64, 10), "float32"), TensorSpec("bias", (10,), "float32"))
 SHAPE = (650,)
+# Every model and every update. A start compares the latest model with its digest.
+OBJECT = npy_header(np.dtype("float32"), SHAPE) + bytes(4 * 650)
+DIGEST = xxhash.xxh3_128_hexdigest(OBJECT)
 
 
 def model(round_: int) -> GlobalModel:
-    ref = WeightsRef(model_key(round_), 2728, DIGEST)
+    ref = WeightsRef(model_key(round_), len(OBJECT), DIGEST)
     return GlobalModel(round_, ref, "float32", SHAPE, LAYOUT, {"workload": "sgd"})
 
 
@@ -84,13 +89,13 @@ class Journal:
     def add_rounds(self, rounds: range) -> None:
         """Rounds that are over."""
         self._write(row for round_ in rounds for row in self._round(round_))
-        self._store.put({model_key(rounds.stop): b"x"})
+        self._store.put({model_key(rounds.stop): OBJECT})
 
     def open_round(self, round_: int) -> None:
         """With half of its updates."""
         some = self._names[: len(self._names) // 2]
         self._write(self._opening(round_, some))
-        self._store.put(dict.fromkeys((attempt(round_, name) for name in some), b"x"))
+        self._store.put(dict.fromkeys((attempt(round_, name) for name in some), OBJECT))
 
     def _round(self, round_: int) -> Iterator[Row]:
         yield from self._opening(round_, self._names)
@@ -103,7 +108,7 @@ class Journal:
         names = self._names
         yield encode_record(Record(at, e.RoundOpened(round_, names, 1, at, len(names))))
         # Encoding a million events one by one would take longer than all the rest.
-        weights = StoredWeights(WeightsRef("KEY", 2728, DIGEST), "float32", SHAPE)
+        weights = StoredWeights(WeightsRef("KEY", len(OBJECT), DIGEST), "float32", SHAPE)
         kind, body = encode(e.UpdateAccepted(round_, Update("NAME", weights, 100)))
         for name in accepted:
             yield at, kind, body.replace("NAME", name).replace("KEY", attempt(round_, name))
@@ -125,10 +130,11 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", float]:
         text=True,
     )
     assert process.stderr is not None
+    line = ""
     for line in process.stderr:
         if json.loads(line)["event"] == "serving":
             return process, time.perf_counter() - begin
-    raise SystemExit(f"the coordinator ended with status {process.wait()}")
+    raise SystemExit(f"the coordinator ended with status {process.wait()}: {line}")
 
 
 def main() -> None:
