@@ -659,7 +659,7 @@ def test_a_damaged_page(tmp_path: Path) -> None:
         ("UPDATE record SET body = '{}' WHERE seq = 1", "a RoundClosed .* round: "),
         ("UPDATE record SET body = '{' WHERE seq = 1", "a RoundClosed .* body: "),
         ('UPDATE record SET body = \'{"round":1,"x":2}\' WHERE seq = 1', "a RoundClosed .* x: "),
-        ("UPDATE record SET body = CAST(x'7bff' AS TEXT) WHERE seq = 1", "damaged: there is text"),
+        ("UPDATE record SET body = CAST(x'7bff' AS TEXT) WHERE seq = 1", "damaged: it has text"),
         ("UPDATE record SET at = 'noon' WHERE seq = 1", "record 1 of session 1 is missing"),
         ("UPDATE record SET seq = 'two' WHERE seq = 2", "its last record has no number"),
     ],
