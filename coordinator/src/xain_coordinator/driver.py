@@ -183,11 +183,11 @@ class Driver:
 
         Raises JournalError if a new session cannot be written.
         """
-        self._worker = worker
         if self._opening is not None:
             self._journal.append([self._opening])  # blocks, but nobody is served yet
             self._num_records, self._at = 1, self._opening.at
             self._opening = None
+        self._worker = worker
         for effect in resume(self.session):
             worker.perform(effect)
         self._active_at = self.clock.now()
@@ -212,8 +212,8 @@ class Driver:
 
     async def _outcome(self, command: Command) -> Reply | Refusal:
         """Decide a command as `submit` does, but return a refusal, without its traceback, instead
-        of raising it. Raises Unavailable."""
-        if self._closing or self.failure is not None:
+        of raising it. Raises Unavailable, before `start` too."""
+        if self._worker is None or self._closing or self.failure is not None:
             raise Unavailable(_STOPPING)
         now = self.clock.now()
         self._note_stall(now)

@@ -265,6 +265,16 @@ async def test_a_new_session_is_written_when_it_starts():
     await driver.close()
 
 
+async def test_commands_before_the_start_are_refused():
+    """A server whose start fails may take a call while it gives its port back."""
+    journal = HeldJournal()
+    driver = Driver.open(journal, lambda _: HeldClock(), RULES, lambda: "s")
+    await fails(driver.submit(c.Rendezvous("a")))
+    driver.start(Recorder())
+    assert await driver.submit(c.Rendezvous("a")) == r.Accepted(RULES.heartbeat_time_s)
+    await driver.close()
+
+
 async def test_a_new_session_that_cannot_be_written_does_not_start():
     """start() says so, and the driver can still be closed."""
     journal = HeldJournal()

@@ -160,6 +160,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             (*SERVICES, HEALTH, reflection.SERVICE_NAME), self._server
         )
+        self._is_started = False
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError:
@@ -169,6 +170,7 @@ class GrpcServer:
             ) from None
 
     async def start(self) -> None:
+        self._is_started = True
         await self._server.start()
         self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         self._say_serving(True)
@@ -178,6 +180,11 @@ class GrpcServer:
         self._say_serving(False)
         self._driver.end_watches()
         self._membership.end()
+        if not self._is_started:
+            # gRPC frees the port of a started server only. The driver has not begun, so a call that
+            # comes in between is refused.
+            await self._server.start()
+            drain_s = 0.0
         await self._server.stop(drain_s)
         self.admission.close()
         await self.uploads.close()
