@@ -43,7 +43,7 @@ def rendered(figures: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def beside(about: Mapping[str, Any]) -> str:
-    """What other programs did on the machine, by a sample taken before the start."""
+    """The load of other programs on the machine, by a sample taken before the start."""
     busy = about["busy_cores"]
     told = (
         f"other programs used {results.shown(busy)} of {about['cores']} cores before the start"

@@ -12,7 +12,7 @@ PAUSE_S = 30.0
 
 
 class Outage:
-    """What fails at the store, and since when. Calls and work share it, in one event loop."""
+    """An outage of the store and its cause. Calls and work share it, in one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

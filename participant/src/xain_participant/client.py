@@ -108,7 +108,7 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
     def event(self, call: Call) -> RefusedBy:
-        """What the protocol hears of it."""
+        """The event that tells the protocol of this refusal."""
         return RefusedBy(call, self.reason, self.status.name, self.message, self.retry_after_s)
 
     def __repr__(self) -> str:

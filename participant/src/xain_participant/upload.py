@@ -57,7 +57,7 @@ class Upload:
                 return
 
     def _data_from(self, at: int) -> memoryview:
-        """What travels behind the header, from byte `at` of the vector on."""
+        """The bytes that travel behind the header, from byte `at` of the vector on."""
         if self._encoded is None:
             return self.data[at:]
         return self._encoded.tiles_from(-(-at // self._tile_bytes))  # at the end there is no tile

@@ -1,4 +1,4 @@
-"""What a refused call means for the participant that made it.
+"""The meaning of a refused call for the participant that made it.
 
 Only a reason that the coordinator itself has given ends anything or is a verdict on an update.
 gRPC, a proxy or a load balancer answers in the coordinator's place while it is away, overloaded or

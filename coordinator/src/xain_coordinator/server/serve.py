@@ -105,7 +105,7 @@ class GrpcServer:
             # many would have to come again.
             "grpc.server.max_pending_requests": max_pending,
             "grpc.server.max_pending_requests_hard_limit": max_pending,
-            # What a connection and a call take is not much, but a stranger opens any number.
+            # A connection and a call take little memory, but a stranger opens any number.
             "grpc.max_concurrent_streams": STREAMS_PER_CONNECTION,
             "grpc.max_allowed_incoming_connections": (
                 CONNECTIONS_PER_PARTICIPANT * max_connected

@@ -435,7 +435,7 @@ class Uploads:
         return known is not None and known.ref.digest == digest
 
     def _known(self, place: str) -> StoredWeights | None:
-        """What was brought to this place, unless it was found to be damaged since."""
+        """The object under this key, unless it was found to be damaged since."""
         known = self._measured.get(place)
         return None if known is None or self._is_damaged(known.ref.key) else known
 
