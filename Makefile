@@ -24,7 +24,7 @@ CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py
 BENCHMARKS := baselines round_overhead messaging aggregation recovery restart s3_store fleet large_model
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check lock setup setup-dev clean
+.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -109,6 +109,13 @@ $(VENV)/.ready: requirements.lock $(wildcard */pyproject.toml)
 $(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready
 	@echo 'Adding the test tools to $(VENV) (once) ...'
 	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Without hashes: every platform has a build of its own, and the tests need any one of them.
+setup-torch: $(VENV)/.ready-torch  ## and the one that the tests with PyTorch need
+$(VENV)/.ready-torch: requirements-torch.txt $(VENV)/.ready-dev
+	@echo 'Adding PyTorch to $(VENV) (once) ...'
+	@$(INSTALL) -r requirements-torch.txt
 	@touch $@
 
 clean:  ## remove what the tools left behind (not your data)

@@ -6,7 +6,7 @@ Flat, because aggregation, key ranges, shards and streams are then all the same 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,17 @@ Vector = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One array of a model. `dtype` is numpy's name for it, such as "float32"."""
+    """One array of a model.
+
+    dtype: numpy's name for it, such as "float32".
+    kind: "weight" for what is trained; "statistic" for what is averaged by sample count and kept
+        out of server optimisers, such as the running mean of a batch normalisation.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    kind: Literal["weight", "statistic"] = "weight"
 
     @property
     def size(self) -> int:

@@ -3,15 +3,28 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from xain_workloads.schema import Column
+
 
 @dataclass(frozen=True, slots=True)
 class DataProfile:
-    """num_samples: rows for training, 0 or more. num_features: columns, target excluded.
-    classes: canonical label names in sorted order; empty for regression."""
+    """Sizes, names and types of a participant's data.
+
+    num_samples: rows for training, 0 or more. num_features: columns, target excluded.
+    classes: canonical label names in sorted order; empty for regression.
+    columns: the columns of features in the order of the file; empty if not declared.
+    target: name of the target's column.
+    task: "classification", "regression", or "" if not declared.
+    statistics: JSON of the statistics from which preprocessing is fitted; "" for none.
+    """
 
     num_samples: int
     num_features: int
     classes: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    target: str = ""
+    task: str = ""
+    statistics: str = ""
 
 
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ those of XAIN 0.6.0, so a participant built for it connects unchanged. Everythin
 field 10, where a XAIN peer sees an unknown field and ignores it.
 
 Identity: the metadata key "xain-participant-id", stable across reconnects. Without it a
-participant is known by its peer address, as in XAIN.
+participant is known by its peer address, as in XAIN. The metadata key "xain-instance-id" tells two
+processes with one participant id apart: a new one for each process, or the one that a state
+directory keeps.
 """
 
 from collections import abc as _abc
@@ -67,6 +69,28 @@ TRAINING: State.ValueType  # 4
 """sent by participants only"""
 Global___State: _TypeAlias = State  # noqa: Y015
 
+class _Task:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRAIN: _Task.ValueType  # 0
+    EVALUATE: _Task.ValueType  # 1
+    """measure the model on held-out data; the update is empty"""
+    INITIALISE: _Task.ValueType  # 2
+    """make the initial weights"""
+
+class Task(_Task, metaclass=_TaskEnumTypeWrapper):
+    """What a selected participant is asked to do in a round."""
+
+TRAIN: Task.ValueType  # 0
+EVALUATE: Task.ValueType  # 1
+"""measure the model on held-out data; the update is empty"""
+INITIALISE: Task.ValueType  # 2
+"""make the initial weights"""
+Global___Task: _TypeAlias = Task  # noqa: Y015
+
 class _Encoding:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -92,6 +116,35 @@ INT8: Encoding.ValueType  # 2
 Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
+class Column(_message.Message):
+    """A column of features."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    """"number" or "category" """
+    unit: _builtins.str
+    """as its owner declares it; empty: not declared"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+        unit: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "type", b"type", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Column: _TypeAlias = Column  # noqa: Y015
+
+@_typing.final
 class DataProfile(_message.Message):
     """What a participant tells about its data. Never rows."""
 
@@ -100,11 +153,27 @@ class DataProfile(_message.Message):
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     NUM_FEATURES_FIELD_NUMBER: _builtins.int
     CLASSES_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
     num_samples: _builtins.int
     num_features: _builtins.int
+    target: _builtins.str
+    """name of the target's column"""
+    task: _builtins.str
+    """"classification" or "regression"; empty: not declared"""
+    statistics: _builtins.str
+    """JSON of the statistics from which the preprocessing of all participants is fitted, such as means,
+    variances and category counts; empty: none.
+    """
     @_builtins.property
     def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """canonical names of the labels; empty for regression"""
+
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
+        """in the order of the file; empty: not declared"""
 
     def __init__(
         self,
@@ -112,10 +181,14 @@ class DataProfile(_message.Message):
         num_samples: _builtins.int = ...,
         num_features: _builtins.int = ...,
         classes: _abc.Iterable[_builtins.str] | None = ...,
+        columns: _abc.Iterable[Global___Column] | None = ...,
+        target: _builtins.str = ...,
+        task: _builtins.str = ...,
+        statistics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "num_features", b"num_features", "num_samples", b"num_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "columns", b"columns", "num_features", b"num_features", "num_samples", b"num_samples", "statistics", b"statistics", "target", b"target", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,6 +220,9 @@ class RendezvousRequest(_message.Message):
 
     PROFILE_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    CAN_EVALUATE_FIELD_NUMBER: _builtins.int
+    can_evaluate: _builtins.bool
+    """the caller has held-out data, and knows the task EVALUATE"""
     @_builtins.property
     def profile(self) -> Global___DataProfile: ...
     @_builtins.property
@@ -158,10 +234,11 @@ class RendezvousRequest(_message.Message):
         *,
         profile: Global___DataProfile | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        can_evaluate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -237,6 +314,7 @@ class HeartbeatResponse(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -251,6 +329,8 @@ class HeartbeatResponse(_message.Message):
     """The caller's update for this round was accepted, but its stored copy is damaged: the caller must
     hand it in again, from a copy of its own or after training the round once more.
     """
+    warning: _builtins.str
+    """what is wrong with the caller, such as a second process with its id"""
     def __init__(
         self,
         *,
@@ -261,10 +341,11 @@ class HeartbeatResponse(_message.Message):
         cause: _builtins.str = ...,
         reconnect_spread_ms: _builtins.int = ...,
         update_damaged: _builtins.bool = ...,
+        warning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -296,6 +377,7 @@ class WatchResponse(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -303,6 +385,8 @@ class WatchResponse(_message.Message):
     cause: _builtins.str
     """why the session ended; empty while it runs"""
     update_damaged: _builtins.bool
+    """as in HeartbeatResponse"""
+    warning: _builtins.str
     """as in HeartbeatResponse"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
@@ -320,10 +404,11 @@ class WatchResponse(_message.Message):
         cause: _builtins.str = ...,
         work: Global___StartTrainingRoundResponse | None = ...,
         update_damaged: _builtins.bool = ...,
+        warning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,8 +423,13 @@ class Tensor(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
+    kind: _builtins.str
+    """"" or "weight": trained. "statistic": averaged by sample count, and kept out of server
+    optimisers, such as the running mean of a batch normalisation.
+    """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -348,10 +438,11 @@ class Tensor(_message.Message):
         name: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "kind", b"kind", "name", b"name", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,12 +547,20 @@ class StartTrainingRoundResponse(_message.Message):
     UPDATE_ACCEPTED_FIELD_NUMBER: _builtins.int
     UPLOAD_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    EVALUATE_FIELD_NUMBER: _builtins.int
+    TRAIN_CONFIG_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
     update_accepted: _builtins.bool
     encoding: Global___Encoding.ValueType
     """how a large update is wanted; PLAIN is always taken"""
+    task: Global___Task.ValueType
+    evaluate: _builtins.bool
+    """measure the model on held-out data before training from it"""
+    train_config: _builtins.str
+    """JSON object: the section [train] of the coordinator's configuration"""
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -490,10 +589,13 @@ class StartTrainingRoundResponse(_message.Message):
         update_accepted: _builtins.bool = ...,
         upload: Global___WeightsRef | None = ...,
         encoding: Global___Encoding.ValueType = ...,
+        task: Global___Task.ValueType = ...,
+        evaluate: _builtins.bool = ...,
+        train_config: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -508,6 +610,8 @@ class EndTrainingRoundRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     """the upload's name: last part of its key"""
     number_samples: _builtins.int
@@ -519,6 +623,14 @@ class EndTrainingRoundRequest(_message.Message):
     def update(self) -> Global___WeightsRef:
         """as PutWeights answered, with the object inside, or put at upload.url"""
 
+    @_builtins.property
+    def layout(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """with initial weights: how to cut the vector"""
+
+    @_builtins.property
+    def evaluation(self) -> Global___Evaluation:
+        """of the model that the round started from, on held-out data"""
+
     def __init__(
         self,
         *,
@@ -527,10 +639,12 @@ class EndTrainingRoundRequest(_message.Message):
         metrics: _builtins.str = ...,
         round: _builtins.int | None = ...,
         update: Global___WeightsRef | None = ...,
+        layout: _abc.Iterable[Global___Tensor] | None = ...,
+        evaluation: Global___Evaluation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "round", b"round", "update", b"update"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "evaluation", b"evaluation", "round", b"round", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "evaluation", b"evaluation", "layout", b"layout", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
@@ -552,6 +666,99 @@ class EndTrainingRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndTrainingRoundResponse: _TypeAlias = EndTrainingRoundResponse  # noqa: Y015
+
+@_typing.final
+class Evaluation(_message.Message):
+    """Metrics of a global model, measured on held-out data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    num_samples: _builtins.int
+    """rows that it was measured on"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """finite numbers by name"""
+
+    def __init__(
+        self,
+        *,
+        num_samples: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
+
+@_typing.final
+class ReportFailureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TRACEBACK_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    kind: _builtins.str
+    """the exception's type"""
+    message: _builtins.str
+    traceback: _builtins.str
+    """file names, line numbers and functions; empty: not told"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        message: _builtins.str = ...,
+        traceback: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "round", b"round", "traceback", b"traceback"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportFailureRequest: _TypeAlias = ReportFailureRequest  # noqa: Y015
+
+@_typing.final
+class ReportFailureResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportFailureResponse: _TypeAlias = ReportFailureResponse  # noqa: Y015
 
 @_typing.final
 class GetWeightsRequest(_message.Message):

@@ -8,7 +8,9 @@ those of XAIN 0.6.0, so a participant built for it connects unchanged. Everythin
 field 10, where a XAIN peer sees an unknown field and ignores it.
 
 Identity: the metadata key "xain-participant-id", stable across reconnects. Without it a
-participant is known by its peer address, as in XAIN.
+participant is known by its peer address, as in XAIN. The metadata key "xain-instance-id" tells two
+processes with one participant id apart: a new one for each process, or the one that a state
+directory keeps.
 """
 
 from collections import abc as _abc

@@ -74,6 +74,10 @@ class GetStatusResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     ENDS_SECONDS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    BEST_ROUND_FIELD_NUMBER: _builtins.int
+    METRIC_FIELD_NUMBER: _builtins.int
+    METRIC_IS_MINIMISED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -97,9 +101,18 @@ class GetStatusResponse(_message.Message):
     """until the open round makes do with what it has"""
     ends_seconds: _builtins.float
     """until the session ends, if nothing changes before"""
+    best_round: _builtins.int
+    """number of the best model by the metric of [evaluate]"""
+    metric: _builtins.str
+    """of [evaluate]; empty: none"""
+    metric_is_minimised: _builtins.bool
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one sentence each: sites left out, samples lost, two processes"""
 
     def __init__(
         self,
@@ -120,15 +133,23 @@ class GetStatusResponse(_message.Message):
         counters: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         deadline_seconds: _builtins.float | None = ...,
         ends_seconds: _builtins.float | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        best_round: _builtins.int | None = ...,
+        metric: _builtins.str = ...,
+        metric_is_minimised: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
+    _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
     _WhichOneofReturnType__deadline_seconds: _TypeAlias = _typing.Literal["deadline_seconds"]  # noqa: Y015
     _WhichOneofArgType__deadline_seconds: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds"]  # noqa: Y015
     _WhichOneofReturnType__ends_seconds: _TypeAlias = _typing.Literal["ends_seconds"]  # noqa: Y015
     _WhichOneofArgType__ends_seconds: _TypeAlias = _typing.Literal["_ends_seconds", b"_ends_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_round) -> _WhichOneofReturnType__best_round | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_seconds) -> _WhichOneofReturnType__deadline_seconds | None: ...
     @_typing.overload
@@ -226,6 +247,9 @@ class ParticipantStatus(_message.Message):
     NUM_REFUSED_FIELD_NUMBER: _builtins.int
     LEFT_OUT_UNTIL_FIELD_NUMBER: _builtins.int
     NOT_ELIGIBLE_BECAUSE_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    ROUNDS_MISSED_FIELD_NUMBER: _builtins.int
+    CONFLICT_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     selected: _builtins.bool
     update_accepted: _builtins.bool
@@ -242,6 +266,12 @@ class ParticipantStatus(_message.Message):
     """Left out of selection before this round, after refusals in a row."""
     not_eligible_because: _builtins.str
     """why it is not selected at present; empty: it may be"""
+    last_failure: _builtins.str
+    """of its own code, or why its last update was refused; empty: none"""
+    rounds_missed: _builtins.int
+    """in a row, of those that it was selected for"""
+    conflict: _builtins.str
+    """a second live process has its id: from where; empty: none"""
     @_builtins.property
     def profile(self) -> _coordinator_pb2.DataProfile: ...
     @_builtins.property
@@ -263,10 +293,13 @@ class ParticipantStatus(_message.Message):
         num_refused: _builtins.int = ...,
         left_out_until: _builtins.int | None = ...,
         not_eligible_because: _builtins.str = ...,
+        last_failure: _builtins.str = ...,
+        rounds_missed: _builtins.int = ...,
+        conflict: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "left_out_until", b"left_out_until", "profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "not_eligible_because", b"not_eligible_because", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "conflict", b"conflict", "last_failure", b"last_failure", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "not_eligible_because", b"not_eligible_because", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__left_out_until: _TypeAlias = _typing.Literal["left_out_until"]  # noqa: Y015
     _WhichOneofArgType__left_out_until: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until"]  # noqa: Y015
@@ -340,6 +373,46 @@ class RoundStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MissingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
@@ -349,6 +422,12 @@ class RoundStatus(_message.Message):
     NUM_SELECTED_FIELD_NUMBER: _builtins.int
     NUM_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     DAMAGED_UPDATES_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    COORDINATOR_EVALUATION_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
@@ -357,6 +436,7 @@ class RoundStatus(_message.Message):
     """from opening to publication, or so far"""
     num_selected: _builtins.int
     num_contributors: _builtins.int
+    task: _coordinator_pb2.Task.ValueType
     @_builtins.property
     def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Both are empty where together they are more than 200 names, or the answer would be too large."""
@@ -368,6 +448,26 @@ class RoundStatus(_message.Message):
         """By participant: why its accepted update was dropped as damaged; at most 20. A participant that is
         a contributor as well has handed in again.
         """
+
+    @_builtins.property
+    def missing(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """by participant: why a selected one did not count"""
+
+    @_builtins.property
+    def evaluation(self) -> _coordinator_pb2.Evaluation:
+        """Of the model that the round started from: the mean over participants, weighted by samples."""
+
+    @_builtins.property
+    def coordinator_evaluation(self) -> _coordinator_pb2.Evaluation:
+        """the same model, on the coordinator's own data"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of training: the mean over participants, weighted by samples"""
+
+    @_builtins.property
+    def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteMetrics]:
+        """by participant; empty where there are more than 200"""
 
     def __init__(
         self,
@@ -381,14 +481,77 @@ class RoundStatus(_message.Message):
         num_selected: _builtins.int = ...,
         num_contributors: _builtins.int = ...,
         damaged_updates: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        missing: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        task: _coordinator_pb2.Task.ValueType = ...,
+        evaluation: _coordinator_pb2.Evaluation | None = ...,
+        coordinator_evaluation: _coordinator_pb2.Evaluation | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        sites: _abc.Iterable[Global___SiteMetrics] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_evaluation", b"coordinator_evaluation", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "damaged_updates", b"damaged_updates", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundStatus: _TypeAlias = RoundStatus  # noqa: Y015
+
+@_typing.final
+class SiteMetrics(_message.Message):
+    """What one participant measured in one round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARTICIPANT_ID_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    participant_id: _builtins.str
+    num_samples: _builtins.int
+    """trained on"""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """of training"""
+
+    @_builtins.property
+    def evaluation(self) -> _coordinator_pb2.Evaluation:
+        """of the model that the round started from"""
+
+    def __init__(
+        self,
+        *,
+        participant_id: _builtins.str = ...,
+        num_samples: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        evaluation: _coordinator_pb2.Evaluation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "metrics", b"metrics", "num_samples", b"num_samples", "participant_id", b"participant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiteMetrics: _TypeAlias = SiteMetrics  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
