@@ -238,8 +238,8 @@ def test_regression_target_must_be_numbers(write: Write) -> None:
     [
         ({"a": [1, None], "y": [1, 2]}, "column 'a', row 2: the value is missing"),
         ({"a": ["1", "2"], "y": [1, 2]}, "column 'a', row 1: '1' is not a number"),
-        ({"a": [1.0, float("nan")], "y": [1, 2]}, "column 'a', row 2: nan is not finite"),
-        ({"a": [1, 2], "y": [1.0, float("nan")]}, "column 'y', row 2: nan is not finite"),
+        ({"a": [1.0, float("nan")], "y": [1, 2]}, "column 'a', row 2: the value is missing"),
+        ({"a": [1, 2], "y": [1.0, float("nan")]}, "column 'y', row 2: the value is missing"),
         ({"a": [1, 2], "y": [None, "x"]}, "column 'y', row 1: the value is missing"),
         ({"a": [1, 2], "y": [[1], [2]]}, "column 'y', row 1: [1] is no class name"),
     ],
@@ -320,7 +320,7 @@ def test_dataset_checks_its_arrays() -> None:
 
 def test_from_arrays_names_the_first_bad_value() -> None:
     """Arrays get the same care as files."""
-    with _refused("data: column 'x1', row 3: nan is not finite"):
+    with _refused("data: column 'x1', row 3: the value is missing"):
         from_arrays([[1.0, 2.0], [3.0, 4.0], [5.0, np.nan]], [0, 1, 0])
     with _refused("data: target, row 2: the label is empty"):
         from_arrays([[1], [2]], ["a", " "])

@@ -1,124 +1,64 @@
-"""Data sets in memory, and the files they come from.
+"""Tables and data sets from files, and those that scikit-learn brings along."""
 
-Two participants who read different parts of one data set must name its classes alike, whatever
-their files' formats and whatever else is in their part. So a class name depends on the label alone,
-never on a type inferred from the labels around it: see class_name().
-"""
-
-import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isinf, nan
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads.dataset import (
+    Dataset,
+    Features,
+    Target,
+    Task,
+    canonical_target,
+    class_name,
+)
 from xain_workloads.errors import DataError
-from xain_workloads.profile import DataProfile, sort_classes
+from xain_workloads.schema import Column, ColumnType
+from xain_workloads.table import Table
 
-Task = Literal["classification", "regression"]
-Features = NDArray[np.float64]
-Target = NDArray[np.str_] | NDArray[np.float64]
+__all__ = [
+    "BUNDLED",
+    "MISSING",
+    "SUFFIXES",
+    "Dataset",
+    "Features",
+    "Table",
+    "Target",
+    "Task",
+    "class_name",
+    "from_arrays",
+    "load",
+    "load_table",
+]
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SUFFIXES = (".csv", ".libsvm", ".npz", ".parquet", ".svm", ".svmlight")
 
-# A label of digits, but not "007": a leading zero says that it is a code, not a number.
-_NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?", re.ASCII)
+# Texts that stand for a missing value. Not "Na", "none" and the like, which may be categories.
+MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "?")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Dataset:
-    """Rows with a known target.
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file that is open to be read column by column, so that what is left out cannot fail.
 
-    features: (n, p) float64, C-contiguous; n may be 0, p is at least 1.
-    target: (n,), class names (unicode, canonical as class_name() writes them) for classification,
-        float64 for regression.
-    feature_names: p names; x0, x1, ... unless given.
-    Raises DataError if shapes or types disagree. from_arrays() converts other types.
+    names: the columns of features. read: (name, declared type or None) -> (type, values).
     """
 
-    features: Features
+    origin: str
+    names: Sequence[str]
+    read: Callable[[str, ColumnType | None], tuple[ColumnType, NDArray[Any]]]
+    target_name: str
     target: Target
-    feature_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        features = np.ascontiguousarray(self.features, dtype=np.float64)
-        if features.ndim != 2 or features.shape[1] == 0:
-            raise DataError(
-                f"features have shape {features.shape}, expected (n, p) with at least one column"
-            )
-        target = np.asarray(self.target)
-        if target.shape != features.shape[:1]:
-            raise DataError(f"target has shape {target.shape}, expected ({features.shape[0]},)")
-        if target.dtype.kind == "O" and all(type(label) is str for label in target):
-            target = target.astype(np.str_)
-        if target.dtype.kind not in "Uf":
-            raise DataError(f"target has dtype {target.dtype}, expected class names or float64")
-        names = tuple(self.feature_names) or tuple(f"x{i}" for i in range(features.shape[1]))
-        if len(names) != features.shape[1]:
-            raise DataError(f"{len(names)} feature names for {features.shape[1]} columns")
-        object.__setattr__(self, "features", features)
-        object.__setattr__(
-            self, "target", target.astype(np.float64) if target.dtype.kind == "f" else target
-        )
-        object.__setattr__(self, "feature_names", names)
-
-    @property
-    def num_samples(self) -> int:
-        """Rows, n."""
-        return int(self.features.shape[0])
-
-    @property
-    def num_features(self) -> int:
-        """Columns, p, target excluded."""
-        return int(self.features.shape[1])
-
-    @property
-    def task(self) -> Task:
-        """What the target is good for, told by its type."""
-        return "regression" if self.target.dtype.kind == "f" else "classification"
-
-    def profile(self) -> DataProfile:
-        """Sizes and classes of this data, as a participant tells them."""
-        classes = () if self.task == "regression" else sort_classes(np.unique(self.target).tolist())
-        return DataProfile(self.num_samples, self.num_features, classes)
-
-    def subset(self, rows: ArrayLike) -> "Dataset":
-        """Copy of the given rows, in the given order. rows: (m,) integers, 0 <= row < n."""
-        index = np.asarray(rows, dtype=np.intp)
-        return Dataset(self.features[index], self.target[index], self.feature_names)
-
-
-def class_name(label: object) -> str:
-    """Canonical name of a class.
-
-    3, 3.0, "3" and "3.0" are "3"; 0.5 is "0.5"; text that is no plain decimal number, "007"
-    among it, stays as it is, without the blanks around it.
-    """
-    match label:
-        case bool() | np.bool_():
-            return str(bool(label))
-        case int() | np.integer():
-            return str(int(label))
-        case float() | np.floating():
-            number = float(label)
-            return str(int(number)) if number.is_integer() else repr(number)
-        case bytes():
-            return class_name(label.decode())
-    text = str(label).strip()
-    if not _NUMBER.fullmatch(text):
-        return text
-    whole, _, fraction = text.partition(".")
-    if not fraction.strip("0"):
-        return str(int(whole))  # not through float, which would merge ids beyond 2**53
-    return class_name(float(text))
 
 
 def from_arrays(
@@ -135,31 +75,10 @@ def from_arrays(
     Raises DataError that names origin, column and first row if a value is missing, not a number
     or not finite. Rows are counted from 1, a file's header not among them.
     """
-    _require_task(task)
-    matrix = np.asarray(features)
-    if matrix.ndim != 2 or matrix.shape[1] == 0:
-        raise DataError(
-            f"{origin}: features have shape {matrix.shape}, expected (n, p) with p at least 1"
-        )
-    if matrix.dtype.kind not in "biuf":
-        raise DataError(f"{origin}: features have dtype {matrix.dtype}, expected numbers")
-    names = tuple(feature_names) or tuple(f"x{i}" for i in range(matrix.shape[1]))
-    matrix = np.ascontiguousarray(matrix, dtype=np.float64)
-    finite = np.isfinite(matrix)
-    if not finite.all():
-        column = int(np.flatnonzero(~finite.all(axis=0))[0])
-        row = int(np.flatnonzero(~finite[:, column])[0])
-        raise DataError(
-            f"{origin}: column {names[column]!r}, row {row + 1}:"
-            f" {matrix[row, column]} is not finite"
-        )
-    labels = np.asarray(target)
-    if labels.shape != matrix.shape[:1]:
-        raise DataError(f"{origin}: target has shape {labels.shape}, expected ({matrix.shape[0]},)")
-    canonical = (
-        _class_names(labels, origin) if task == "classification" else _floats(labels, origin)
-    )
-    return Dataset(matrix, canonical, names)
+    source = _open_arrays(features, target, task, feature_names, origin)
+    return _choose(
+        source, select=(), drop=(), rename={}, types={}, units={}, classes=()
+    ).to_dataset()
 
 
 def load(
@@ -171,20 +90,61 @@ def load(
     num_features: int | None = None,
     zero_based: bool = False,
 ) -> Dataset:
-    """Load a data set from a file, or one that scikit-learn brings along.
+    """Load a data set of numbers without gaps. Arguments and errors are those of load_table().
+
+    Raises DataError as well if a column is a category, or a value is missing.
+    """
+    return load_table(
+        source,
+        target=target,
+        task=task,
+        scale=scale,
+        num_features=num_features,
+        zero_based=zero_based,
+    ).to_dataset()
+
+
+def load_table(
+    source: str | PathLike[str],
+    *,
+    target: str | None = None,
+    task: Task = "classification",
+    scale: float = 1.0,
+    num_features: int | None = None,
+    zero_based: bool = False,
+    select: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
+    types: Mapping[str, ColumnType] | None = None,
+    units: Mapping[str, str] | None = None,
+    classes: Sequence[str] = (),
+    missing: Sequence[str] = (),
+) -> Table:
+    """Load a table from a file, or one that scikit-learn brings along.
 
     source: a name in BUNDLED, or a path that ends in one of SUFFIXES. A CSV file has a header and
         commas; an .npz file has the arrays `features` and `target`, or `X` and `y`.
     target: the target's column in CSV and Parquet files, by default the last.
-    scale: factor on all features; the pixels of digits are 0..16, so 0.0625 brings them to 0..1.
-    num_features: how many columns there must be. LIBSVM files leave out zeros, so their parts
+    scale: factor on all columns of numbers; the pixels of digits are 0..16, so 0.0625 brings them
+        to 0..1.
+    num_features: how many columns the file must have. LIBSVM files leave out zeros, so their parts
         agree on a width only if it is given here.
     zero_based: whether the first feature of a LIBSVM file is 0 instead of 1. It is not guessed,
         since parts of one data set could guess differently.
-    A file without rows is a data set without rows: an empty part must not stop a participant.
+    select: the columns to keep, in this order; empty for all. drop: columns to leave out.
+    rename: new names by names in the file. All other arguments use the names in the file.
+    types: types of columns. A column of a CSV file without one is of type "number" if all of its
+        values are numbers, and a category if fewer than half of them are; one in between is an
+        error. A column of a Parquet file has the type that the file gives it.
+    units: units of columns, for comparison with other participants.
+    classes: all labels that the target may have; empty for those in the file, and for all of those
+        of a bundled set.
+    missing: texts beside those in MISSING that stand for a missing value in CSV and Parquet files.
+    A file without rows is a table without rows: an empty part must not stop a participant.
     Raises DataError that names the file and, where there is one, the column and the row.
     """
-    _require_task(task)
+    if task not in get_args(Task):
+        raise DataError(f"task is {task!r}; choose one of: {', '.join(get_args(Task))}")
     if not isfinite(scale) or scale == 0:
         raise DataError(f"scale is {scale}; it must be finite and not 0")
     if isinstance(source, str) and source in BUNDLED:
@@ -202,28 +162,123 @@ def load(
     if target is not None and suffix not in {".csv", ".parquet"}:
         raise DataError(f"{source}: a target column can be chosen in CSV and Parquet files only")
 
+    missing = (*MISSING, *missing)
     match suffix:
         case "":
-            dataset = _load_bundled(str(source), task)
+            opened = _open_bundled(str(source), task)
         case ".csv":
-            dataset = _load_csv(path, target, task)
+            opened = _open_csv(path, target, task, missing)
         case ".parquet":
-            dataset = _load_parquet(path, target, task)
+            opened = _open_parquet(path, target, task, missing)
         case ".npz":
-            dataset = _load_npz(path, task)
+            opened = _open_npz(path, task)
         case _:
-            dataset = _load_libsvm(path, task, num_features, zero_based)
+            opened = _open_libsvm(path, task, num_features, zero_based)
 
-    if num_features is not None and dataset.num_features != num_features:
+    if num_features is not None and len(opened.names) != num_features:
         raise DataError(
-            f"{source}: {dataset.num_features} feature columns, but num_features is {num_features}"
+            f"{source}: {len(opened.names)} feature columns, but num_features is {num_features}"
         )
-    if scale == 1.0:
-        return dataset
-    return Dataset(dataset.features * scale, dataset.target, dataset.feature_names)
+    return _choose(
+        opened,
+        select=select,
+        drop=drop,
+        rename=rename or {},
+        types=types or {},
+        units=units or {},
+        classes=classes,
+        scale=scale,
+    )
 
 
-def _load_bundled(name: str, task: Task) -> Dataset:
+def _choose(
+    source: _Source,
+    *,
+    select: Sequence[str],
+    drop: Sequence[str],
+    rename: Mapping[str, str],
+    types: Mapping[str, ColumnType],
+    units: Mapping[str, str],
+    classes: Sequence[str],
+    scale: float = 1.0,
+) -> Table:
+    """The chosen columns of a source under their new names."""
+    features, target = set(source.names), source.target_name
+    for key, names, may_be_target in (
+        ("columns", select, True),
+        ("drop", drop, False),
+        ("rename", rename, True),
+        ("types", types, False),
+        ("units", units, False),
+    ):
+        for name in names:
+            if name == target and not may_be_target:
+                raise DataError(
+                    f"{source.origin}: {key} names {name!r}, which is the target; choose another"
+                    " target, or leave it out of " + key
+                )
+            if name not in features and name != target:
+                raise DataError(
+                    f"{source.origin}: {key} names {name!r}, which is no column of the data;"
+                    f" there are: {', '.join(map(repr, source.names))}"
+                )
+    dropped = set(drop)
+    columns: list[Column] = []
+    values: dict[str, NDArray[Any]] = {}
+    for name in select or source.names:
+        if name == target or name in dropped:
+            continue
+        kind, array = source.read(name, types.get(name))
+        new_name = rename.get(name, name)
+        columns.append(Column(new_name, kind, units.get(name, "")))
+        values[new_name] = array * scale if kind == "number" and scale != 1.0 else array
+    return Table(
+        tuple(columns),
+        values,
+        source.target,
+        rename.get(target, target),
+        tuple(class_name(name) for name in classes),
+        source.origin,
+    )
+
+
+# Arrays
+
+
+def _open_arrays(
+    features: ArrayLike,
+    target: ArrayLike,
+    task: Task,
+    feature_names: Sequence[str],
+    origin: str,
+) -> _Source:
+    matrix = np.asarray(features)
+    if matrix.ndim != 2 or matrix.shape[1] == 0:
+        raise DataError(
+            f"{origin}: features have shape {matrix.shape}, expected (n, p) with p at least 1"
+        )
+    if matrix.dtype.kind not in "biuf":
+        raise DataError(f"{origin}: features have dtype {matrix.dtype}, expected numbers")
+    names = tuple(feature_names) or tuple(f"x{i}" for i in range(matrix.shape[1]))
+    if len(names) != matrix.shape[1]:
+        raise DataError(f"{origin}: {len(names)} feature names for {matrix.shape[1]} columns")
+    position = {name: i for i, name in enumerate(names)}
+
+    def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
+        column = matrix[:, position[name]]
+        if kind == "category":
+            return "category", _categories(
+                [None if cell != cell else cell for cell in column.tolist()]
+            )
+        return "number", column.astype(np.float64)
+
+    labels = np.asarray(target)
+    if labels.shape != matrix.shape[:1]:
+        raise DataError(f"{origin}: target has shape {labels.shape}, expected ({matrix.shape[0]},)")
+    return _Source(origin, names, read, "target", canonical_target(labels, task, origin))
+
+
+def _open_bundled(name: str, task: Task) -> _Source:
     from sklearn import datasets  # here, because it takes a second and files do not need it
 
     if name == "diabetes" and task == "classification":
@@ -232,16 +287,48 @@ def _load_bundled(name: str, task: Task) -> Dataset:
     target = bunch.target
     if task == "classification":
         target = np.asarray(bunch.target_names)[target]  # "setosa" instead of "0"
-    return from_arrays(
-        bunch.data,
-        target,
-        task=task,
-        feature_names=[str(feature) for feature in bunch.feature_names],
-        origin=name,
-    )
+    names = [str(feature) for feature in bunch.feature_names]
+    return _open_arrays(bunch.data, target, task, names, name)
 
 
-def _load_csv(path: Path, target: str | None, task: Task) -> Dataset:
+def _open_npz(path: Path, task: Task) -> _Source:
+    if not zipfile.is_zipfile(path):  # for which numpy would suggest to try pickle
+        raise DataError(f"{path}: not an archive as numpy.savez writes it")
+    try:
+        with np.load(path, allow_pickle=False) as archive:  # a pickled array is code waiting to run
+            for features, target in (("features", "target"), ("X", "y")):
+                if features in archive and target in archive:
+                    return _open_arrays(archive[features], archive[target], task, (), str(path))
+            raise DataError(
+                f"{path}: neither arrays 'features' and 'target' nor 'X' and 'y';"
+                f" there are: {', '.join(map(repr, archive.files)) or 'none'}"
+            )
+    except DataError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: bool) -> _Source:
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        features, labels = load_svmlight_file(
+            str(path), n_features=num_features, zero_based=zero_based
+        )
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: {error}") from error
+    matrix = features.toarray()
+    if num_features is None and not len(labels):
+        # The width is unknown, and nobody asks: profiles without rows are passed over.
+        matrix = np.empty((0, 1))
+    return _open_arrays(matrix, labels, task, (), str(path))
+
+
+# Tables
+
+
+def _open_csv(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -253,49 +340,19 @@ def _load_csv(path: Path, target: str | None, task: Task) -> Dataset:
     except (UnicodeDecodeError, OSError, CsvError) as error:
         raise DataError(f"{path}: {error}") from error
     chosen = _choose_target(path, header, target)
-    # Types are set, not inferred: Arrow infers them from the first block alone, and then fails on
+    # Everything is read as text: Arrow infers types from the first block alone, and then fails on
     # the first fraction in a column that began with whole numbers.
-    types = {name: pa.float64() for name in header}
-    if task == "classification":
-        types[chosen] = pa.string()
+    types = {name: pa.string() for name in header}
     if not has_rows:  # Arrow takes a header without a line break for an empty file
-        return _from_table(path, pa.schema(types).empty_table(), chosen, task)
+        return _open_arrow(path, pa.schema(types).empty_table(), chosen, task, missing)
     try:
-        table = csv.read_csv(
-            path,
-            convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True),
-        )
+        table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types))
     except pa.ArrowInvalid as error:
-        complaint = _first_text_in_csv(
-            path, [name for name in header if types[name] != pa.string()]
-        )
-        raise DataError(complaint or f"{path}: {error}") from error
-    return _from_table(path, table, chosen, task)
+        raise DataError(f"{path}: {error}") from error
+    return _open_arrow(path, table, chosen, task, missing)
 
 
-def _first_text_in_csv(path: Path, numeric: Sequence[str]) -> str | None:
-    """Where the first text stands in columns that must be numeric; None if it is something else."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    types = {name: pa.string() for name in numeric}
-    options = csv.ConvertOptions(
-        column_types=types, strings_can_be_null=True, include_columns=numeric
-    )
-    try:
-        table = csv.read_csv(path, convert_options=options)
-    except pa.ArrowInvalid:
-        return None
-    for name in numeric:
-        for row, cell in enumerate(table.column(name).to_pylist(), start=1):
-            try:
-                float(cell or 0)
-            except ValueError:
-                return f"{path}: column {name!r}, row {row}: {cell!r} is not a number"
-    return None
-
-
-def _load_parquet(path: Path, target: str | None, task: Task) -> Dataset:
+def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -305,7 +362,8 @@ def _load_parquet(path: Path, target: str | None, task: Task) -> Dataset:
             table = file.read()
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: {error}") from error
-    return _from_table(path, table, _choose_target(path, table.column_names, target), task)
+    chosen = _choose_target(path, table.column_names, target)
+    return _open_arrow(path, table, chosen, task, missing)
 
 
 def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
@@ -323,49 +381,134 @@ def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> st
     return columns[-1] if target is None else target
 
 
-def _from_table(path: Path, table: Any, target: str, task: Task) -> Dataset:
-    names = [name for name in table.column_names if name != target]
-    features = np.empty((table.num_rows, len(names)), dtype=np.float64)
-    for i, name in enumerate(names):
-        features[:, i] = _numbers_in(path, name, table.column(name))
+def _open_arrow(path: Path, table: Any, target: str, task: Task, missing: Sequence[str]) -> _Source:
+    infer = path.suffix.lower() == ".csv"  # whose columns are all of text
+
+    def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
+        return _read_column(path, name, table.column(name), kind, missing, infer)
+
+    column = table.column(target)
     labels: NDArray[Any]
     if task == "regression":
-        labels = _numbers_in(path, target, table.column(target))
+        _, labels = _read_column(path, target, column, "number", missing, infer)
+        gaps = np.isnan(labels)
     else:
-        labels = _labels_in(path, target, table.column(target))
-    _require_finite_target(labels, f"{path}: column {target!r}")
-    return from_arrays(features, labels, task=task, feature_names=names, origin=str(path))
+        labels = _read_labels(path, target, column, missing)
+        gaps = np.array([label is None or label != label for label in labels], dtype=np.bool_)
+    if gaps.any():
+        row = int(np.flatnonzero(gaps)[0])
+        raise DataError(
+            f"{path}: column {target!r}, row {row + 1}: the value is missing, and the target needs"
+            " one in every row; take the row out of the file"
+        )
+    infinite = np.isinf(labels) if task == "regression" else _infinite(labels)
+    if infinite.any():
+        row = int(np.flatnonzero(infinite)[0])
+        raise DataError(f"{path}: column {target!r}, row {row + 1}: {labels[row]} is not finite")
+    names = [name for name in table.column_names if name != target]
+    return _Source(str(path), names, read, target, canonical_target(labels, task, str(path)))
 
 
-def _numbers_in(path: Path, name: str, column: Any) -> NDArray[np.float64]:
+def _infinite(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.array([isinstance(label, float) and isinf(label) for label in labels], dtype=np.bool_)
+
+
+def _read_column(
+    path: Path,
+    name: str,
+    column: Any,
+    kind: ColumnType | None,
+    missing: Sequence[str],
+    infer: bool,
+) -> tuple[ColumnType, NDArray[Any]]:
+    """Type and values of an Arrow column. infer: tell the type of a column of text by its values.
+
+    Raises DataError if a value does not fit the type.
+    """
     import pyarrow as pa
 
-    column = _complete(path, name, column)
-    is_number = (
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        texts = _without_missing(column, missing)
+        if kind is None:
+            kind = None if infer else "category"
+        if kind != "category":
+            numbers, strays = _numbers_in(texts)
+            if not len(strays):
+                return "number", numbers
+            num_present = len(texts) - texts.null_count
+            # A column of numbers with a few texts is rather one with mistakes than a category.
+            if kind == "number" or 2 * len(strays) <= num_present:
+                raise DataError(
+                    f"{path}: column {name!r}, row {strays[0] + 1}: {texts[strays[0]].as_py()!r} is"
+                    f" not a number, {num_present - len(strays)} of the column's {num_present}"
+                    " values are; correct it, add it to [data] missing if it stands for a missing"
+                    f' value, or declare the column in [data] types: {name} = "category"'
+                )
+        return "category", _categories(texts.to_pylist())
+    if not (
         pa.types.is_integer(column.type)
         or pa.types.is_floating(column.type)
         or pa.types.is_decimal(column.type)
         or pa.types.is_boolean(column.type)
-    )
-    if len(column) == 0:
-        return np.empty(0, dtype=np.float64)
-    if not is_number:
+        or pa.types.is_null(column.type)
+    ):
         raise DataError(
-            f"{path}: column {name!r}, row 1: {column[0].as_py()!r} is not a number,"
-            f" the column is of type {column.type}"
+            f"{path}: column {name!r} is of type {column.type}, which is neither a number nor text;"
+            " convert it, or leave it out with [data] drop"
         )
-    # Unsafe casts lose only digits beyond float64, in integers above 2**53 and in decimals.
+    if kind == "category":
+        return "category", _categories(column.to_pylist())
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    numbers: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
-    return numbers
+    # Unsafe casts lose only digits beyond float64, in integers above 2**53 and in decimals.
+    cast = column.cast(pa.float64(), safe=False)
+    return "number", cast.fill_null(nan).to_numpy().astype(np.float64)
 
 
-def _labels_in(path: Path, name: str, column: Any) -> NDArray[Any]:
-    column = _complete(path, name, column)
+def _without_missing(column: Any, missing: Sequence[str]) -> Any:
+    """A column of text without blanks around its cells, and null where a value is missing."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    texts = compute.utf8_trim_whitespace(column)
+    is_missing = compute.is_in(texts, value_set=pa.array(missing, texts.type))
+    return compute.if_else(is_missing, pa.scalar(None, texts.type), texts)
+
+
+def _numbers_in(texts: Any) -> tuple[NDArray[np.float64], Sequence[int]]:
+    """(the numbers, with NaN for a missing value; the rows of texts that are no numbers)."""
+    import pyarrow as pa
+
+    try:
+        return texts.cast(pa.float64()).fill_null(nan).to_numpy().astype(np.float64), ()
+    except pa.ArrowInvalid:
+        cells = texts.to_pylist()
+        others = {cell for cell in set(cells) if cell is not None and not _is_number(cell)}
+        return np.empty(0), [row for row, cell in enumerate(cells) if cell in others]
+
+
+def _is_number(text: str) -> bool:
+    import pyarrow as pa
+
+    try:
+        pa.scalar(text).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _read_labels(path: Path, name: str, column: Any, missing: Sequence[str]) -> NDArray[Any]:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = _without_missing(column, missing)
     values = column.to_pylist()
     for row, value in enumerate(values, start=1):
-        if not isinstance(value, str | int | float):  # bool is an int
+        if value is not None and not isinstance(value, str | int | float):  # bool is an int
             raise DataError(
                 f"{path}: column {name!r}, row {row}: {value!r} is no class name,"
                 f" the column is of type {column.type}"
@@ -375,89 +518,9 @@ def _labels_in(path: Path, name: str, column: Any) -> NDArray[Any]:
     return labels
 
 
-def _complete(path: Path, name: str, column: Any) -> Any:
-    """The column, decoded if it is a dictionary. Raises DataError if a value is missing."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise DataError(f"{path}: column {name!r}, row {row + 1}: the value is missing")
-    return column
-
-
-def _load_npz(path: Path, task: Task) -> Dataset:
-    if not zipfile.is_zipfile(path):  # for which numpy would suggest to try pickle
-        raise DataError(f"{path}: not an archive as numpy.savez writes it")
-    try:
-        with np.load(path, allow_pickle=False) as archive:  # a pickled array is code waiting to run
-            for features, target in (("features", "target"), ("X", "y")):
-                if features in archive and target in archive:
-                    return from_arrays(
-                        archive[features], archive[target], task=task, origin=str(path)
-                    )
-            raise DataError(
-                f"{path}: neither arrays 'features' and 'target' nor 'X' and 'y';"
-                f" there are: {', '.join(map(repr, archive.files)) or 'none'}"
-            )
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _load_libsvm(path: Path, task: Task, num_features: int | None, zero_based: bool) -> Dataset:
-    from sklearn.datasets import load_svmlight_file
-
-    try:
-        features, labels = load_svmlight_file(
-            str(path), n_features=num_features, zero_based=zero_based
-        )
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: {error}") from error
-    if num_features is None and not len(labels):
-        # The width is unknown, and nobody asks: union() passes over profiles without rows.
-        return Dataset(
-            np.empty((0, 1)), _class_names(labels, "") if task == "classification" else labels
-        )
-    return from_arrays(features.toarray(), labels, task=task, origin=str(path))
-
-
-def _class_names(labels: NDArray[Any], origin: str) -> NDArray[np.str_]:
-    _require_finite_target(labels, f"{origin}: target")
-    if labels.dtype.kind not in "biufUSO":
-        raise DataError(f"{origin}: target has dtype {labels.dtype}, expected numbers or text")
-    values = labels.tolist()
-    names = {value: class_name(value) for value in set(values)}
-    canonical = np.array([names[value] for value in values], dtype=np.str_)
-    if not canonical.all():  # an empty string is false
-        row = int(np.flatnonzero(canonical == "")[0])
-        raise DataError(f"{origin}: target, row {row + 1}: the label is empty")
-    return canonical
-
-
-def _floats(labels: NDArray[Any], origin: str) -> NDArray[np.float64]:
-    if labels.dtype.kind not in "biuf":
-        raise DataError(f"{origin}: target has dtype {labels.dtype}, regression needs numbers")
-    _require_finite_target(labels, f"{origin}: target")
-    return labels.astype(np.float64)
-
-
-def _require_finite_target(labels: NDArray[Any], where: str) -> None:
-    if labels.dtype.kind == "f":
-        finite = np.isfinite(labels)
-    elif labels.dtype.kind == "O":
-        finite = np.array(
-            [not isinstance(label, float) or isfinite(label) for label in labels], dtype=np.bool_
-        )
-    else:
-        return
-    if not finite.all():
-        row = int(np.flatnonzero(~finite)[0])
-        raise DataError(f"{where}, row {row + 1}: {labels[row]} is not finite")
-
-
-def _require_task(task: str) -> None:
-    if task not in get_args(Task):
-        raise DataError(f"task is {task!r}; choose one of: {', '.join(get_args(Task))}")
+def _categories(cells: Sequence[object]) -> NDArray[Any]:
+    """Names of categories as those of classes, so that 3, "3" and "3.0" are one; None stays."""
+    names = {cell: None if cell is None else class_name(cell) for cell in set(cells)}
+    categories = np.empty(len(cells), dtype=object)
+    categories[:] = [names[cell] for cell in cells]
+    return categories

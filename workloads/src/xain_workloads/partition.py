@@ -7,17 +7,19 @@ may change with any release.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.data import Dataset, Target
+from xain_workloads.dataset import Dataset, Target
 from xain_workloads.options import require_choice, require_range
 from xain_workloads.profile import sort_classes
+from xain_workloads.table import Table
 
 Kind = Literal["none", "iid", "dirichlet"]
 Rows = NDArray[np.intp]
+Data = TypeVar("Data", Dataset, Table)
 
 # Beyond it the parts are as good as iid, and the sum of the gamma draws may overflow.
 MAX_ALPHA = 1e6
@@ -58,15 +60,15 @@ class Partition:
             # Every participant would train on everything, which looks like success.
             raise ValueError(f"num_parts is {self.num_parts}, but kind is 'none'; choose a kind")
 
-    def apply(self, dataset: Dataset) -> Dataset:
-        """Our part of the data set; it may be empty."""
+    def apply(self, data: Data) -> Data:
+        """This participant's part of the data; it may be empty."""
         if self.kind == "none":
-            return dataset
+            return data
         if self.kind == "iid":
-            parts = iid(dataset.num_samples, self.num_parts, seed=self.seed)
+            parts = iid(data.num_samples, self.num_parts, seed=self.seed)
         else:
-            parts = dirichlet(dataset.target, self.num_parts, alpha=self.alpha, seed=self.seed)
-        return dataset.subset(parts[self.index])
+            parts = dirichlet(data.target, self.num_parts, alpha=self.alpha, seed=self.seed)
+        return data.subset(parts[self.index])
 
 
 def iid(num_samples: int, num_parts: int, *, seed: int) -> list[Rows]:
@@ -105,7 +107,7 @@ def dirichlet(target: Target, num_parts: int, *, alpha: float, seed: int) -> lis
     return [np.sort(np.concatenate([empty, *part])) for part in parts]
 
 
-def split_train_test(dataset: Dataset, test_fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+def split_train_test(data: Data, test_fraction: float, seed: int) -> tuple[Data, Data]:
     """Set rows aside for testing: as many of each label, or decile, as its share asks for.
 
     test_fraction: [0, 1). The test set has round(test_fraction * n) rows, but at least one if the
@@ -116,18 +118,18 @@ def split_train_test(dataset: Dataset, test_fraction: float, seed: int) -> tuple
     require_range("test_fraction", test_fraction, at_least=0)
     if test_fraction >= 1:
         raise ValueError(f"test_fraction is {test_fraction}; it must be below 1")
-    strata = _strata(dataset.target)
+    strata = _strata(data.target)
     sizes = np.array([len(rows) for rows in strata], dtype=np.int64)
-    wanted = round(test_fraction * dataset.num_samples)
+    wanted = round(test_fraction * data.num_samples)
     if test_fraction > 0:
         wanted = max(wanted, 1)
     counts = _proportional(sizes, wanted)
 
     chance = _chance(seed)
-    is_test = np.zeros(dataset.num_samples, dtype=np.bool_)
+    is_test = np.zeros(data.num_samples, dtype=np.bool_)
     for rows, count in zip(strata, counts, strict=True):
         is_test[rows[chance.permutation(len(rows))][:count]] = True
-    return dataset.subset(np.flatnonzero(~is_test)), dataset.subset(np.flatnonzero(is_test))
+    return data.subset(np.flatnonzero(~is_test)), data.subset(np.flatnonzero(is_test))
 
 
 def _proportional(sizes: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
