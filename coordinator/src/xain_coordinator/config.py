@@ -4,11 +4,12 @@ Read by xain_messaging.process.settings: TOML file, then XAIN_COORDINATOR_SECTIO
 environment, then flags.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
@@ -252,6 +253,32 @@ class MetricsSettings(Section):
         return self
 
 
+# Every assignment carries the whole section.
+_MAX_TRAIN_BYTES = 64 * 1024
+
+
+def _check_train(train: dict[str, Any]) -> dict[str, Any]:
+    """Raises WrongSetting that names the key that JSON cannot carry."""
+    for key, value in train.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise WrongSetting(
+                key, "it must be a number, text, true, false, or a list or table of them"
+            ) from None
+    if "epochs" in train:
+        raise WrongSetting("epochs", "set rounds.epochs: participants find it in the same place")
+    if len(json.dumps(train)) > _MAX_TRAIN_BYTES:
+        largest = max(train, key=lambda key: len(json.dumps(train[key])))
+        raise WrongSetting(
+            largest, f"the whole section must have at most {_MAX_TRAIN_BYTES} bytes as JSON"
+        )
+    return train
+
+
+Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
+
+
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
@@ -260,6 +287,7 @@ class CoordinatorConfig(Section):
 
     server: ServerSettings = ServerSettings()
     rounds: RoundsSettings = RoundsSettings()
+    train: Train = Field(default_factory=dict)
     workload: WorkloadSettings = WorkloadSettings()
     aggregation: AggregationSettings = AggregationSettings()
     storage: StorageSettings = StorageSettings()
@@ -328,6 +356,7 @@ class CoordinatorConfig(Section):
             tags=rounds.tags,
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
+            train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=self.aggregation.rule,
             aggregation_options=self.aggregation.whole_options,
             optimizer=self.aggregation.optimizer,

@@ -323,7 +323,9 @@ class Agent:
         )
 
     def _rendezvous(self) -> e.Event:
-        response = self._client.rendezvous(self._profile, self._tags)
+        response = self._client.rendezvous(
+            self._profile, self._tags, can_evaluate=self._participant.can_evaluate
+        )
         if response.reply == pb.LATER:
             return e.AskedToWait(response.retry_after_ms / 1000)
         return e.Joined(

@@ -25,11 +25,13 @@ from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
 from xain_participant.events import RefusedBy
 from xain_participant.message_sizes import MessageSizes
+from xain_participant.participant import Evaluation
 from xain_participant.runtime import Runtime, Threads
 from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
 # Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
@@ -184,10 +186,14 @@ class CoordinatorClient:
         self.close()
 
     def rendezvous(
-        self, profile: DataProfile | None = None, tags: Mapping[str, str] | None = None
+        self,
+        profile: DataProfile | None = None,
+        tags: Mapping[str, str] | None = None,
+        *,
+        can_evaluate: bool = False,
     ) -> pb.RendezvousResponse:
         """Ask to take part."""
-        request = pb.RendezvousRequest(tags=tags or {})
+        request = pb.RendezvousRequest(tags=tags or {}, can_evaluate=can_evaluate)
         if profile is not None:
             request.profile.CopyFrom(
                 pb.DataProfile(
@@ -222,16 +228,36 @@ class CoordinatorClient:
         request = pb.StartTrainingRoundRequest(damaged_model_digest=damaged_model_digest)
         return self._unary(lambda stub: stub.StartTrainingRound, request)
 
-    def end_round(self, round_: int, update: pb.WeightsRef, num_samples: int, metrics: str) -> None:
-        """Hand in what put_weights() has returned. metrics: JSON list of points."""
+    def end_round(
+        self,
+        round_: int,
+        update: pb.WeightsRef | None,
+        num_samples: int,
+        metrics: str,
+        layout: Layout = (),
+        evaluation: Evaluation | None = None,
+    ) -> None:
+        """Hand in what put_weights() has returned.
+
+        update: None in an evaluation round. metrics: JSON list of points. layout: of initial
+        weights. evaluation: of the model that the round started from.
+        """
         request = pb.EndTrainingRoundRequest(
             participant_id=self._participant_id,
             number_samples=num_samples,
             metrics=metrics,
             round=round_,
             update=update,
+            layout=[
+                pb.Tensor(name=s.name, shape=s.shape, dtype=s.dtype, kind=s.kind) for s in layout
+            ],
         )
-        timeout_s = HAND_IN_TIMEOUT_S + update.size_bytes / SLOWEST_STORE_BYTES_PER_S
+        if evaluation is not None:
+            request.evaluation.CopyFrom(
+                pb.Evaluation(num_samples=evaluation.num_samples, metrics=evaluation.metrics)
+            )
+        size_bytes = update.size_bytes if update is not None else 0
+        timeout_s = HAND_IN_TIMEOUT_S + size_bytes / SLOWEST_STORE_BYTES_PER_S
         self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:

@@ -15,7 +15,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,35 @@ from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
 MAX_NUM_SAMPLES = 2**31 - 1  # an int32 on the wire
+
+Task = Literal["train", "evaluate", "initialise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The work of one round, as the coordinator assigns it.
+
+    session_id: empty if the coordinator names none.
+    epochs: passes over the data. epoch_base: passes made in the rounds before.
+    evaluate: whether to measure the model on held-out data before training from it.
+    config: the section [train] of the coordinator's configuration.
+    """
+
+    session_id: str
+    round: int
+    task: Task = "train"
+    epochs: int = 1
+    epoch_base: int = 0
+    evaluate: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics of a global model on held-out data. num_samples: rows that it was measured on."""
+
+    num_samples: int
+    metrics: Mapping[str, float]
 
 
 class Participant(ABC):
@@ -60,6 +90,34 @@ class Participant(ABC):
         """What the coordinator declares about the model; called before each init_weights() and
         train_round(). layout: how to cut the flat vector, empty if not declared."""
 
+    def on_round(self, assignment: Assignment) -> None:  # noqa: B027  # optional
+        """Tell what the round asks for; called after on_model() and before the round's work."""
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether there is held-out data, so that evaluate_round() may be called."""
+        return False
+
+    def init_layout(self) -> Layout:
+        """How to cut the vector that init_weights() returns; empty: not declared."""
+        return ()
+
+    def evaluate_round(self, weights: NDArray[Any]) -> None:
+        """Measure the global model, (d,), and call report_evaluation(). Nothing is trained."""
+        raise NotImplementedError(f"{type(self).__name__} cannot evaluate a model")
+
+    def report_evaluation(self, metrics: Mapping[str, Any], num_samples: int) -> None:
+        """Send these metrics of the global model with the result of this round; the last call of a
+        round counts.
+
+        metrics: finite numbers by name, or nested sequences of them, as for update_metrics().
+        num_samples: rows of held-out data that the model was measured on.
+        """
+        self.__dict__["_evaluation"] = Evaluation(
+            _checked_num_samples(num_samples, "report_evaluation() must be given"),
+            flatten_values(metrics),
+        )
+
     def update_metrics(self, **values: Any) -> None:
         """Send these numbers with the update of this round, as one point in time.
 
@@ -84,6 +142,12 @@ def take_metrics(participant: Participant) -> list[Measured]:
     taken = list(points)
     points.clear()
     return taken
+
+
+def take_evaluation(participant: Participant) -> Evaluation | None:
+    """What report_evaluation() was given since the last call."""
+    evaluation: Evaluation | None = participant.__dict__.pop("_evaluation", None)
+    return evaluation
 
 
 def call_init_weights(
@@ -130,19 +194,19 @@ def _checked_vector(weights: object, source: str) -> NDArray[Any]:
     return weights
 
 
-def _checked_num_samples(value: object) -> int:
+def _checked_num_samples(value: object, source: str = "train_round() must return") -> int:
     if isinstance(value, bool | np.bool_):
-        raise TypeError("train_round() must return the number of samples as an integer, not bool")
+        raise TypeError(f"{source} the number of samples as an integer, not bool")
     try:
         num_samples = operator.index(value)  # type: ignore[arg-type]  # it checks
     except TypeError:
         raise TypeError(
-            f"train_round() must return the number of samples as an integer, not {_kind(value)}"
+            f"{source} the number of samples as an integer, not {_kind(value)}"
         ) from None
     if not 0 <= num_samples <= MAX_NUM_SAMPLES:
+        told = source.replace("must return", "returned").replace("must be given", "was given")
         raise ValueError(
-            f"train_round() returned {num_samples} samples; "
-            f"it must be between 0 and {MAX_NUM_SAMPLES}"
+            f"{told} {num_samples} samples; it must be between 0 and {MAX_NUM_SAMPLES}"
         )
     return num_samples
 

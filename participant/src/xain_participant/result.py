@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_participant.encoded import Encoded
+from xain_participant.participant import Evaluation
+from xain_workloads.model import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,8 @@ class Result:
     session_id: empty if the coordinator named none. vector: (d,), contiguous.
     metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
     observers. encoded: a shorter form of the vector, which decodes to exactly its values.
+    layout: of initial weights. evaluation: of the model that the round started from.
+    An evaluation round has no weights: its vector is empty.
     A result that was read back from the disk has neither metrics nor encoded.
     """
 
@@ -27,6 +31,13 @@ class Result:
     metrics_json: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     encoded: Encoded | None = None
+    layout: Layout = ()
+    evaluation: Evaluation | None = None
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the round was evaluated and not trained."""
+        return self.vector.size == 0 and self.evaluation is not None
 
 
 class NotKept(Exception):

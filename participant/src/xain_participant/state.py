@@ -36,10 +36,11 @@ from xain_messaging.process.durable import make_directory, sync_directory
 from xain_participant.download import Damaged, Download
 from xain_participant.identity import default_participant_id
 from xain_participant.metrics import MAX_JSON_BYTES
-from xain_participant.participant import MAX_NUM_SAMPLES
+from xain_participant.participant import MAX_NUM_SAMPLES, Evaluation
 from xain_participant.result import NotKept, Result
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import npy_header
+from xain_workloads.model import Layout, TensorSpec
 
 if sys.platform == "win32":
     import msvcrt
@@ -55,7 +56,8 @@ _DAMAGED = ".damaged"
 _DAMAGED_VECTOR = "result.npy.damaged"  # one at most, so that they do not pile up
 
 _CHUNK_BYTES = 1 << 20
-_MAX_RECORD_BYTES = 4 * MAX_JSON_BYTES  # the metrics, as JSON within JSON, and a little more
+# The metrics, as JSON within JSON, and the layout of initial weights, of some 10,000 arrays.
+_MAX_RECORD_BYTES = 4 * MAX_JSON_BYTES + (4 << 20)
 _MAX_ROUND = 2**31 - 1  # an int32 on the wire
 
 # What a lock that somebody else holds answers, here or there.
@@ -148,6 +150,8 @@ class StateDirectory:
                     vector=vector,
                     size_bytes=size_bytes,
                     digest=digest,
+                    layout=_layout_text(result.layout),
+                    evaluation=_evaluation_text(result.evaluation),
                 )
                 self._write(_RESULT, [_sealed(kept)])
             except OSError as error:
@@ -179,10 +183,19 @@ class StateDirectory:
             if kept.participant_id != self.participant_id:
                 raise _Unusable(f"it is that of participant {kept.participant_id!r}")
             vector = self._read_vector(kept)
+            layout, evaluation = _layout_of(kept.layout), _evaluation_of(kept.evaluation)
         except _Unusable as unusable:
             self._set_aside(_RESULT, str(unusable), kept)
             return kept, None
-        result = Result(kept.session_id, kept.round, vector, kept.num_samples, kept.metrics)
+        result = Result(
+            kept.session_id,
+            kept.round,
+            vector,
+            kept.num_samples,
+            kept.metrics,
+            layout=layout,
+            evaluation=evaluation,
+        )
         return kept, result
 
     def _read_vector(self, kept: "_Kept") -> NDArray[Any]:
@@ -312,7 +325,8 @@ class _Identity(_Record):
 
 
 class _Kept(_Record):
-    """result.json. metrics: JSON, as it travels. digest: xxh3-128 of the vector's file, in hex."""
+    """result.json. metrics: JSON, as it travels. digest: xxh3-128 of the vector's file, in hex.
+    layout, evaluation: JSON, empty if there is none."""
 
     session_id: str = Field(min_length=1)
     round: int = Field(ge=0, le=_MAX_ROUND)
@@ -321,6 +335,35 @@ class _Kept(_Record):
     vector: str = Field(pattern=rf"^{_VECTOR_PATTERN}$")
     size_bytes: int = Field(ge=0)
     digest: str = Field(pattern=r"^[0-9a-f]{32}$")
+    layout: str = ""
+    evaluation: str = ""
+
+
+def _layout_text(layout: Layout) -> str:
+    return json.dumps([[s.name, s.shape, s.dtype, s.kind] for s in layout]) if layout else ""
+
+
+def _layout_of(text: str) -> Layout:
+    """Raises _Unusable."""
+    try:
+        entries = json.loads(text) if text else []
+        return tuple(TensorSpec(n, tuple(shape), dtype, kind) for n, shape, dtype, kind in entries)
+    except (ValueError, TypeError):
+        raise _Unusable("its layout is not what a participant writes") from None
+
+
+def _evaluation_text(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return ""
+    return json.dumps([evaluation.num_samples, dict(evaluation.metrics)])
+
+
+def _evaluation_of(text: str) -> Evaluation | None:
+    """Raises _Unusable."""
+    try:
+        return Evaluation(*json.loads(text)) if text else None
+    except (ValueError, TypeError):
+        raise _Unusable("its evaluation is not what a participant writes") from None
 
 
 _RecordT = TypeVar("_RecordT", bound=_Record)

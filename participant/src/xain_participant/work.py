@@ -3,12 +3,14 @@
 Which piece comes when, the protocol decides; here each is one call that ends in one event.
 """
 
+import json
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 from numpy.typing import NDArray
 
 from xain_messaging.logger import get_logger
@@ -18,9 +20,12 @@ from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
 from xain_participant.encoded import quantise
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
+    Assignment,
     Participant,
+    Task,
     call_init_weights,
     call_train_round,
+    take_evaluation,
     take_metrics,
 )
 from xain_participant.result import Keeper, NotKept, Result
@@ -121,15 +126,27 @@ class Work:
                 self._damaged_digest = assignment.model.digest
             raise
         base = self._base_for_encoding(weights)
+        layout: Layout = ()
+        task = _TASKS.get(assignment.task)
+        if task is None:
+            raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
-            if weights.size == 0:
+            self._participant.on_round(_assignment(assignment, self.session_id, task))
+            if task == "evaluate":
+                self._participant.evaluate_round(weights)
+                vector, num_samples = np.empty(0, weights.dtype), 0
+            elif task == "initialise" or weights.size == 0:
                 vector, num_samples = call_init_weights(self._participant, weights.dtype)
+                layout = self._participant.init_layout()
             else:
                 vector, num_samples = call_train_round(
                     self._participant, weights, assignment.epochs, assignment.epoch_base
                 )
             measured = take_metrics(self._participant)
+            evaluation = take_evaluation(self._participant)
+        if task == "evaluate" and evaluation is None:
+            raise RuntimeError("evaluate_round() must call report_evaluation()")
         metrics_json, num_dropped = to_json(
             measured, participant_id=self._participant_id, round_=round_
         )
@@ -150,6 +167,8 @@ class Work:
             metrics_json,
             {name: value for point in measured for name, value in point.values.items()},
             encoded,
+            layout,
+            evaluation,
         )
         return e.Trained(round_, self._keep(self.result))
 
@@ -193,11 +212,20 @@ class Work:
         # back may have lost what was not acknowledged. One that has this very update answers at
         # once, without the bytes. What was put into the store stays there, whatever becomes of the
         # coordinator.
-        update = self._put or self._client.put_weights(round_, result.vector, offer, result.encoded)
-        is_put = offer is not None and update.key == offer.key
+        update = self._put
+        if update is None and not result.is_evaluation:
+            update = self._client.put_weights(round_, result.vector, offer, result.encoded)
+        is_put = offer is not None and update is not None and update.key == offer.key
         self._put = update if is_put else None
         try:
-            self._client.end_round(round_, update, result.num_samples, result.metrics_json)
+            self._client.end_round(
+                round_,
+                update,
+                result.num_samples,
+                result.metrics_json,
+                result.layout,
+                result.evaluation,
+            )
         except Refused as refused:
             if offer is not None and is_put and refused.reason in _WRONG_OBJECT:
                 self._put = None
@@ -221,5 +249,34 @@ class Work:
             self.in_participant = False
 
 
+_TASKS: Mapping[int, Task] = {
+    pb.TRAIN: "train",
+    pb.EVALUATE: "evaluate",
+    pb.INITIALISE: "initialise",
+}
+
+
 def _layout(assignment: pb.StartTrainingRoundResponse) -> Layout:
-    return tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in assignment.layout)
+    return tuple(
+        TensorSpec(
+            t.name,
+            tuple(t.shape),
+            t.dtype,
+            "statistic" if t.kind == "statistic" else "weight",
+        )
+        for t in assignment.layout
+    )
+
+
+def _assignment(
+    assignment: pb.StartTrainingRoundResponse, session_id: str, task: Task
+) -> Assignment:
+    return Assignment(
+        session_id=session_id,
+        round=assignment.round,
+        task=task,
+        epochs=assignment.epochs,
+        epoch_base=assignment.epoch_base,
+        evaluate=assignment.evaluate,
+        config=json.loads(assignment.train_config or "{}"),
+    )

@@ -1,4 +1,5 @@
 import tomllib
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -748,9 +749,10 @@ def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message:
 
 def keys_of(model: type[Section]) -> set[str]:
     return {
-        f"{section}.{key}"
+        f"{section}.{key}" if key else section
         for section, field in model.model_fields.items()
-        for key in field.annotation.model_fields  # type: ignore[union-attr]  # all are models
+        # A table, such as [train], has no keys of its own.
+        for key in getattr(field.annotation, "model_fields", [""])
     }
 
 
@@ -798,6 +800,28 @@ def test_who_is_refused_is_left_out_unless_that_is_switched_off() -> None:
     assert (rules.refused_limit, rules.refused_rounds) == (3, 3)
     assert config(rounds__refused_limit=0).rules().refused_limit == 0
     assert "at least 0" in error_of(rounds__refused_limit=-1)
+
+
+def test_section_train_takes_any_key_and_is_kept_with_the_rules() -> None:
+    """As JSON with sorted keys; a session without the section has none."""
+    given = load(CoordinatorConfig, overrides={"train.lr": "0.5", "train.layers": [3, 4]})
+    assert given.rules().train_config == '{"layers": [3, 4], "lr": 0.5}'
+    assert CoordinatorConfig().rules().train_config == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("since", date(2026, 1, 1), "train.since is 2026-01-01; it must be a number, text, true"),
+        ("lr", float("inf"), "train.lr is inf; it must be a number, text, true"),
+        ("epochs", 3, "train.epochs is 3; set rounds.epochs"),
+        ("text", ["x" * 60_000] * 2, "the whole section must have at most 65536 bytes as JSON"),
+    ],
+)
+def test_section_train_refuses_what_json_cannot_carry(key: str, value: object, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, overrides={"train": {key: value}})
+    assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("coordinator-*.toml")), ids=lambda f: f.stem)

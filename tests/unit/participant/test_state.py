@@ -213,7 +213,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no object": (lambda f: (f / "result.json").write_text("[[[]]]"), "not what a participant"),
     "no UTF-8": (lambda f: (f / "result.json").write_bytes(b"\xff\xfe{"), "not what a participant"),
     "deep": (lambda f: (f / "result.json").write_text("[" * 100_000), "not what a participant"),
-    "long": (lambda f: (f / "result.json").write_bytes(bytes(1 << 20)), "longer than"),
+    "long": (lambda f: (f / "result.json").write_bytes(bytes(8 << 20)), "longer than"),
     "folder": (lambda f: ((f / "result.json").unlink(), (f / "result.json").mkdir()), "director"),
     "number": (
         lambda f: (f / "result.json").write_text(

@@ -152,6 +152,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         epoch_base=base.epoch_base,
         model=base.model,
         update_accepted=participant_id in round_.updates,
+        train_config=session.rules.train_config,
     )
 
 

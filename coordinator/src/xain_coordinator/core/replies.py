@@ -36,13 +36,14 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to train, from what, for how long."""
+    """What to train, from what, for how long. train_config: as in Rules."""
 
     round: int
     epochs: int
     epoch_base: int
     model: GlobalModel
     update_accepted: bool
+    train_config: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ class Rules:
     tags: those who take part have each of these, with one of its values. Empty: everybody does.
     refused_limit: whoever has so many updates refused in a row is left out of selection; 0: nobody.
     refused_rounds: for how many rounds after the one in which that happens.
+    train_config: JSON object that every assignment carries, the section [train]; "": none.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -267,6 +268,7 @@ class Rules:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     refused_limit: int = 0
     refused_rounds: int = 0
+    train_config: str = ""
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
         """A participant with these tags may be selected, and counts towards N."""

@@ -167,6 +167,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if offer and encoding == pb.PLAIN  # a store does not decode
             else None,
             encoding=encoding,
+            train_config=reply.train_config,
         )
         if self._downloads.access is None or (data and not reply.model.is_empty):
             self._work = (reply, work)  # it offers nobody a place of its own in the store
