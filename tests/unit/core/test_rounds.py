@@ -132,10 +132,10 @@ def test_the_last_update_closes_the_round() -> None:
     assert len(bench.aggregates) == 1
 
 
-def test_updates_are_aggregated_in_the_order_of_selection() -> None:
-    """Whatever the order of arrival, for the sum of floats depends on it."""
-    bench = opened_round("a", "b", "c", answers=False)
-    for name in ("c", "a", "b"):
+def test_updates_are_aggregated_in_the_order_of_names() -> None:
+    """Neither the order of selection nor that of arrival changes the sum of the floats."""
+    bench = opened_round("c", "a", "b", answers=False)
+    for name in ("b", "c", "a"):
         bench.end(name, f"of {name}", num_samples=ord(name))
     (aggregate,) = bench.aggregates
     assert [update.participant_id for update in aggregate.updates] == ["a", "b", "c"]
