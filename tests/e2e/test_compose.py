@@ -105,6 +105,7 @@ def test_the_dashboard_shows_what_is_written():
             (measurement,) = re.findall(r'_measurement == "(\w+)"', target["query"])
             fields = re.findall(r'_field == "(\w+)"', target["query"])
             assert fields, panel["title"]
+            assert 'r.session == "${session}"' in target["query"], panel["title"]
             asked |= {(measurement, field) for field in fields}
     coordinator = {"state", "round", "connected", "selected", "round_seconds", "num_updates"}
     coordinator |= {"update_bytes", "aggregation_seconds"}
@@ -113,6 +114,9 @@ def test_the_dashboard_shows_what_is_written():
     written |= {("participant", field) for field in participant}
     assert asked <= written
     assert len(asked) > 8
+    (variable,) = dashboard["templating"]["list"]
+    assert variable["name"] == "session"
+    assert variable["query"]["query"] == variable["definition"]
 
 
 def pinned(file):

@@ -92,9 +92,10 @@ async def test_the_demo_survives_what_is_killed(tmp_path):
         stack.push_async_callback(end, again)
         seen = len(shown.output)
         await shown.until(lambda output: re.search(r"of 100000: 3 updates", output[seen:]))
+        await shown.until(lambda output: "site-1 was killed (SIGKILL), was started again" in output)
 
         os.kill(shown.pid("coordinator"), signal.SIGKILL)
-        await shown.until(lambda output: "The coordinator was killed" in output)
+        await shown.until(lambda output: "The coordinator was killed and is back" in output)
         before = shown.rounds()
         await shown.until(lambda _: shown.rounds() > before + 2)
     numbers = [int(n) for n in re.findall(r"^round (\d+) of", shown.output, re.MULTILINE)]

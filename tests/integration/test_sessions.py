@@ -556,20 +556,24 @@ async def test_trouble_with_the_work_is_told(start, join, monkeypatch):
 
 async def test_metrics_reach_the_local_file(start, join, tmp_path):
     """State, round and what participants report end up in the embedded metrics file,
-    under the sender's own id."""
+    under the sender's own id and that of the session."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     a = join(coordinator, "a")
     await a.rendezvous()
     await a.until(pb.ROUND, 0)
-    text = '[{"measurement":"participant","time":5,"tags":{"id":"b"},"fields":{"loss":0.25}}]'
+    tags, fields = {"id": "b", "session": "x"}, {"loss": 0.25}
+    point = {"measurement": "participant", "time": 5, "tags": tags, "fields": fields}
+    text = json.dumps([point])
     await a.end(await a.upload([1.0]), metrics=text)
     await a.until(pb.FINISHED, 0)
     await coordinator.stop()
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     reported = [point for point in points if "loss" in point["fields"]]
     assert [(point["tags"], point["fields"]) for point in reported] == [
-        ({"id": "a"}, {"loss": 0.25})  # its own, whatever it claims
+        # Its own, whatever it claims.
+        ({"id": "a", "session": coordinator.driver.session.session_id}, {"loss": 0.25})
     ]
+    assert all("session" in point["tags"] for point in points)
     states = [p["fields"]["state"] for p in points if p["measurement"] == "coordinator"]
     assert states[-1] == 2
 

@@ -396,19 +396,22 @@ class VictoriaMetrics:
 
     def series(self) -> dict[tuple[str, str], list[tuple[int, float]]]:
         """By (measurement_field, id): its points as (milliseconds since 1970, value), oldest first;
-        id is "" where the series has none."""
+        id is "" where the series has none. All series must be of one session."""
         self._get("/internal/force_flush")
         # Without an end it leaves out what is newer than the second in which it is asked.
         end = int(time.time()) + 3600
         text = self._get(f"/api/v1/export?match[]={_EVERYTHING}&start=0&end={end}")
         found: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        sessions = set()
         for line in text.splitlines():
             one = json.loads(line)
             labels = one["metric"]
             key = (labels.pop("__name__"), labels.pop("id", ""))
+            sessions.add(labels.pop("session"))
             assert not labels, f"other tags: {labels}"
             assert key not in found, f"two series {key}"
             found[key] = sorted(zip(one["timestamps"], one["values"], strict=True))
+        assert len(sessions) == 1, f"points of several sessions: {sessions}"
         return found
 
     def _get(self, path: str) -> str:

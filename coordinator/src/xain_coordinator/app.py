@@ -32,6 +32,7 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.metrics.tagged import TaggedMetrics
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
     Clock,
@@ -125,7 +126,9 @@ class Coordinator:
             # been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
-            self._metrics = _metrics(config, self.driver.clock)
+            self._metrics = TaggedMetrics(
+                _metrics(config, self.driver.clock), {"session": session.session_id}
+            )
         except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
             if self._opened is not None:

@@ -3,7 +3,7 @@
 What a command needs is imported within it, so that --help does not wait for numpy and gRPC.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xain_messaging.process.commands import (
+    DEFAULT_PORT,
     EXIT_BAD_CONFIG,
     Config,
     fail,
@@ -18,13 +19,16 @@ from xain_messaging.process.commands import (
     parse_assignments,
     run_app,
     set_option,
+    split_host_port,
     version_option,
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from xain_coordinator.config import CoordinatorConfig
     from xain_coordinator.config_rounds import RoundsSettings
-    from xain_messaging.process.settings import Resolved
+    from xain_messaging.process.settings import Resolved, Setting
 
 PROGRAM = "xain-coordinator"
 EXIT_NO_STATUS = 1
@@ -155,24 +159,43 @@ def _check_config(
     resolved = _resolve(flags)
 
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, header_style="dim", overflow="fold")
-    for setting in resolved.settings():
-        table.add_row(
-            Text(setting.key),
-            Text(setting.value or "(not set)", style=_STYLES.get(setting.origin, "")),
-            Text(setting.where or setting.origin, style=_STYLES.get(setting.origin, "")),
-        )
     console = Console()
-    console.print(table)
+    if console.is_terminal:
+        console.print(_settings_table(resolved.settings()))
+    else:  # lines as long as they are, for grep and diff
+        typer.echo("\n".join(_setting_lines(resolved.settings())))
     console.print()
     console.print(_derived(resolved.config), markup=False, highlight=False, soft_wrap=True)
 
 
+def _settings_table(settings: "Sequence[Setting]") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in _COLUMNS:
+        table.add_column(heading, header_style="dim", overflow="fold")
+    for setting in settings:
+        style = _STYLES.get(setting.origin, "")
+        key, *rest = _cells(setting)
+        table.add_row(Text(key), *(Text(cell, style=style) for cell in rest))
+    return table
+
+
+def _setting_lines(settings: "Sequence[Setting]") -> Iterator[str]:
+    """One line for each setting: key, value and origin, aligned where the values are short."""
+    width = max(len(setting.key) for setting in settings)
+    for key, value, origin in (_COLUMNS, *map(_cells, settings)):
+        yield f"{key:{width}}  {value:{_VALUE_WIDTH}}  {origin}"
+
+
+def _cells(setting: "Setting") -> tuple[str, str, str]:
+    return setting.key, setting.value or "(not set)", setting.where or setting.origin
+
+
+_COLUMNS = ("key", "value", "from")
+_VALUE_WIDTH = 24  # characters; a longer value moves the origin to the right
 _STYLES = {"default": "dim"}
 
 
@@ -238,8 +261,12 @@ def _participants(count: int, which: str = "") -> str:
 @app.command("status")
 def _status(
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")
-    ] = "localhost:50051",
+        str,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help=f"Where the coordinator listens, at port {DEFAULT_PORT} unless another is given.",
+        ),
+    ] = "localhost",
     as_json: Annotated[
         bool, typer.Option("--json", help="Everything, as one JSON object.")
     ] = False,
@@ -250,7 +277,11 @@ def _status(
     from rich.console import Console
 
     from xain_coordinator import status_view
+    from xain_messaging.process.fields import join_host_port
 
+    host, port = split_host_port(address)
+    if port is None:
+        address = join_host_port(host.strip("[]"), DEFAULT_PORT)
     try:
         snapshot = status_view.fetch(address, everything=as_json)
     except status_view.NoStatus as error:

@@ -14,6 +14,7 @@ Nobody waits for that, and nothing rests on it.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session, evolve, open_session
-from xain_coordinator.core.values import Option, Phase, Rules
+from xain_coordinator.core.values import Option, ParticipantState, Phase, Rules
 from xain_coordinator.history import History
 from xain_coordinator.lateness import Lateness
 from xain_coordinator.log_lines import log_event, log_many_updates
@@ -435,6 +436,12 @@ class Driver:
             if not finished and participant_id not in self.session.members:
                 raise NotAMember(participant_id)
             seen = advertise(self.session, participant_id)
+            if finished and seen != last:
+                # Written down before it is sent: a participant that has read it closes the stream.
+                with contextlib.suppress(Unavailable):
+                    await self.submit(
+                        Heartbeat(participant_id, ParticipantState.FINISHED, seen.round)
+                    )
             if seen != last:
                 yield seen
                 last = seen

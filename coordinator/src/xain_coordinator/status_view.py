@@ -178,9 +178,10 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     grid.add_row("state", line)
     if status.waiting_for:
         grid.add_row("waiting for", _text(status.waiting_for))
-    grid.add_row(
-        "participants", f"{status.num_connected} connected, {status.num_required} required"
-    )
+    connected = f"{status.num_connected} connected, {status.num_required} required"
+    if state == "finished":
+        connected = f"{status.num_connected} still connected"
+    grid.add_row("participants", connected)
     if status.num_selected:
         grid.add_row("updates", f"{status.num_updates} of {status.num_selected} in")
     if status.HasField("deadline_seconds"):
@@ -225,7 +226,7 @@ def _participants(snapshot: Snapshot) -> Table:
             _text(one.participant_id),
             _selected(one),
             update,
-            _duration(max(one.lease_seconds, 0.0)),
+            _lease(one),
             f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
             str(one.rounds_contributed),
         ]
@@ -237,6 +238,12 @@ def _participants(snapshot: Snapshot) -> Table:
     shown = min(len(everybody), _MAX_PARTICIPANTS)
     _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
     return table
+
+
+def _lease(one: inspection_pb2.ParticipantStatus) -> str:
+    # Only after the end of a session the list has participants that are gone.
+    is_gone = one.reported_state == coordinator_pb2.FINISHED
+    return "gone" if is_gone else _duration(max(one.lease_seconds, 0.0))
 
 
 def _selected(one: inspection_pb2.ParticipantStatus) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xain_messaging.process.commands import (
+    DEFAULT_PORT,
     EXIT_BAD_CONFIG,
     Config,
     fail,
@@ -18,6 +19,7 @@ from xain_messaging.process.commands import (
     parse_assignments,
     run_app,
     set_option,
+    split_host_port,
     version_option,
 )
 
@@ -64,7 +66,11 @@ def _run(
     config: Config = None,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="[coordinator.host, coordinator.port]"),
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help=f"At port {DEFAULT_PORT} unless another is given. "
+            "[coordinator.host, coordinator.port]",
+        ),
     ] = None,
     participant_id: Annotated[
         str | None,
@@ -126,7 +132,7 @@ def _run(
     assignments: Annotated[list[str] | None, set_option("data.scale=0.0625")] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
-    host, port = (None, None) if coordinator is None else _split_address(coordinator)
+    host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, Any] = {
         "coordinator.host": host,
         "coordinator.port": port,
@@ -165,14 +171,6 @@ def _run(
             state=state,
         )
     raise typer.Exit(status)
-
-
-def _split_address(address: str) -> tuple[str, str | None]:
-    """HOST:PORT, HOST, or an IPv6 address, with brackets if a port follows."""
-    host, colon, port = address.rpartition(":")
-    if not colon or address.endswith("]") or (":" in host and not host.endswith("]")):
-        return address, None
-    return host, port
 
 
 def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":

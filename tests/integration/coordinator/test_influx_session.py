@@ -133,9 +133,10 @@ async def test_a_session_is_read_back_point_by_point(
             assert series[f"participant_{field}", name] == [
                 (one.time_ns // MS, one.values[field]) for one in measured
             ]
-        # One from each heartbeat, and the round of each report.
-        assert values("participant", "state", name) == [4] * ROUNDS
-        assert sorted(values("participant", "round", name)) == sorted(2 * [*range(ROUNDS)])
+        # One from each heartbeat and one when it hears of the end; and the round of each report.
+        assert values("participant", "state", name) == [*[4] * ROUNDS, 2]
+        rounds = [*range(ROUNDS), *range(ROUNDS), ROUNDS - 1]
+        assert sorted(values("participant", "round", name)) == sorted(rounds)
     assert {name for _, name in series} == {"", "a", "b"}
     assert '"metrics_' not in coordinator.log()
 
@@ -154,8 +155,9 @@ async def test_types_are_those_that_a_field_keeps(launch: Launch, influx: Strict
         for name, value in line.fields.items():
             assert type(value) is (int if name in whole else float), f"{name}={value!r}"
             seen.add(name)
-        expected = set() if line.measurement == "coordinator" else {"id"}
+        expected = {"session"} if line.measurement == "coordinator" else {"id", "session"}
         assert set(line.tags) == expected
+    assert len({line.tags["session"] for line in influx.lines}) == 1
     assert seen == whole | {
         "round_seconds",
         "aggregation_seconds",
@@ -196,7 +198,8 @@ async def test_a_participant_reports_about_itself_and_now(
     lines = [line for line in influx.lines if "loss" in line.fields]
     assert len({line.at_ns for line in lines}) == 3
     for line in lines:
-        assert line.tags == {"id": "a"}
+        assert line.tags.keys() == {"id", "session"}
+        assert line.tags["id"] == "a"
         assert line.fields == {"loss": 0.5, "epoch_global": 7.0}
         assert before <= line.at_ns <= time.time_ns()
 
@@ -233,7 +236,7 @@ async def test_what_is_lost_is_in_the_status(launch: Launch, influx: StrictInflu
     await coordinator.start()
     members = await join(coordinator, "a", "b")
     await train(members)
-    num_bad = 2 * ROUNDS  # a heartbeat and a report in each
+    num_bad = 2 * ROUNDS + 1  # a heartbeat and a report in each, and one at the end
     while True:  # bounded by the test's time limit
         status = await members[0].inspection.GetStatus(GetStatusRequest())
         if status.counters["lost_metrics"] == num_bad:

@@ -298,6 +298,27 @@ def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == f"xain-coordinator: no answer from {address} within 0.2 s\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("ward.invalid", "ward.invalid:50051"),
+        ("[::1]", "[::1]:50051"),
+        ("::1", "[::1]:50051"),
+        ("127.0.0.1:1", "127.0.0.1:1"),
+    ],
+)
+def test_status_asks_at_the_port_that_participants_ask_at(
+    monkeypatch: pytest.MonkeyPatch, given: str, asked: str
+) -> None:
+    """A host alone means port 50051, as in `xain-participant --coordinator`."""
+
+    def refuse(address: str, *, everything: bool) -> None:
+        raise status_view.NoStatus(f"asked {address}")
+
+    monkeypatch.setattr(status_view, "fetch", refuse)
+    assert run("status", "--address", given).stderr == f"xain-coordinator: asked {asked}\n"
+
+
 def test_check_config(tmp_path: Path) -> None:
     """Every value with its origin, and the numbers that follow; flags before and after count."""
     file = tmp_path / "fleet.toml"

@@ -1,11 +1,14 @@
 """The parts of the demo that need no other process."""
 
+import io
+import re
 import signal
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from xain_coordinator.demo import cli, view
@@ -13,6 +16,8 @@ from xain_coordinator.demo.cli import Abandoned, _ask
 from xain_coordinator.demo.fleet import Fleet, FleetError
 from xain_coordinator.demo.interrupts import Interrupts
 from xain_coordinator.demo.training import accuracy_on, split
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.data import Dataset
 from xain_workloads.workload import create, fit_centralised
 
@@ -139,3 +144,77 @@ def test_without_a_participant_to_run_it_says_what_to_install(monkeypatch):
     assert result.stderr == (
         "xain-coordinator demo: it runs participants here, too: pip install xain-participant\n"
     )
+
+
+class Gone:
+    """A participant's process that was killed."""
+
+    has_failed = True
+    fate = "was killed (SIGKILL)"
+
+
+class OneGone(Alive):
+    def __init__(self) -> None:
+        self.participants = {"site-1": Gone()}
+        self.restarts = 1
+
+
+def progress_of(*contributors, finished=False):
+    """A status in the round after these, and the rounds by number."""
+    rounds = {
+        number: inspection.RoundStatus(round=number, phase="published", contributors=names)
+        for number, names in enumerate(contributors)
+    }
+    state = pb.FINISHED if finished else pb.ROUND
+    return inspection.GetStatusResponse(round=len(rounds), state=state), rounds
+
+
+def test_demo_tells_that_a_killed_site_is_back():
+    """A site that was killed is said to take part again from its first update on, once."""
+    progress, fleet = view.Progress(100), OneGone()
+    progress.update(*progress_of(("site-0", "site-1")), {}, fleet)
+    assert list(progress.new_lines()) == ["site-1 was killed (SIGKILL); the others go on."]
+    # An update of the round in which it ended may be from before.
+    progress.update(*progress_of(("site-0", "site-1"), ("site-1",)), {}, fleet)
+    assert list(progress.new_lines()) == []
+    back = (("site-0", "site-1"), ("site-1",), ("site-0",), ("site-1",))
+    for more in range(2):
+        progress.update(*progress_of(*back, *[("site-1",)] * more), {}, fleet)
+    told = "site-1 was killed (SIGKILL), was started again and takes part again since round 4."
+    assert list(progress.new_lines()) == [told]
+    shown = shown_text(progress.table(everything=True))
+    assert "takes part again" in shown
+    assert "the others go on" not in shown
+
+
+@pytest.mark.parametrize(
+    ("finished", "then"), [(False, "it goes on with round 3."), (True, "the session was over.")]
+)
+def test_demo_tells_what_a_restarted_coordinator_does(finished, then):
+    progress = view.Progress(100)
+    progress.coordinator_restarted()
+    fleet = OneGone()
+    fleet.participants = {}
+    for _ in range(2):
+        progress.update(*progress_of(("a",), ("a",), finished=finished), {}, fleet)
+    assert list(progress.new_lines()) == [f"The coordinator was killed and is back; {then}"]
+
+
+@pytest.mark.parametrize(
+    ("federated", "centralised", "difference"),
+    [(0.9557, 0.9583, "-0.2"), (0.95649, 0.9574, "-0.1"), (0.9, 0.9, "+0.0")],
+)
+def test_demo_shows_the_difference_of_the_numbers_it_shows(federated, centralised, difference):
+    """95.6 % beside 95.8 % differ by 0.2 points, whatever further digits say."""
+    status = inspection.GetStatusResponse(cause="completed")
+    shown = shown_text(view.verdict(status, OneGone(), federated, centralised))
+    left, right = re.findall(r"(\d+\.\d)%", shown)
+    assert f"{float(left) - float(right):+.1f}" == difference
+    assert f"{difference} points" in shown
+    assert "The coordinator was killed once and came back." in shown
+
+
+def shown_text(renderable: RenderableType) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_text()

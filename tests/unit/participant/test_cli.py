@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from support.logs import restored
-from xain_participant.cli import _split_address, app
+from xain_participant.cli import app
 from xain_participant.state import StateDirectory
 
 
@@ -102,18 +102,3 @@ def test_data_that_cannot_be_read_get_one_line() -> None:
     done = start("--data", "absent.csv")
     assert done.returncode == 1
     assert done.stderr == "xain-participant: absent.csv: no such file\n"
-
-
-@pytest.mark.parametrize(
-    ("address", "host", "port"),
-    [
-        ("fleet:1", "fleet", "1"),
-        ("fleet", "fleet", None),
-        ("[::1]:1", "[::1]", "1"),
-        ("[::1]", "[::1]", None),
-        ("::1", "::1", None),
-        ("fleet:", "fleet", ""),
-    ],
-)
-def test_addresses(address: str, host: str, port: str | None) -> None:
-    assert _split_address(address) == (host, port)

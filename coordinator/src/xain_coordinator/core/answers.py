@@ -116,7 +116,7 @@ def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:
 def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     participant_id = command.participant_id
     if session.phase is Phase.FINISHED:
-        return (), advertise(session, participant_id), ()  # served to everybody, member or not
+        return _told_of_the_end(session, command, now)
     _require_member(session, participant_id)
     if command.state is ParticipantState.FINISHED:
         left = e.ParticipantLeft(participant_id, "left")
@@ -125,6 +125,18 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
     heard = e.ParticipantHeard(participant_id, command.state, command.round, now)
     point = participant_point(participant_id, command.state, command.round)
     return (heard,), advertise(session, participant_id), (point,)
+
+
+def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
+    """Answer anybody, member or not. A member has heard of the end now and leaves, whatever it was
+    doing."""
+    participant_id, finished = command.participant_id, ParticipantState.FINISHED
+    reply = advertise(session, participant_id)
+    known = session.heard.get(participant_id)
+    if participant_id not in session.members or (known is not None and known.state is finished):
+        return (), reply, ()
+    heard = e.ParticipantHeard(participant_id, finished, command.round, now)
+    return (heard,), reply, (participant_point(participant_id, finished, session.round),)
 
 
 def advertise(session: Session, participant_id: str) -> r.Advertisement:

@@ -80,6 +80,20 @@ def expiries(
         yield participant_id, max(began, lease_floor) + lease_s
 
 
+def is_connected_after_end(
+    member: Member, sign: Heard | None, lease_floor: float, lease_s: float, now: float
+) -> bool:
+    """Whether a participant is still connected to a session that has ended.
+
+    After the end no member is removed. A participant has gone once it has heard of the end. It
+    counts as gone, too, after the silence of a lease, and after a restart of the coordinator.
+    """
+    if sign is not None and sign.state is ParticipantState.FINISHED:
+        return False
+    began = sign.at if sign is not None else member.joined_at
+    return lease_floor <= began and now < began + lease_s
+
+
 def reconnect_spread_s(num_connected: int, lease_s: float) -> float:
     """Within how long all participants are to come back after the coordinator was away, each at a
     moment of its own: 0 for few, whose own jitter suffices.

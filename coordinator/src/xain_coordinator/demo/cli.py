@@ -222,14 +222,11 @@ def _watch(
     progress = view.Progress(num_rounds)
     abandoned = Abandoned()
 
-    def on_restart() -> None:
-        progress.note("The coordinator was killed; it goes on with the same round.")
-
     with _display(console, progress) as refresh:
         while True:
             # Before looking: those that leave after the end must not be taken for lost.
             gone = all(process.status is not None for process in fleet.participants.values())
-            status = _ask(fleet, observer.look, on_restart)
+            status = _ask(fleet, observer.look, progress.coordinator_restarted)
             progress.update(status, observer.rounds, observer.accuracies, fleet)
             refresh()
             if progress.finished:

@@ -71,10 +71,11 @@ class Progress:
         self._rounds: Mapping[int, inspection.RoundStatus] = {}
         self._accuracies: Mapping[int, float] = {}
         self._waiting_for = STARTING
-        self._told_of: set[str] = set()
-        self._notes: list[str] = []
+        self._lost_in: dict[str, int] = {}  # the round in which a site was found to have ended
+        self._has_restarted = False
+        self._notes: dict[str, str] = {}  # the latest one about each process
+        self._untold: list[str] = []
         self._next_told = 0
-        self._num_notes_told = 0
 
     def update(
         self,
@@ -89,14 +90,38 @@ class Progress:
         if not rounds:  # so far nothing moves: Python and its libraries take a moment to load
             self._waiting_for = f"{STARTING} Waiting for {status.waiting_for}"
         self.finished = status.state == pb.FINISHED
+        if self._has_restarted:
+            self._has_restarted = False
+            goes_on = f"it goes on with round {status.round + 1}"
+            then = "the session was over" if self.finished else goes_on
+            self._note("coordinator", f"The coordinator was killed and is back; {then}.")
         for site, process in fleet.participants.items():
-            if process.has_failed and site not in self._told_of:
-                self._told_of.add(site)
-                self.note(f"{site} {process.fate}; the others go on.")
+            if not process.has_failed:
+                continue
+            if site not in self._lost_in:
+                self._lost_in[site] = status.round
+                self._note(site, f"{site} {process.fate}; the others go on.")
+            elif site in self._notes and (back_in := self._back_in(site)) is not None:
+                again = f"takes part again since round {back_in + 1}"
+                self._note(site, f"{site} {process.fate}, was started again and {again}.")
 
-    def note(self, text: str) -> None:
-        """Something that is not a round, to be told once."""
-        self._notes.append(text)
+    def coordinator_restarted(self) -> None:
+        """Note with the next update that the coordinator was killed and started again."""
+        self._has_restarted = True
+
+    def _back_in(self, site: str) -> int | None:
+        """The first round to which a site has contributed since it was found to have ended.
+
+        The rounds up to that one may count an update that it had handed in before.
+        """
+        rounds = (r for r in self._rounds.values() if r.round > self._lost_in[site])
+        return min((r.round for r in rounds if site in r.contributors), default=None)
+
+    def _note(self, about: str, text: str) -> None:
+        if self._notes.get(about) != text:
+            self._notes.pop(about, None)  # so that the latest note comes last
+            self._notes[about] = text
+            self._untold.append(text)
 
     def _published(self, start: int = 0) -> Iterator[inspection.RoundStatus]:
         """Those of which all is known, in order and without gaps, from `start` on."""
@@ -126,7 +151,7 @@ class Progress:
                 f"{accuracy:.1%}",
                 Text("█" * round(accuracy * 20), style="green"),
             )
-        notes = [Text(note, style="yellow") for note in self._notes]
+        notes = [Text(note, style="yellow") for note in self._notes.values()]
         if everything:
             return Group(table, *notes)
         return Group(table, *notes[-3:], Text(self._waiting_for, style="dim"))
@@ -140,24 +165,28 @@ class Progress:
                 f"round {round_.round + 1} of {self._num_rounds}: "
                 f"{round_.num_contributors} updates, test accuracy {accuracy:.1%}"
             )
-        yield from self._notes[self._num_notes_told :]
-        self._num_notes_told = len(self._notes)
+        untold, self._untold = self._untold, []
+        yield from untold
 
 
 def verdict(
     status: inspection.GetStatusResponse, fleet: Fleet, federated: float, centralised: float
 ) -> RenderableType:
     """Federated beside centralised."""
-    points = 100 * (federated - centralised)
+    ours, theirs = round(100 * federated, 1), round(100 * centralised, 1)
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("federated, data stayed where it was", f"[bold]{federated:.1%}[/bold]")
-    table.add_row("the same model on all data in one place", f"{centralised:.1%}")
-    table.add_row("difference", f"{points:+.1f} points")
+    table.add_row("federated, data stayed where it was", f"[bold]{ours:.1f}%[/bold]")
+    table.add_row("the same model on all data in one place", f"{theirs:.1f}%")
+    table.add_row("difference", f"{ours - theirs:+.1f} points")
     lines: list[RenderableType] = [table]
     if fleet.restarts:
-        lines.append(Text(f"The coordinator was killed {fleet.restarts} time(s) on the way."))
+        lines.append(Text(f"The coordinator was killed {_times(fleet.restarts)} and came back."))
     if status.cause != "completed":
         lines.append(Text(f"The session ended early: {status.cause}", style="red"))
     return Panel(Group(*lines), title="Test accuracy", title_align="left", expand=False)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

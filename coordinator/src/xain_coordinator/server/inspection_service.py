@@ -11,10 +11,15 @@ from typing import Any, NoReturn
 import grpc
 
 from xain_coordinator.core.decider import due_of_round
-from xain_coordinator.core.membership import Heard, Refusals, expiries
+from xain_coordinator.core.membership import (
+    Heard,
+    Refusals,
+    expiries,
+    is_connected_after_end,
+)
 from xain_coordinator.core.pacing import describe
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Round, Rules
+from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.ports import MetricsStore
@@ -68,7 +73,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             phase=session.phase.value,
             round=session.round,
             num_rounds=session.rules.rounds,
-            num_connected=len(session.members),
+            num_connected=self._num_connected(now),
             num_required=session.rules.num_required,
             num_selected=len(round_.selected) if round_ else 0,
             num_updates=len(round_.updates) if round_ else 0,
@@ -83,6 +88,23 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "late_updates": self._driver.num_late,
                 "lost_metrics": self._metrics.num_lost,
             },
+        )
+
+    def _num_connected(self, now: float) -> int:
+        session = self._driver.session
+        if session.phase is not Phase.FINISHED:
+            return len(session.members)
+        return sum(self._is_connected(participant_id, now) for participant_id in session.members)
+
+    def _is_connected(self, participant_id: str, now: float) -> bool:
+        """Always, for a member of a session that has not ended."""
+        session = self._driver.session
+        return session.phase is not Phase.FINISHED or is_connected_after_end(
+            session.members[participant_id],
+            session.heard.get(participant_id),
+            session.lease_floor,
+            session.rules.lease_s,
+            now,
         )
 
     async def ListParticipants(
@@ -124,12 +146,15 @@ class InspectionService(inspection_grpc.InspectionServicer):
         now = self._driver.clock.now()
         round_ = session.open_round
         member = session.members[participant_id]
+        state = session.heard.get(participant_id, Heard(now)).state
+        if not self._is_connected(participant_id, now):
+            expires_at, state = now, ParticipantState.FINISHED
         return inspection.ParticipantStatus(
             participant_id=participant_id,
             selected=round_ is not None and participant_id in round_.selected,
             update_accepted=round_ is not None and participant_id in round_.updates,
-            lease_seconds=expires_at - now,
-            reported_state=wire_state(session.heard.get(participant_id, Heard(now)).state),
+            lease_seconds=max(0.0, expires_at - now),
+            reported_state=wire_state(state),
             profile=pb.DataProfile(
                 num_samples=member.profile.num_samples,
                 num_features=member.profile.num_features,

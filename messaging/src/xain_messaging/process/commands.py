@@ -12,6 +12,8 @@ import typer
 
 EXIT_BAD_CONFIG = 2
 
+DEFAULT_PORT = 50051  # of a coordinator
+
 # Typer raises it for all wrong command lines, and exports only this subclass.
 _UsageError = typer.BadParameter.__mro__[1]
 _FLAG = re.compile(r"--?[A-Za-z][A-Za-z0-9-]{0,30}")
@@ -66,6 +68,17 @@ def _what_is_wrong(error: Any) -> str:
             '(write KEY=VALUE without blanks, or in quotes: "KEY=VALUE")'
         )
     return " ".join(error.format_message().split())
+
+
+def split_host_port(address: str) -> tuple[str, str | None]:
+    """(host, port) of "HOST:PORT", "HOST", or an IPv6 address, with brackets if a port follows.
+
+    port: None if the address has none. Neither part is checked.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]") or (":" in host and not host.endswith("]")):
+        return address, None
+    return host, port
 
 
 def set_option(example: str) -> Any:

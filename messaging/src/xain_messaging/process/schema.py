@@ -123,9 +123,12 @@ def why_not_value(value: object) -> str | None:
     return None
 
 
-def show(value: object) -> str:
+def show(value: object, *, whole: bool = False) -> str:
     """A value on one line, as in TOML. What is within tables and lists stays there: it may be
-    secret."""
+    secret.
+
+    whole: also where it is longer than a message should be.
+    """
     match value:
         case dict():
             return "a table"
@@ -139,12 +142,12 @@ def show(value: object) -> str:
             text = json.dumps(value, ensure_ascii=False)
             text = text.encode(errors="backslashreplace").decode()  # surrogates
         case Path() | Fraction():
-            text = show(str(value))
+            text = show(str(value), whole=whole)
         case datetime() | date() | time():
             text = value.isoformat()
         case _:
             text = str(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+    return text if whole or len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
 class Schema:
@@ -178,11 +181,13 @@ class Schema:
         types = _types(self.leaves[leaf].annotation) if leaf is not None else frozenset()
         return bool({SecretStr, SecretBytes} & types) or any(map(is_secret_name, key))
 
-    def shown(self, key: Key, value: object) -> str:
-        """A value as messages and check-config show it."""
+    def shown(self, key: Key, value: object, *, whole: bool = False) -> str:
+        """A value as messages show it, or as check-config does, whole."""
         if self.is_secret(key):
             return MASK
-        return show_url(value) if self.is_url(key) and isinstance(value, str) else show(value)
+        if self.is_url(key) and isinstance(value, str):
+            return show_url(value)
+        return show(value, whole=whole)
 
     def is_url(self, key: Key) -> bool:
         """The values of the key are URLs."""

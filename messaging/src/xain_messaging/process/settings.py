@@ -97,7 +97,9 @@ class Resolved(Generic[Model]):
         for leaf in schema.leaves:
             in_force = reduce(getattr, leaf, cast(Any, self.config))
             for key, value in schema.items(leaf, in_force):
-                shown = "" if value is None else "{}" if value == {} else schema.shown(key, value)
+                shown = "" if value is None else "{}"
+                if value not in (None, {}):
+                    shown = schema.shown(key, value, whole=True)
                 if schema.is_secret(key):
                     shown = MASK if value and str(value) else ""  # whether it is set may be told
                 given = self.given.get(key)

@@ -254,9 +254,9 @@ class ParticipantStatus(_message.Message):
     selected: _builtins.bool
     update_accepted: _builtins.bool
     lease_seconds: _builtins.float
-    """until it expires"""
+    """Until it expires. 0 for one that is gone: after the end of a session its members stay listed."""
     reported_state: _coordinator_pb2.State.ValueType
-    """as its last heartbeat said"""
+    """as its last heartbeat said; FINISHED for one that is gone"""
     rounds_contributed: _builtins.int
     round: _builtins.int
     """the one that it trains, or would train"""
