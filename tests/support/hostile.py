@@ -118,12 +118,17 @@ def extreme(message: Message, chance: Random, depth: int = 0) -> Message:
         if chance.random() < 0.3:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            value_field = field.message_type.fields_by_name["value"]
             for _ in range(chance.choice((1, 40))):
-                getattr(message, field.name)[chance.choice(_TEXTS)] = chance.choice(_TEXTS)
+                value = _value(value_field, chance)
+                getattr(message, field.name)[chance.choice(_TEXTS)] = value
         elif field.is_repeated:
             if field.message_type is None:
                 values = [_value(field, chance) for _ in range(chance.choice((1, 100)))]
                 getattr(message, field.name).extend(values)
+            elif depth < 3:
+                for _ in range(chance.choice((1, 10))):
+                    extreme(getattr(message, field.name).add(), chance, depth + 1)
         elif field.message_type is not None:
             if depth < 3:
                 extreme(getattr(message, field.name), chance, depth + 1)

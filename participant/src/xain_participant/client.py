@@ -200,6 +200,12 @@ class CoordinatorClient:
                     num_samples=profile.num_samples,
                     num_features=profile.num_features,
                     classes=profile.classes,
+                    columns=[
+                        pb.Column(name=column.name, type=column.type, unit=column.unit)
+                        for column in profile.columns
+                    ],
+                    target=profile.target,
+                    task=profile.task,
                 )
             )
         return self._contact(lambda stub: stub.Rendezvous, request)

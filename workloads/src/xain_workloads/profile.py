@@ -1,7 +1,7 @@
 """What a participant tells about its data before training: sizes and classes, never rows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xain_workloads.schema import Column
 
@@ -37,7 +37,7 @@ def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def union(profiles: Iterable[DataProfile]) -> DataProfile:
-    """The profile of all data together.
+    """The profile of all data together: columns as in the first that names them, no statistics.
 
     Profiles without rows say nothing about the data and are passed over. Raises ValueError if none
     is left, or if they disagree on the number of features.
@@ -48,8 +48,10 @@ def union(profiles: Iterable[DataProfile]) -> DataProfile:
     widths = sorted({profile.num_features for profile in known})
     if len(widths) > 1:
         raise ValueError(f"participants disagree on the number of features: {widths}")
-    return DataProfile(
+    named = next((profile for profile in known if profile.columns), known[0])
+    return replace(
+        named,
         num_samples=sum(profile.num_samples for profile in known),
-        num_features=widths[0],
         classes=sort_classes(name for profile in known for name in profile.classes),
+        statistics="",
     )

@@ -1,9 +1,21 @@
-"""The schema of a table: which columns there are, and of which type. Never rows."""
+"""The schema of a table: names, types and units of its columns, and its target. Never rows."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from xain_workloads.errors import DataError
 
 ColumnType = Literal["number", "category"]
+COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
+
+# A table with more columns is compared by their number alone: it is rather an array.
+MAX_COLUMNS = 10_000
+MAX_NAME = 200  # characters of a name or a unit
+# All names and units of a table together, in UTF-8.
+MAX_NAMES_BYTES = 512 * 1024
+
+_SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +25,116 @@ class Column:
     name: str
     type: ColumnType = "number"
     unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What the participants of a session agree on.
+
+    columns, target, task, classes: empty where the first participant's data decide.
+    allow_extra: columns that the schema does not have are ignored, instead of refused.
+    allow_missing: a column that a participant does not have counts as missing in all of its rows.
+    allow_new_classes: a participant may bring labels that the others do not have, until the model
+        is made.
+    """
+
+    columns: tuple[Column, ...] = ()
+    target: str = ""
+    task: str = ""
+    classes: tuple[str, ...] = ()
+    allow_extra: bool = False
+    allow_missing: bool = False
+    allow_new_classes: bool = False
+
+
+OPEN_SCHEMA = Schema()  # leaves everything to the first participant
+
+
+def check_names(columns: Sequence[Column]) -> None:
+    """Raise DataError that names the first column whose name, type or unit cannot be used."""
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(f"there are {len(columns)} columns; at most {MAX_COLUMNS} are taken")
+    seen: set[str] = set()
+    num_bytes = 0
+    for i, column in enumerate(columns, start=1):
+        for what, text in (("name", column.name), ("unit", column.unit)):
+            if len(text) > MAX_NAME or not text.isprintable():
+                shown = repr(text[:40]) + ("..." if len(text) > 40 else "")
+                raise DataError(
+                    f"column {i} has the {what} {shown}; it must have at most {MAX_NAME}"
+                    " printable characters"
+                )
+        if not column.name.strip():
+            raise DataError(f"column {i} has no name; give it one in the file")
+        if column.type not in COLUMN_TYPES:
+            raise DataError(
+                f"column {column.name!r} is of type {column.type[:40]!r}; it must be one of:"
+                f" {', '.join(COLUMN_TYPES)}"
+            )
+        if column.name in seen:
+            raise DataError(f"more than one column is called {column.name!r}")
+        seen.add(column.name)
+        num_bytes += len(column.name.encode(errors="replace")) + len(column.unit.encode())
+    if num_bytes > MAX_NAMES_BYTES:
+        raise DataError(f"the names of all columns take more than {MAX_NAMES_BYTES} bytes")
+
+
+def match(schema: Schema, columns: Sequence[Column]) -> None:
+    """Compare the columns of a table with those of a schema, by name and in any order.
+
+    Raises DataError that names the columns, how they differ and what to do.
+    """
+    known = {column.name: column for column in schema.columns}
+    names = {column.name for column in columns}
+    extra = [] if schema.allow_extra else [c.name for c in columns if c.name not in known]
+    missing = [] if schema.allow_missing else [name for name in known if name not in names]
+    if missing and extra:
+        raise DataError(
+            f"{_columns(missing)} of the session's schema {_is(missing)} not in the data, and"
+            f" {_columns(extra)} of the data {_is(extra)} not in the schema; if two of them are the"
+            " same, rename it with [data] rename, else correct the file"
+        )
+    if missing:
+        raise DataError(
+            f"{_columns(missing)} of the session's schema {_is(missing)} not in the data; add"
+            f" {_it(missing)}, or have the coordinator set [schema] allow_missing = true"
+        )
+    if extra:
+        raise DataError(
+            f"{_columns(extra)} of the data {_is(extra)} not in the session's schema; leave"
+            f" {_it(extra)} out with [data] drop, or have the coordinator set"
+            " [schema] allow_extra = true"
+        )
+    for column in columns:
+        expected = known.get(column.name, column)
+        if column.type != expected.type:
+            raise DataError(
+                f"column {column.name!r} is of type {column.type!r}, in the session's schema of"
+                f" type {expected.type!r}; correct its values, or declare it with [data] types"
+            )
+        if column.unit and expected.unit and column.unit != expected.unit:
+            raise DataError(
+                f"column {column.name!r} is in the unit {column.unit!r}, in the session's schema in"
+                f" {expected.unit!r}; convert its values and declare the unit with [data] units"
+            )
+    if not names & known.keys():
+        raise DataError("no column of the data is in the session's schema")
+
+
+def shown(names: Iterable[str], limit: int = _SHOWN) -> str:
+    """Names for a message: the first few of them, and how many more there are."""
+    texts = [repr(name) for name in names]
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(texts[:limit]) + more
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {shown(names)}"
+
+
+def _is(names: Sequence[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _it(names: Sequence[str]) -> str:
+    return "them" if len(names) > 1 else "it"

@@ -82,7 +82,10 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     if _is_full(session, is_eligible=rules.is_eligible(command.tags)):
         # A place is free again when a lease runs out, so that is the natural time to ask again.
         return (), r.Later(rules.lease_s), ()
-    _check_profile(session, command.profile)
+    try:
+        _check_profile(session, command.profile)
+    except errors.ProfileMismatch as refusal:
+        raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
     joined = e.ParticipantJoined(participant_id, command.profile, now, command.tags)
     return (joined,), accepted, ()
 
@@ -104,7 +107,13 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
                 "so a rendezvous must carry a data profile"
             )
         return
-    check_profile(profile, _profiles_to_fit(session), needs_rows=needed)
+    check_profile(
+        profile,
+        _profiles_to_fit(session),
+        session.rules.schema,
+        needs_rows=needed,
+        is_model_requested=session.requested is not None,
+    )
 
 
 def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:

@@ -1,26 +1,44 @@
 """Which data profiles a session takes.
 
-They decide how large the initial model is, before anybody has trained anything, so what they come
-to together is bounded. The largest model allowed takes 400 MB in float32.
+The data of a session have one schema: that of the configuration, completed by the profile of the
+first participant. Columns are compared by name, labels by their text. A profile without columns,
+from an earlier version or of an array, is compared by its number of features alone.
+
+Profiles decide how large the initial model is, before anybody has trained anything, so what they
+come to together is bounded. The largest model allowed takes 400 MB in float32.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from dataclasses import replace
 
 from xain_coordinator.core.errors import ProfileMismatch
-from xain_coordinator.core.values import DataProfile
+from xain_coordinator.core.values import DataProfile, Schema
+from xain_workloads.errors import DataError
+from xain_workloads.profile import sort_classes
+from xain_workloads.schema import MAX_NAME, OPEN_SCHEMA, check_names, match, shown
 
 MAX_FEATURES = 1_000_000
 MAX_CLASSES = 10_000
 # All class names together travel with every assignment, in one message.
 MAX_CLASS_NAMES_BYTES = 256 * 1024
 MAX_WEIGHTS = 100_000_000  # features times classes
+_TASKS = ("", "classification", "regression")
 
 
-def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_rows: bool) -> None:
+def check_profile(
+    profile: DataProfile,
+    others: Iterable[DataProfile],
+    schema: Schema = OPEN_SCHEMA,
+    *,
+    needs_rows: bool,
+    is_model_requested: bool = False,
+) -> None:
     """Refuse a profile that does not fit the session, or that no honest data have.
 
-    others: of those who came before.
+    others: the profiles that the initial model is made from, then those of the members.
+    schema: as it is configured.
     needs_rows: the session's model is made from profiles, and one without rows says nothing.
+    is_model_requested: the classes of the model are known, and none can be added.
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
@@ -30,15 +48,17 @@ def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_
             "rather a regression?"
         )
     width: int | None = None
-    # The model is made for the classes of all of them, so it is their union that counts.
-    classes = set(profile.classes)
+    known_classes = set(schema.classes)
     for other in others:
         if other.num_samples:
-            if samples > 0 and (other.num_features, other.classes) == (features, profile.classes):
+            if samples > 0 and _is_alike(profile, other):
                 return  # one like it was taken, and is among the others still
             if width is None:
                 width = other.num_features
-            classes.update(other.classes)
+            known_classes.update(other.classes)
+            schema = _completed(schema, other)
+    # The model is made for the classes of all of them, so it is their union that counts.
+    classes = known_classes.union(profile.classes)
     if samples < 0 or features < 0:
         raise ProfileMismatch("the numbers of samples and features must not be negative")
     if needs_rows and samples == 0:
@@ -57,9 +77,120 @@ def check_profile(profile: DataProfile, others: Iterable[DataProfile], *, needs_
         raise ProfileMismatch(
             f"the names of all classes take more than {MAX_CLASS_NAMES_BYTES} bytes"
         )
+    _check_texts(profile)
+    if samples == 0:
+        return  # nothing is known of types and labels
+    if schema.columns and profile.columns:
+        try:
+            match(schema, profile.columns)
+        except DataError as error:
+            raise ProfileMismatch(str(error)) from None
+    else:
+        if schema.columns:
+            width = len(schema.columns)
+        if width is not None and features != width:
+            raise ProfileMismatch(
+                f"the data have {features} features, those of the session {width}; check the "
+                "columns"
+            )
+    _check_target(profile, schema)
+    if profile.task:
+        _check_classes(profile, schema, known_classes, is_model_requested)
+
+
+def _is_alike(profile: DataProfile, other: DataProfile) -> bool:
+    return (
+        profile.num_features == other.num_features
+        and profile.classes == other.classes
+        and profile.columns == other.columns
+        and (profile.target, profile.task) == (other.target, other.task)
+    )
+
+
+def _completed(schema: Schema, profile: DataProfile) -> Schema:
+    """The schema with what it leaves open as in a profile."""
+    return replace(
+        schema,
+        columns=schema.columns or profile.columns,
+        target=schema.target or profile.target,
+        task=schema.task or profile.task,
+    )
+
+
+def _check_texts(profile: DataProfile) -> None:
+    """Refuse names that cannot be kept or shown."""
     if not all(name.isprintable() for name in profile.classes):
         raise ProfileMismatch("a class name contains characters that cannot be printed")
-    if samples and width is not None and features != width:
+    if len(profile.target) > MAX_NAME or not profile.target.isprintable():
         raise ProfileMismatch(
-            f"the data have {features} features, those of the session {width}; check the columns"
+            f"the name of the target must have at most {MAX_NAME} printable characters"
         )
+    if profile.task not in _TASKS:
+        raise ProfileMismatch(
+            f"the task is {profile.task[:40]!r}; it must be one of: {', '.join(_TASKS[1:])}"
+        )
+    if profile.columns and len(profile.columns) != profile.num_features:
+        raise ProfileMismatch(
+            f"{len(profile.columns)} columns are named, and there are {profile.num_features}"
+        )
+    try:
+        check_names(profile.columns)
+    except DataError as error:
+        raise ProfileMismatch(str(error)) from None
+
+
+def _check_target(profile: DataProfile, schema: Schema) -> None:
+    if profile.task and schema.task and profile.task != schema.task:
+        raise ProfileMismatch(
+            f"the data are for {profile.task}, the session for {schema.task}; set [data] task = "
+            f'"{schema.task}", if the target {profile.target!r} is right for it'
+        )
+    if profile.target and schema.target and profile.target != schema.target:
+        raise ProfileMismatch(
+            f"the target is called {profile.target!r}, in the session {schema.target!r}; choose it "
+            "with [data] target, or rename it with [data] rename"
+        )
+
+
+def _check_classes(
+    profile: DataProfile, schema: Schema, known: Set[str], is_model_requested: bool
+) -> None:
+    """Refuse labels that the session does not know. Known labels may lack: parts of one data set
+    have not always all of them."""
+    new = [name for name in profile.classes if name not in known]
+    if not new or not known:
+        return
+    if not is_model_requested:
+        # One label alone is no list of classes: the first part of a data set may have no other.
+        is_longer_list = len(known) < 2 and not schema.classes and known <= {*profile.classes}
+        if schema.allow_new_classes or is_longer_list:
+            return
+    raise ProfileMismatch(
+        f"label{'s' if len(new) > 1 else ''} {shown(new)} of the target {profile.target!r}"
+        f" {'are' if len(new) > 1 else 'is'} unknown to the session, whose classes are"
+        f" {shown(sort_classes(known), 10)}; correct these rows or leave them out. If it is a"
+        " class, all participants must know it: list all of them in [schema] classes of the"
+        " coordinator, or in [data] classes of the first participant"
+    )
+
+
+def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile, ...]:
+    """The profiles that the initial model is made from: those with columns have the columns of the
+    session's schema, in its order, and at least its classes."""
+    profiles = tuple(profiles)
+    classes = schema.classes
+    for profile in profiles:
+        if profile.num_samples:
+            schema = _completed(schema, profile)
+    return tuple(
+        replace(
+            profile,
+            num_features=len(schema.columns),
+            columns=schema.columns,
+            target=schema.target,
+            classes=sort_classes({*profile.classes, *classes}),
+        )
+        if profile.columns and profile.num_samples
+        else profile
+        for profile in profiles
+    )

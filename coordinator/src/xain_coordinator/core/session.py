@@ -35,6 +35,7 @@ what they are told, and what they hand in, is of the round that they train.
 XAIN's participants see COLLECTING and AGGREGATING as ROUND, and only if they are selected.
 """
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -291,6 +292,7 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at, tags):
             is_eligible = session.rules.is_eligible(tags)
+            profile = _sharing_columns(session, profile)
             member = Member(participant_id, profile, at, tags, is_eligible)
             # Whoever has handed in, gone, and come back is still one of the selected.
             opened = session.open_round
@@ -427,6 +429,17 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
         return session
     session = _released(session, participant_id)
     return replace(session, unselected=excluding(session.unselected, participant_id))
+
+
+def _sharing_columns(session: Session, profile: DataProfile | None) -> DataProfile | None:
+    """The profile with the columns of the first member, if they are the same: there may be many
+    members, and many columns."""
+    first = next(iter(session.members.values()), None)
+    if profile is None or first is None or first.profile is None:
+        return profile
+    if not profile.columns or profile.columns != first.profile.columns:
+        return profile
+    return dataclasses.replace(profile, columns=first.profile.columns)
 
 
 def _without(session: Session, participant_id: str) -> Session:

@@ -10,6 +10,7 @@ from typing import Literal
 from xain_messaging.conditional_events import Expression
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
+from xain_workloads.schema import OPEN_SCHEMA, Schema
 
 __all__ = [
     "Base",
@@ -25,6 +26,7 @@ __all__ = [
     "Point",
     "Round",
     "Rules",
+    "Schema",
     "StoredWeights",
     "Update",
     "WeightsRef",
@@ -236,6 +238,8 @@ class Rules:
     refused_limit: whoever has so many updates refused in a row is left out of selection; 0: nobody.
     refused_rounds: for how many rounds after the one in which that happens.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
+    schema: what the data of all participants have in common; what it leaves open, the profile of
+        the first participant decides.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -269,6 +273,7 @@ class Rules:
     refused_limit: int = 0
     refused_rounds: int = 0
     train_config: str = ""
+    schema: Schema = OPEN_SCHEMA
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
         """A participant with these tags may be selected, and counts towards N."""

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
+import structlog
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import (
     check_name,
@@ -29,12 +31,18 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import participant_of, waited_s
+from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
+from xain_coordinator.server.statuses import message_of
 from xain_coordinator.server.translate import layout_message, ref_message, wire_state
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.turns import Turns
+from xain_messaging.names import shortened
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import coordinator_pb2_grpc as pb_grpc
+from xain_workloads.schema import Column, ColumnType
+
+log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,6 +51,9 @@ FEW_PARTICIPANTS = 50
 
 # Said "1" of an upload whose messages have SMALL_BYTES at most; see streams.
 SMALL_MESSAGES_KEY = "xain-small-messages"
+
+# Refused rendezvous in 10 s that are each a line in the log: strangers can cause them, too.
+MAX_REFUSED_LINES = 20
 
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
 
@@ -82,15 +93,25 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
         self._chunks = Turns()  # of all transfers
+        self._refused = RareLine(log.warning, "rendezvous_refused", burst=MAX_REFUSED_LINES)
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
     ) -> pb.RendezvousResponse:
         check_number_of_tags(len(request.tags))  # before a copy of them is made
         profile = _profile(request.profile) if request.HasField("profile") else None
-        reply = await self._driver.submit(
-            c.Rendezvous(participant_of(context), profile, dict(request.tags))
-        )
+        participant_id = participant_of(context)
+        try:
+            reply = await self._driver.submit(
+                c.Rendezvous(participant_id, profile, dict(request.tags))
+            )
+        except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
+            self._refused(
+                participant=shortened(participant_id),
+                code=refusal.code,
+                reason=message_of(refusal),
+            )
+            raise
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
             return pb.RendezvousResponse(
@@ -346,4 +367,12 @@ def _has_small_messages(context: Context) -> bool:
 
 
 def _profile(message: pb.DataProfile) -> DataProfile:
-    return DataProfile(message.num_samples, message.num_features, tuple(message.classes))
+    return DataProfile(
+        message.num_samples,
+        message.num_features,
+        tuple(message.classes),
+        # The core looks at the types.
+        tuple(Column(c.name, cast(ColumnType, c.type), c.unit) for c in message.columns),
+        message.target,
+        message.task,
+    )

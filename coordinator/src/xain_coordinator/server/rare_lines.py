@@ -8,21 +8,25 @@ EVERY_S = 10.0
 
 
 class RareLine:
-    """One log line in EVERY_S at most, which says how many events there were since the last one.
+    """A few log lines in EVERY_S at most; each says how many events there were since the last one.
 
-    write: a method of a logger.
+    write: a method of a logger. burst: how many lines.
     """
 
-    def __init__(self, write: Callable[..., Any], event: str) -> None:
+    def __init__(self, write: Callable[..., Any], event: str, burst: int = 1) -> None:
         self._write = write
         self._event = event
+        self._burst = burst
         self._num = 0
-        self._next_at = 0.0
+        self._num_lines = 0
+        self._ends_at = 0.0
 
     def __call__(self, **fields: object) -> None:
         """Count an event. fields: of this one, for the line."""
         self._num += 1
         now = time.monotonic()
-        if now >= self._next_at:
+        if now >= self._ends_at:
+            self._num_lines, self._ends_at = 0, now + EVERY_S
+        if self._num_lines < self._burst:
             self._write(self._event, num=self._num, **fields)
-            self._num, self._next_at = 0, now + EVERY_S
+            self._num, self._num_lines = 0, self._num_lines + 1

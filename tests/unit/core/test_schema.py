@@ -1,0 +1,209 @@
+"""The schema of a session: which data are refused at the rendezvous, and how that is told."""
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.core.bench import Bench, make_rules
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.errors import ProfileMismatch
+from xain_coordinator.core.values import DataProfile, Schema
+from xain_workloads.schema import MAX_COLUMNS, MAX_NAME, Column
+
+AGE, SEX, WEIGHT = Column("age", unit="years"), Column("sex", "category"), Column("weight")
+PROFILE = DataProfile(
+    10, 3, ("alive", "dead"), (AGE, SEX, WEIGHT), target="status", task="classification"
+)
+
+
+def profile_of(*columns: Column, **changes: object) -> DataProfile:
+    return replace(PROFILE, num_features=len(columns), columns=columns, **changes)
+
+
+def waiting(schema: Schema = Schema(), **rules: object) -> Bench:  # noqa: B008  # immutable
+    return Bench(make_rules(min_participants=9, schema=schema, **rules), answers=False)
+
+
+def refusal(bench: Bench, profile: DataProfile) -> str:
+    return str(bench.refuses(c.Rendezvous("late", profile), ProfileMismatch))
+
+
+MISTAKES = {
+    "missing": (profile_of(AGE, SEX), "column 'weight' of the session's schema is not in the data"),
+    "extra": (
+        profile_of(AGE, SEX, WEIGHT, Column("name", "category")),
+        "column 'name' of the data is not in the session's schema; leave it out with [data] drop",
+    ),
+    "renamed": (
+        profile_of(AGE, SEX, Column("Weight")),
+        "column 'weight' of the session's schema is not in the data, and column 'Weight' of the"
+        " data is not in the schema; if two of them are the same, rename it with [data] rename",
+    ),
+    "type": (
+        profile_of(AGE, SEX, replace(WEIGHT, type="category")),
+        "column 'weight' is of type 'category', in the session's schema of type 'number'",
+    ),
+    "unit": (
+        profile_of(replace(AGE, unit="months"), SEX, WEIGHT),
+        "column 'age' is in the unit 'months', in the session's schema in 'years'",
+    ),
+    "target": (
+        replace(PROFILE, target="outcome"),
+        "the target is called 'outcome', in the session 'status'",
+    ),
+    "task": (
+        replace(PROFILE, task="regression", classes=()),
+        "the data are for regression, the session for classification",
+    ),
+    "other labels": (
+        replace(PROFILE, classes=("0", "1")),
+        "labels '0', '1' of the target 'status' are unknown to the session, whose classes are"
+        " 'alive', 'dead'",
+    ),
+    "stray label": (
+        replace(PROFILE, classes=("alive", "dead", "unknown")),
+        "label 'unknown' of the target 'status' is unknown to the session",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("from_configuration", [True, False])
+def test_data_that_do_not_fit_the_schema_are_refused(
+    mistake: str, from_configuration: bool
+) -> None:
+    """Whether the configuration or the first participant gives the schema, the message names the
+    participant, the column or label, and what to do."""
+    profile, complaint = MISTAKES[mistake]
+    schema = Schema(PROFILE.columns, "status", "classification", ("alive", "dead"))
+    bench = waiting(schema if from_configuration else Schema())
+    if not from_configuration:
+        bench.join("first", profile=PROFILE)
+    message = refusal(bench, profile)
+    assert complaint in message
+    assert message.startswith("participant 'late': ")
+    bench.join("late", profile=PROFILE)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        profile_of(WEIGHT, AGE, SEX),
+        replace(PROFILE, classes=("dead",)),
+        profile_of(replace(AGE, unit=""), SEX, replace(WEIGHT, unit="kg")),
+        DataProfile(10, 3, ("alive",)),
+    ],
+    ids=["other order", "fewer classes", "units not declared", "earlier version"],
+)
+def test_data_that_differ_in_what_may_differ_are_taken(profile: DataProfile) -> None:
+    """Order, absent labels and undeclared units refuse nobody."""
+    bench = waiting()
+    bench.join("first", profile=PROFILE)
+    bench.join("second", profile=profile)
+
+
+def test_earlier_versions_are_compared_by_their_number_of_features() -> None:
+    """A profile without columns needs as many features as the schema has columns."""
+    bench = waiting()
+    bench.join("first", profile=PROFILE)
+    assert "4 features, those of the session 3" in refusal(bench, DataProfile(10, 4, ("alive",)))
+
+
+def test_schema_is_that_of_those_who_are_there() -> None:
+    """A first participant with the wrong file does not refuse all others for ever."""
+    bench = waiting()
+    bench.join("wrong", profile=profile_of(AGE))
+    refusal(bench, PROFILE)
+    bench.leave("wrong")
+    bench.join("right", profile=PROFILE)
+
+
+def test_schema_of_the_model_outlives_its_participants() -> None:
+    """Once the initial model is asked for, its columns and classes are those of the session."""
+    bench = Bench(make_rules(schema=Schema(allow_new_classes=True)), answers=False)
+    bench.join("first", profile=PROFILE)
+    bench.leave("first")
+    assert "column 'sex'" in refusal(bench, profile_of(AGE, WEIGHT))
+    assert "label 'unknown'" in refusal(bench, replace(PROFILE, classes=("dead", "unknown")))
+
+
+def test_allowed_differences_are_taken() -> None:
+    """[schema] allows extra and missing columns, and labels that others do not have."""
+    bench = waiting(Schema(allow_extra=True, allow_missing=True, allow_new_classes=True))
+    bench.join("first", profile=PROFILE)
+    bench.join("second", profile=profile_of(AGE, SEX, Column("bmi")))
+    bench.join("third", profile=replace(PROFILE, classes=("unknown",)))
+    assert "no column of the data" in refusal(bench, profile_of(Column("bmi")))
+
+
+def test_one_label_alone_is_no_list_of_classes() -> None:
+    """A first part of a data set that has only one label may be followed by one with all of them,
+    but not by one with others."""
+    bench = waiting()
+    bench.join("first", profile=replace(PROFILE, classes=("alive",)))
+    assert "label" in refusal(bench, replace(PROFILE, classes=("0", "1")))
+    bench.join("second", profile=PROFILE)
+    assert "label 'unknown'" in refusal(bench, replace(PROFILE, classes=("alive", "unknown")))
+
+
+def test_initial_model_is_made_for_the_schema() -> None:
+    """All profiles have the columns of the schema, in its order, and all of its classes."""
+    schema = Schema(
+        (SEX, AGE, Column("bmi")), classes=("alive", "dead", "unknown"), allow_missing=True
+    )
+    rules = make_rules(min_participants=2, schema=replace(schema, allow_extra=True))
+    bench = Bench(rules, answers=False)
+    bench.join("first", profile=PROFILE)
+    bench.join("old", profile=DataProfile(5, 3, ("alive",)))
+    expected = replace(
+        PROFILE, columns=schema.columns, classes=("alive", "dead", "unknown"), num_samples=10
+    )
+    assert bench.owed == [InitialiseModel("workload", (expected, DataProfile(5, 3, ("alive",))))]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        replace(PROFILE, num_features=4),
+        profile_of(AGE, AGE),
+        profile_of(Column(" ")),
+        profile_of(Column("x" * (MAX_NAME + 1))),
+        profile_of(Column("bell\a")),
+        profile_of(Column("x", unit="\n")),
+        profile_of(Column("x", "text")),  # type: ignore[arg-type]  # on purpose
+        profile_of(*(Column(f"x{i}") for i in range(MAX_COLUMNS + 1))),
+        profile_of(*(Column(f"{'x' * 150}{i}") for i in range(5_000))),
+        replace(PROFILE, target="x" * (MAX_NAME + 1)),
+        replace(PROFILE, task="clustering"),
+    ],
+    ids=[
+        "number",
+        "twice",
+        "blank",
+        "long",
+        "bell",
+        "unit",
+        "type",
+        "many",
+        "bytes",
+        "target",
+        "task",
+    ],
+)
+def test_names_that_no_honest_data_have_are_refused(profile: DataProfile) -> None:
+    """Columns come from the network: their number, lengths, types and characters are bounded."""
+    bench = waiting()
+    assert len(refusal(bench, profile)) < 500
+    assert bench.connected == ()
+
+
+def test_equal_columns_of_members_are_kept_once() -> None:
+    """There may be many members with many columns."""
+    bench = waiting()
+    bench.join("first", profile=PROFILE)
+    bench.join("second", profile=replace(PROFILE, columns=(*PROFILE.columns[:2], WEIGHT)))
+    first, second = (member.profile for member in bench.session.members.values())
+    assert first is not None
+    assert second is not None
+    assert first.columns is second.columns
