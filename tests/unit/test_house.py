@@ -39,8 +39,10 @@ CORE_MAY_KNOW = {
     "xain_messaging.conditional_events",
     "xain_messaging.names",
     "xain_messaging.tags",
+    "xain_workloads.errors",
     "xain_workloads.model",
     "xain_workloads.profile",
+    "xain_workloads.schema",
 }
 # What is installed under another name than it is imported by.
 INSTALLED_AS = {
