@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
 from xain_coordinator.config_rounds import RoundsSettings
+from xain_coordinator.config_schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
 from xain_coordinator.plugins import PluginFailed
 from xain_messaging.process.fields import (
@@ -91,6 +92,16 @@ class WorkloadSettings(Section):
         except ValueError as error:
             raise _wrong_option(self.options, str(error)) from None
         return self
+
+    @property
+    def task(self) -> str:
+        """The workload's task: "classification", "regression", or "" without a workload."""
+        if not self.name:
+            return ""
+        from xain_workloads import workload
+
+        made = workload.create(self.name, self.options)
+        return str(getattr(getattr(made, "options", None), "task", ""))
 
 
 def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
@@ -289,6 +300,8 @@ class CoordinatorConfig(Section):
     rounds: RoundsSettings = RoundsSettings()
     train: Train = Field(default_factory=dict)
     workload: WorkloadSettings = WorkloadSettings()
+    # Models of pydantic have a method `schema`.
+    data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
     aggregation: AggregationSettings = AggregationSettings()
     storage: StorageSettings = StorageSettings()
     journal: JournalSettings = JournalSettings()
@@ -339,6 +352,13 @@ class CoordinatorConfig(Section):
                 ) from error
         return self
 
+    @model_validator(mode="after")
+    def _task_fits(self) -> Self:
+        task, trained = self.data_schema.task, self.workload.task
+        if task and trained and task != trained:
+            raise WrongSetting("schema.task", f'the workload trains for "{trained}"')
+        return self
+
     def rules(self) -> Rules:
         """What a new session is opened with."""
         rounds = self.rounds
@@ -372,4 +392,5 @@ class CoordinatorConfig(Section):
             consistency=rounds.consistency,
             staleness=None if rounds.consistency == "asp" else rounds.staleness or 0,
             buffer_size=rounds.buffer_size or rounds.min_participants,
+            schema=self.data_schema.agreed(self.workload.task),
         )

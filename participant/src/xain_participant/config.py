@@ -17,12 +17,15 @@ from xain_messaging.process.fields import (
     FilePath,
     Host,
     Section,
+    Texts,
     WrongSetting,
     join_host_port,
 )
 from xain_messaging.process.logs import LoggingSettings
-from xain_workloads.data import BUNDLED, SUFFIXES
+from xain_workloads.data import BUNDLED, SUFFIXES, load_table
 from xain_workloads.partition import MAX_ALPHA, Partition
+from xain_workloads.schema import ColumnType
+from xain_workloads.table import Table
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
 
@@ -98,6 +101,13 @@ class DataSettings(Section):
     scale: Scale = 1.0
     num_features: int | None = Field(default=None, ge=1, le=_MAX_FEATURES)
     zero_based: bool = False
+    columns: Texts = ()
+    drop: Texts = ()
+    rename: dict[str, str] = Field(default_factory=dict)
+    types: dict[str, ColumnType] = Field(default_factory=dict)
+    units: dict[str, str] = Field(default_factory=dict)
+    classes: Texts = ()
+    missing: Texts = ()
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -118,11 +128,31 @@ class DataSettings(Section):
                 f"only files that end in one of: {', '.join(_WITH_COLUMN_NAMES)}, have a column to "
                 "choose",
             )
+        if self.classes and self.task == "regression":
+            raise WrongSetting("classes", 'there are none with data.task = "regression"')
         if self.source == "diabetes" and self.task == "classification":
             raise WrongSetting(
                 "task", 'it must be "regression": the target of diabetes is a measurement'
             )
         return self
+
+    def load(self) -> Table:
+        """Read the table. Raises DataError that names the file, and column and row if possible."""
+        return load_table(
+            self.source,
+            target=self.target,
+            task=self.task,
+            scale=self.scale,
+            num_features=self.num_features,
+            zero_based=self.zero_based,
+            select=self.columns,
+            drop=self.drop,
+            rename=self.rename,
+            types=self.types,
+            units=self.units,
+            classes=self.classes,
+            missing=self.missing,
+        )
 
 
 _WITH_COLUMN_NAMES = (".csv", ".parquet")

@@ -12,7 +12,7 @@ from tests.unit.core.bench import Bench
 from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.keys import attempt_key, incoming_key, model_key, update_key
-from xain_coordinator.core.values import Phase, Rules
+from xain_coordinator.core.values import Phase, Rules, Schema
 from xain_coordinator.ports import StoreError
 from xain_coordinator.secret_files import read_secret
 from xain_coordinator.stores.prefixed import PrefixedAccess
@@ -21,6 +21,7 @@ from xain_coordinator.stores.s3_bucket import connect
 from xain_messaging import names
 from xain_messaging.process.fields import Section
 from xain_messaging.process.settings import ConfigError, load
+from xain_workloads.schema import Column
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -749,7 +750,7 @@ def test_xains_keys_are_told_their_new_names(tmp_path: Path, text: str, message:
 
 def keys_of(model: type[Section]) -> set[str]:
     return {
-        f"{section}.{key}" if key else section
+        f"{field.alias or section}.{key}" if key else section
         for section, field in model.model_fields.items()
         # A table, such as [train], has no keys of its own.
         for key in getattr(field.annotation, "model_fields", [""])
@@ -877,3 +878,40 @@ def test_nobody_is_waited_for_longer_than_a_day(key: str) -> None:
     told = error_of(**{key: 1e12})
     assert told.startswith(key.replace("__", "."))
     assert "86400" in told
+
+
+def test_schema_of_the_configuration_is_that_of_the_session() -> None:
+    """[schema] gives columns, target and classes; the workload gives the task."""
+    config = load(
+        CoordinatorConfig,
+        overrides={
+            "workload.name": "sgd",
+            "schema.columns": {"ward": "category", "age": "number"},
+            "schema.units.age": "years",
+            "schema.classes": "10, 9.0",
+        },
+    )
+    columns = (Column("ward", "category"), Column("age", "number", "years"))
+    assert config.rules().schema == Schema(columns, "", "classification", ("9", "10"))
+    assert load(CoordinatorConfig).rules().schema == Schema()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ({"schema.columns.x": "text"}, 'schema.columns.x is "text"; it must be one of: number, ca'),
+        ({"schema.columns": {"": "number"}}, "column 1 has no name"),
+        ({"schema.units.x": "kg"}, 'schema.units.x is "kg"; schema.columns has no column of'),
+        ({"schema.columns.x": "number", "schema.target": "x"}, "lists it as a column of features"),
+        ({"schema.classes": "a"}, "classification needs two classes or more"),
+        ({"schema.classes": "a,b", "schema.task": "regression"}, "schema.classes is"),
+        ({"schema.task": "regression", "workload.name": "sgd"}, 'trains for "classification"'),
+    ],
+)
+def test_schema_that_no_data_can_have_is_refused(
+    overrides: dict[str, object], complaint: str
+) -> None:
+    """The message names the key."""
+    with pytest.raises(ConfigError) as caught:
+        load(CoordinatorConfig, overrides=overrides)
+    assert complaint in str(caught.value)

@@ -128,7 +128,10 @@ def test_columns_are_selected_dropped_and_renamed(write: WriteCsv) -> None:
     assert table.target_name == "status"
     assert _cells(table, "weight_kg") == [71.5, None, 80, 66]
     for arguments, complaint in (
-        ({"select": ["age", "hight"]}, "columns names 'hight', which is no column of the data"),
+        (
+            {"select": ["age", "hight"]},
+            "[data] columns names 'hight', which is no column of the file",
+        ),
         ({"drop": ["hight"]}, "drop names 'hight'"),
         ({"rename": {"hight": "height"}}, "rename names 'hight'"),
         ({"types": {"hight": "number"}}, "types names 'hight'"),

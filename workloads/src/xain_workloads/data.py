@@ -22,7 +22,7 @@ from xain_workloads.dataset import (
     class_name,
 )
 from xain_workloads.errors import DataError
-from xain_workloads.schema import Column, ColumnType
+from xain_workloads.schema import Column, ColumnType, shown
 from xain_workloads.table import Table
 
 __all__ = [
@@ -214,13 +214,13 @@ def _choose(
         for name in names:
             if name == target and not may_be_target:
                 raise DataError(
-                    f"{source.origin}: {key} names {name!r}, which is the target; choose another"
-                    " target, or leave it out of " + key
+                    f"{source.origin}: [data] {key} names {name!r}, which is the target; leave it"
+                    " out, or choose another target"
                 )
             if name not in features and name != target:
                 raise DataError(
-                    f"{source.origin}: {key} names {name!r}, which is no column of the data;"
-                    f" there are: {', '.join(map(repr, source.names))}"
+                    f"{source.origin}: [data] {key} names {name!r}, which is no column of the"
+                    f" file; there are: {shown(source.names, 20)}"
                 )
     dropped = set(drop)
     columns: list[Column] = []

@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from xain_workloads.schema import Column
+from xain_workloads.errors import DataError
+from xain_workloads.schema import MAX_NAME, Column, check_names
+
+MAX_FEATURES = 1_000_000
+MAX_CLASSES = 10_000
+# All class names together travel with every assignment, in one message.
+MAX_CLASS_NAMES_BYTES = 256 * 1024
+_TASKS = ("", "classification", "regression")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,31 @@ def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct, key=lambda name: (float(name), name)))
     except ValueError:
         return tuple(distinct)
+
+
+def check_profile(profile: DataProfile) -> None:
+    """Raise DataError if no coordinator takes the profile, whatever data others have."""
+    samples, features = profile.num_samples, profile.num_features
+    if samples < 0 or features < 0:
+        raise DataError("the numbers of samples and features must not be negative")
+    if features > MAX_FEATURES or len(profile.classes) > MAX_CLASSES:
+        raise DataError(
+            f"{features} features and {len(profile.classes)} classes; at most {MAX_FEATURES} and"
+            f" {MAX_CLASSES} are taken. Is it rather a regression?"
+        )
+    if sum(len(name.encode(errors="replace")) for name in profile.classes) > MAX_CLASS_NAMES_BYTES:
+        raise DataError(f"the names of all classes take more than {MAX_CLASS_NAMES_BYTES} bytes")
+    if not all(name.isprintable() for name in profile.classes):
+        raise DataError("a class name contains characters that cannot be printed")
+    if len(profile.target) > MAX_NAME or not profile.target.isprintable():
+        raise DataError(f"the name of the target must have at most {MAX_NAME} printable characters")
+    if profile.task not in _TASKS:
+        raise DataError(
+            f"the task is {profile.task[:40]!r}; it must be one of: {', '.join(_TASKS[1:])}"
+        )
+    if profile.columns and len(profile.columns) != features:
+        raise DataError(f"{len(profile.columns)} columns are named, and there are {features}")
+    check_names(profile.columns)
 
 
 def union(profiles: Iterable[DataProfile]) -> DataProfile:

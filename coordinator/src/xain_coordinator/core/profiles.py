@@ -14,15 +14,11 @@ from dataclasses import replace
 from xain_coordinator.core.errors import ProfileMismatch
 from xain_coordinator.core.values import DataProfile, Schema
 from xain_workloads.errors import DataError
-from xain_workloads.profile import sort_classes
-from xain_workloads.schema import MAX_NAME, OPEN_SCHEMA, check_names, match, shown
+from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
+from xain_workloads.profile import check_profile as check_alone
+from xain_workloads.schema import OPEN_SCHEMA, match, shown
 
-MAX_FEATURES = 1_000_000
-MAX_CLASSES = 10_000
-# All class names together travel with every assignment, in one message.
-MAX_CLASS_NAMES_BYTES = 256 * 1024
 MAX_WEIGHTS = 100_000_000  # features times classes
-_TASKS = ("", "classification", "regression")
 
 
 def check_profile(
@@ -42,11 +38,6 @@ def check_profile(
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
-    if len(profile.classes) > MAX_CLASSES:  # a set of them could be small, and they are kept
-        raise ProfileMismatch(
-            f"a list of {len(profile.classes)} classes; at most {MAX_CLASSES} are taken. Is it "
-            "rather a regression?"
-        )
     width: int | None = None
     known_classes = set(schema.classes)
     for other in others:
@@ -57,16 +48,18 @@ def check_profile(
                 width = other.num_features
             known_classes.update(other.classes)
             schema = _completed(schema, other)
+    try:
+        check_alone(profile)
+    except DataError as error:
+        raise ProfileMismatch(str(error)) from None
     # The model is made for the classes of all of them, so it is their union that counts.
     classes = known_classes.union(profile.classes)
-    if samples < 0 or features < 0:
-        raise ProfileMismatch("the numbers of samples and features must not be negative")
     if needs_rows and samples == 0:
         raise ProfileMismatch("the data have no rows, so there is nothing to train on")
-    if features > MAX_FEATURES or len(classes) > MAX_CLASSES:
+    if len(classes) > MAX_CLASSES:
         raise ProfileMismatch(
-            f"{features} features and, with those of the others, {len(classes)} classes; at most "
-            f"{MAX_FEATURES} and {MAX_CLASSES} are taken. Is it rather a regression?"
+            f"there are {len(classes)} classes with those of the others; at most {MAX_CLASSES} are "
+            "taken. Is it rather a regression?"
         )
     if features * len(classes) > MAX_WEIGHTS:
         raise ProfileMismatch(
@@ -77,7 +70,6 @@ def check_profile(
         raise ProfileMismatch(
             f"the names of all classes take more than {MAX_CLASS_NAMES_BYTES} bytes"
         )
-    _check_texts(profile)
     if samples == 0:
         return  # nothing is known of types and labels
     if schema.columns and profile.columns:
@@ -115,28 +107,6 @@ def _completed(schema: Schema, profile: DataProfile) -> Schema:
         target=schema.target or profile.target,
         task=schema.task or profile.task,
     )
-
-
-def _check_texts(profile: DataProfile) -> None:
-    """Refuse names that cannot be kept or shown."""
-    if not all(name.isprintable() for name in profile.classes):
-        raise ProfileMismatch("a class name contains characters that cannot be printed")
-    if len(profile.target) > MAX_NAME or not profile.target.isprintable():
-        raise ProfileMismatch(
-            f"the name of the target must have at most {MAX_NAME} printable characters"
-        )
-    if profile.task not in _TASKS:
-        raise ProfileMismatch(
-            f"the task is {profile.task[:40]!r}; it must be one of: {', '.join(_TASKS[1:])}"
-        )
-    if profile.columns and len(profile.columns) != profile.num_features:
-        raise ProfileMismatch(
-            f"{len(profile.columns)} columns are named, and there are {profile.num_features}"
-        )
-    try:
-        check_names(profile.columns)
-    except DataError as error:
-        raise ProfileMismatch(str(error)) from None
 
 
 def _check_target(profile: DataProfile, schema: Schema) -> None:

@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from xain_coordinator.core.errors import InvalidRequest, TooLarge
-from xain_coordinator.core.profiles import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_coordinator.metrics.points import MAX_BYTES as MAX_METRICS_BYTES
 from xain_coordinator.server.uploads import MAX_INLINE_BYTES
+from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAMES_BYTES
 
 # Names, keys and digests, and as much again for fields of later versions.

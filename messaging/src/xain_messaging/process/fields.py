@@ -1,5 +1,6 @@
 """What the models of settings are made from."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 
 class WrongSetting(ValueError):
@@ -124,6 +125,26 @@ def proxy_options(address: str) -> tuple[tuple[str, int], ...]:
     except ValueError:
         is_here = host == "localhost"
     return (("grpc.enable_http_proxy", 0),) if is_here else ()
+
+
+def _parse_texts(value: object) -> tuple[str, ...]:
+    """A list of texts and numbers; as text in JSON, or with commas between the items."""
+    if isinstance(value, str):
+        if value.lstrip().startswith("["):
+            return _parse_texts(json.loads(value))
+        value = [item.strip() for item in value.split(",")] if value.strip() else []
+    if not isinstance(value, list | tuple):
+        raise ValueError("no list")
+    if not all(isinstance(item, str | int | float) for item in value):
+        raise ValueError("an item is neither text nor a number")
+    return tuple(map(str, value))
+
+
+Texts = Annotated[
+    tuple[str, ...],
+    PlainValidator(_parse_texts),
+    Allowed('a list of texts such as ["age", "sex"], or one text with commas between the items'),
+]
 
 
 Host = Annotated[

@@ -134,6 +134,8 @@ def show(value: object, *, whole: bool = False) -> str:
             return "a table"
         case list():
             return "a list"
+        case tuple():
+            text = f"[{', '.join(show(item, whole=whole) for item in value)}]"
         case str() if may_hold_password(value):
             text = show_url(value)
         case int() if not -_INT64 <= value < _INT64:
@@ -165,7 +167,7 @@ class Schema:
 
     def _add(self, model: type[BaseModel], at: Key) -> None:
         for name, field in model.model_fields.items():
-            key = (*at, name)
+            key = (*at, field.alias or name)
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 self.sections.append(key)
                 self._add(field.annotation, key)

@@ -95,7 +95,7 @@ class Resolved(Generic[Model]):
         schema = Schema(type(self.config))
         settings = []
         for leaf in schema.leaves:
-            in_force = reduce(getattr, leaf, cast(Any, self.config))
+            in_force = reduce(_value_of, leaf, cast(Any, self.config))
             for key, value in schema.items(leaf, in_force):
                 shown = "" if value is None else "{}"
                 if value not in (None, {}):
@@ -107,6 +107,12 @@ class Resolved(Generic[Model]):
                 where = given.where if given else ""
                 settings.append(Setting(dotted(key), shown, origin, where))
         return settings
+
+
+def _value_of(section: BaseModel, key: str) -> Any:
+    """A field of a section by the name of its key, which is its alias if it has one."""
+    fields = type(section).model_fields
+    return getattr(section, next(name for name in fields if (fields[name].alias or name) == key))
 
 
 def load(
