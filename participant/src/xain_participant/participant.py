@@ -57,6 +57,10 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
+class BodyFailed(Exception):
+    """The body of a script's loop raised its __cause__, which the script shows by itself."""
+
+
 class Participant(ABC):
     """Trains locally. All methods are called from one thread, never two at once.
 
@@ -114,7 +118,7 @@ class Participant(ABC):
         num_samples: rows of held-out data that the model was measured on.
         """
         self.__dict__["_evaluation"] = Evaluation(
-            _checked_num_samples(num_samples, "report_evaluation() must be given"),
+            checked_num_samples(num_samples, "report_evaluation() must be given"),
             flatten_values(metrics),
         )
 
@@ -178,7 +182,7 @@ def call_train_round(
             f"not {type(result).__name__}"
         )
     vector = _cast(_checked_vector(result[0], "train_round()"), dtype)
-    return vector, _checked_num_samples(result[1])
+    return vector, checked_num_samples(result[1])
 
 
 def _checked_vector(weights: object, source: str) -> NDArray[Any]:
@@ -194,7 +198,7 @@ def _checked_vector(weights: object, source: str) -> NDArray[Any]:
     return weights
 
 
-def _checked_num_samples(value: object, source: str = "train_round() must return") -> int:
+def checked_num_samples(value: object, source: str = "train_round() must return") -> int:
     if isinstance(value, bool | np.bool_):
         raise TypeError(f"{source} the number of samples as an integer, not bool")
     try:

@@ -21,6 +21,7 @@ from xain_participant.encoded import quantise
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Assignment,
+    BodyFailed,
     Participant,
     Task,
     call_init_weights,
@@ -87,6 +88,10 @@ class Work:
                     raise AssertionError(f"{call} is not work")
         except Refused as refused:
             return refused.event(call)
+        except BodyFailed as failed:
+            error = failed.__cause__ or failed
+            self._log.debug("script_failed", round=round_, reason=repr(error))
+            return e.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
         except BaseException as error:
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)

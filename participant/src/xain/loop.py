@@ -1,0 +1,583 @@
+"""The loop of a script: for round in xain.rounds(model).
+
+The agent (xain_participant.agent) runs in a background thread, as for the class Participant. Where
+it would call train_round(), the round is handed to the thread of the script, and the agent waits
+for what the body of the loop makes of it:
+
+    agent's worker thread          script's thread
+    Asked(...)            ->       Rounds.__next__() returns a Round
+                          <-       Submitted, or Failed if the body raised
+
+A body that raises cannot be seen from an iterator. So the exception is looked for in three places:
+`with xain.rounds() as rounds` sees it at once; sys.excepthook and threading.excepthook see one that
+ends the script or its thread; and an iterator that is collected while its round is open knows at
+least that the loop was left.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from numpy.typing import NDArray
+
+from xain.round import Round, Submitted
+from xain.state import ScriptState
+from xain.weights import Declared, LayoutMismatch, declare, require_same
+from xain_messaging.logger import get_logger
+from xain_messaging.process.commands import split_host_port
+from xain_messaging.process.settings import ConfigError, load
+from xain_participant.agent import Agent, Progress
+from xain_participant.config import ENV_PREFIX, ParticipantConfig
+from xain_participant.participant import Assignment, BodyFailed, Participant
+from xain_participant.state import StateDirectory
+from xain_workloads.model import Layout
+
+# How long an exception may take from the loop to the top of the script.
+GRACE_S = 1.0
+# How long a loop that is left with `break` waits for its last update to be acknowledged.
+HAND_IN_S = 60.0
+# How long to wait for the agent's goodbye.
+LEAVE_S = 5.0
+
+EXIT_SIGINT = 128 + signal.SIGINT
+EXIT_SIGTERM = 128 + signal.SIGTERM
+
+
+class SessionError(RuntimeError):
+    """The session has ended without a result, or the coordinator refuses this participant."""
+
+
+class RoundAbandoned(RuntimeError):
+    """The loop was left before round.submit(). Reported to the coordinator, never raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The agent's question to the script. weights: None to ask for the initial ones."""
+
+    assignment: Assignment
+    layout: Layout
+    weights: NDArray[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The agent has ended. code: as the agent's run(). error: what it raised, if it did."""
+
+    code: int
+    message: str = ""
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """The script's initial weights, (d,)."""
+
+    vector: NDArray[Any]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The body of the loop has raised."""
+
+    error: BaseException
+
+
+class ScriptParticipant(Participant):
+    """Hand every piece of work to the script, and wait for its answer."""
+
+    def __init__(self, ask: Callable[[Asked], Initial | Submitted | Failed], *, evaluates: bool):
+        self._ask = ask
+        self._evaluates = evaluates
+        self._layout: Layout = ()
+        self._init_layout: Layout = ()
+        self._assignment = Assignment("", -1)
+
+    @property
+    def can_evaluate(self) -> bool:
+        return self._evaluates
+
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
+        self._layout = layout
+
+    def on_round(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+
+    def init_weights(self) -> NDArray[Any]:
+        initial = self._answer(None)
+        assert isinstance(initial, Initial)
+        self._init_layout = initial.layout
+        return initial.vector
+
+    def init_layout(self) -> Layout:
+        return self._init_layout
+
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        submitted = self._submitted(weights)
+        assert submitted.vector is not None
+        return submitted.vector, submitted.num_samples
+
+    def evaluate_round(self, weights: NDArray[Any]) -> None:
+        self._submitted(weights)
+
+    def _submitted(self, weights: NDArray[Any]) -> Submitted:
+        submitted = self._answer(weights)
+        assert isinstance(submitted, Submitted)
+        self.update_metrics(**submitted.metrics)
+        if submitted.evaluation is not None:
+            evaluation = submitted.evaluation
+            self.report_evaluation(evaluation.metrics, evaluation.num_samples)
+        return submitted
+
+    def _answer(self, weights: NDArray[Any] | None) -> Initial | Submitted:
+        answer = self._ask(Asked(self._assignment, self._layout, weights))
+        if isinstance(answer, Failed):
+            raise BodyFailed from answer.error
+        return answer
+
+
+class Loop:
+    """One participant: its agent in a background thread, and the open round of its script.
+
+    Safe to use from several threads. notify: called by the agent's threads after each question and
+    at the end, None: the script waits for them by itself.
+    Raises ValueError if the name, the tags or the address cannot be used, and StateError.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: str | None = None,
+        participant_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        evaluates: bool = False,
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        settings = _settings(coordinator, participant_id, tags, state_dir)
+        ours = settings.participant
+        self._state: StateDirectory | None = None
+        if ours.state_dir is not None:
+            self._state = StateDirectory(ours.state_dir, ours.id or None)
+        self._notify = notify
+        self._inbox: SimpleQueue[Asked | Ended] = SimpleQueue()
+        self._answers: SimpleQueue[Initial | Submitted | Failed] = SimpleQueue()
+        self._message = ""
+        self._handed_in = threading.Event()  # or dropped: nothing of it is left to send
+        self._handed_in.set()
+        self._settled = threading.Event()  # how the loop ends is known
+        self._pid = os.getpid()
+        self._thread_id = threading.get_ident()
+        self.open_round: Round | None = None
+        self.is_over = False
+        try:
+            self._agent = Agent(
+                ScriptParticipant(self._ask, evaluates=evaluates),
+                settings.coordinator.address,
+                ours.id or None,
+                tags=ours.tags,
+                direct=settings.coordinator.direct,
+                observer=self._observe,
+                state=self._state,
+            )
+        except BaseException:
+            if self._state is not None:
+                self._state.close()
+            raise
+        self.participant_id = self._agent.participant_id
+        self._store = ScriptState(ours.state_dir, self.participant_id)
+        self._log = get_logger(__name__).bind(participant=self.participant_id)
+        self._thread = threading.Thread(
+            target=self._run, name=f"agent-{self.participant_id}", daemon=True
+        )
+        _hooks.add(self)
+        self._thread.start()
+
+    # --- the agent's threads ---
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        code = 1
+        try:
+            code = self._agent.run()
+        except BaseException as raised:  # the script's thread must hear of it
+            error = raised
+        finally:
+            self.is_over = True
+            self._store.close()
+            if self._state is not None:
+                self._state.close()
+            self._handed_in.set()
+            _hooks.remove(self)
+            self._inbox.put(Ended(code, self._message, error))
+            # A script that has left does not answer any more. What the worker makes of this is not
+            # kept: the agent has ended.
+            self._answers.put(Failed(RoundAbandoned("the agent has ended")))
+            self._notify()
+
+    def _ask(self, asked: Asked) -> Initial | Submitted | Failed:
+        if self.is_over:
+            return Failed(RoundAbandoned("the agent has ended"))
+        self._inbox.put(asked)
+        self._notify()
+        return self._answers.get()
+
+    def _observe(self, progress: Progress) -> None:
+        match progress.what:
+            case "handed_in" | "dropped":
+                self._handed_in.set()
+            case "finished":
+                self._message = progress.message
+
+    # --- the script's thread ---
+
+    def next_round(self, declared: Declared | None, *, wait: bool = True) -> Round | None:
+        """The next round, waiting for it; None after the end of the session, or if there is none
+        now and wait is False.
+
+        Raises RuntimeError if the last round was not submitted, LayoutMismatch, SessionError, and
+        SystemExit if the process was asked to stop.
+        """
+        self._thread_id = threading.get_ident()
+        if self.open_round is not None and not self.open_round.is_done:
+            wanted = "round.submit()" if self.open_round.task == "train" else "round.evaluate()"
+            number = self.open_round.number
+            self._refuse(
+                RuntimeError(f"the body of the loop ended without {wanted} in round {number}")
+            )
+        self.open_round = None
+        while True:
+            try:
+                asked = self._inbox.get(block=wait)
+            except Empty:
+                return None
+            if isinstance(asked, Ended):
+                self._inbox.put(asked)  # for the next call
+                self._end(asked)
+                return None
+            try:
+                round_ = self._answer(asked, declared)
+            except Exception as error:
+                self._refuse(error)
+            if round_ is not None:
+                self.open_round = round_
+                return round_
+
+    def _answer(self, asked: Asked, declared: Declared | None) -> Round | None:
+        """A round, unless the question was for initial weights."""
+        if asked.weights is None:
+            if declared is None:
+                raise RuntimeError(
+                    "the coordinator asks this participant for the initial weights: "
+                    "declare them with xain.rounds(model)"
+                )
+            vector, layout = declared.vector(), declared.layout
+            self._handed_in.clear()
+            self._answers.put(Initial(vector, layout))
+            return None
+        if declared is not None:
+            if asked.layout:
+                require_same(declared.layout, asked.layout)
+            elif declared.num_elements != asked.weights.size:
+                raise LayoutMismatch(
+                    f"this script's model has {declared.num_elements} values, the session's "
+                    f"{asked.weights.size}"
+                )
+        return Round(
+            asked.assignment,
+            asked.layout,
+            asked.weights,
+            declared,
+            self._store,
+            self.participant_id,
+            self._submit,
+        )
+
+    def _submit(self, submitted: Submitted) -> None:
+        self._handed_in.clear()
+        if self.is_over:
+            self._handed_in.set()
+        self._answers.put(submitted)
+
+    def _refuse(self, error: Exception) -> NoReturn:
+        """Report the error as a failure of the round, and raise it."""
+        self.fail(error)
+        raise error
+
+    def _end(self, ended: Ended) -> None:
+        if ended.error is not None:
+            raise ended.error
+        if ended.code in (EXIT_SIGINT, EXIT_SIGTERM):
+            raise SystemExit(ended.code)
+        if ended.code != 0 and not self._settled.is_set():
+            raise SessionError(ended.message)
+
+    # --- the end ---
+
+    def fail(self, error: BaseException) -> None:
+        """End with the script's own exception: the open round is reported as failed."""
+        if self._settled.is_set() or self._is_copy:
+            return
+        self._settled.set()
+        round_ = self.open_round
+        if round_ is not None and round_.is_done:
+            self._leave(0, HAND_IN_S)
+            return
+        self._answers.put(Failed(error))
+        self.join()
+        self._leave(1, 0.0)
+
+    def leave(self, code: int = 0) -> None:
+        """Leave the session. Waits for the last update to be acknowledged, unless interrupted."""
+        if self._settled.is_set() or self._is_copy:
+            return
+        self._settled.set()
+        self._leave(code, 0.0 if code else HAND_IN_S)
+
+    def abandon(self, line: str) -> None:
+        """The script has left the loop. An exception that ends it may still be on its way, and says
+        more than that the loop was left at this line."""
+        if self._settled.wait(GRACE_S):
+            return
+        if self.open_round is not None and not self.open_round.is_done:
+            number = self.open_round.number
+            error = RoundAbandoned(f"{line} left the loop before round.submit() of round {number}")
+            self._log.warning("round_abandoned", round=number, reason=str(error))
+            self.fail(error)
+        else:
+            self.leave()
+
+    def stop(self, code: int) -> None:
+        """Ask the agent to stop, without waiting. From any thread or signal handler."""
+        if not self._is_copy:
+            self._settled.set()
+            self._agent.stop(code)
+
+    def join(self) -> None:
+        """Wait for the agent's goodbye."""
+        if not self._is_copy:
+            self._thread.join(LEAVE_S)
+
+    def _leave(self, code: int, hand_in_s: float) -> None:
+        if not self._handed_in.wait(hand_in_s) and hand_in_s:
+            self._log.warning("left_before_acknowledgement", round=-1)
+        self._agent.stop(code)
+        self.join()
+
+    @property
+    def is_settled(self) -> bool:
+        return self._settled.is_set() or self.is_over
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether next_round() has something to answer."""
+        return not self._inbox.empty()
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether this is the copy of a process that was forked, such as a data loader."""
+        return os.getpid() != self._pid
+
+    def runs_in(self, thread_id: int | None) -> bool:
+        return self._thread_id == thread_id
+
+
+class Rounds:
+    """The rounds of one participant, one after the other; see xain.rounds().
+
+    As a context manager it sees an exception of the body at once, also one that the script handles.
+    """
+
+    def __init__(self, loop: Loop, declared: Declared | None) -> None:
+        self._loop = loop
+        self._declared = declared
+
+    @property
+    def participant_id(self) -> str:
+        """The participant's name."""
+        return self._loop.participant_id
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Round:
+        """Raises SessionError if the session ends without a result; see Loop.next_round()."""
+        round_ = self._loop.next_round(self._declared)
+        if round_ is None:
+            raise StopIteration
+        return round_
+
+    def close(self) -> None:
+        """Leave the session, after the last update was acknowledged."""
+        self._loop.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._loop.leave()
+        elif isinstance(error, Exception):
+            self._loop.fail(error)
+        else:
+            self._loop.leave(EXIT_SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+    def __del__(self) -> None:
+        loop = self._loop
+        if loop.is_settled or sys.is_finalizing():
+            return
+        frame = sys._getframe(1) if hasattr(sys, "_getframe") else None
+        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the script"
+        # Not a daemon: a script that ends with the loop waits here for its last update.
+        threading.Thread(target=loop.abandon, args=(line,), name="leave").start()
+
+
+# In a simulation: makes the rounds of the participant whose turn it is.
+rounds_of_site: ContextVar[Callable[[Declared | None], Rounds] | None] = ContextVar(
+    "rounds_of_site", default=None
+)
+
+
+def rounds(
+    initial: Any = None,
+    *,
+    coordinator: str | None = None,
+    id: str | None = None,  # noqa: A002  # as the setting is called
+    tags: Mapping[str, str] | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    evaluates: bool = False,
+) -> Rounds:
+    """Join a session, and give its rounds until it ends.
+
+    initial: the model: a torch module, a mapping of names to tensors or arrays, a flat vector, or a
+        function that returns one of them. It declares the tensors, whose names and shapes must be
+        those of the session, and has the initial weights, if the coordinator asks for them.
+    coordinator: HOST:PORT or HOST. id: this participant's name. tags: what a selection may ask for.
+    state_dir: a folder that keeps results and round.state over a restart.
+    evaluates: whether the body of the loop calls round.evaluate(), so that rounds may be given that
+        only evaluate.
+
+    What is not given is read from the environment, such as XAIN_PARTICIPANT_COORDINATOR__HOST; by
+    default the coordinator is on this machine. Each thread of a process may have its own rounds.
+    The session is left when the loop is left. An exception in the body is reported to the
+    coordinator as a failure of the round. SIGTERM raises SystemExit(143) in the main thread, Ctrl-C
+    KeyboardInterrupt; a script that handles neither ends with 143 or 130.
+    Raises ValueError for a setting that cannot be used, and TypeError for an `initial` that is none
+    of these.
+    """
+    declared = None if initial is None else declare(initial)
+    if (simulated := rounds_of_site.get()) is not None:
+        return simulated(declared)
+    loop = Loop(
+        coordinator=coordinator,
+        participant_id=id,
+        tags=tags,
+        state_dir=state_dir,
+        evaluates=evaluates,
+    )
+    return Rounds(loop, declared)
+
+
+def _settings(
+    coordinator: str | None,
+    participant_id: str | None,
+    tags: Mapping[str, str] | None,
+    state_dir: str | os.PathLike[str] | None,
+) -> ParticipantConfig:
+    """Raises ValueError with one line that names the setting."""
+    host, port = (None, None) if coordinator is None else split_host_port(coordinator)
+    values: dict[str, object] = {
+        "coordinator.host": host,
+        "coordinator.port": port,
+        "participant.id": participant_id,
+        "participant.tags": dict(tags) if tags is not None else None,
+        "participant.state_dir": None if state_dir is None else os.fspath(state_dir),
+    }
+    try:
+        return load(ParticipantConfig, None, ENV_PREFIX, values)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+class _Hooks:
+    """What tells the loops of this process that their script has ended, and how."""
+
+    def __init__(self) -> None:
+        self._loops: set[Loop] = set()
+        self._lock = threading.RLock()  # a signal may come while it is held
+        self._is_installed = False
+
+    def add(self, loop: Loop) -> None:
+        with self._lock:
+            self._loops.add(loop)
+            if not self._is_installed:
+                self._is_installed = True
+                self._install()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def remove(self, loop: Loop) -> None:
+        with self._lock:
+            self._loops.discard(loop)
+
+    def _install(self) -> None:
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        self._thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
+        atexit.register(self._on_exit)
+
+    def _here(self) -> list[Loop]:
+        with self._lock:
+            return list(self._loops)
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        loops = self._here()
+        if issubclass(kind, KeyboardInterrupt) and loops:
+            for loop in loops:
+                loop.stop(EXIT_SIGINT)
+            for loop in loops:
+                loop.join()
+            # Python takes the status of a hook that exits, and shows no traceback.
+            raise SystemExit(EXIT_SIGINT)
+        for loop in loops:
+            if loop.runs_in(threading.main_thread().ident):
+                loop.fail(error)
+        self._excepthook(kind, error, traceback)
+
+    def _on_thread_exception(self, args: Any) -> None:
+        for loop in self._here():
+            if loop.runs_in(args.thread.ident if args.thread is not None else None):
+                loop.fail(args.exc_value)
+        self._thread_hook(args)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        for loop in self._here():
+            loop.stop(EXIT_SIGTERM)
+        raise SystemExit(EXIT_SIGTERM)
+
+    def _on_exit(self) -> None:
+        for loop in self._here():
+            loop.leave()
+            loop.join()
+
+
+_hooks = _Hooks()

@@ -1,0 +1,291 @@
+"""Conversion between a script's weights and the flat vector that travels.
+
+A script's weights are a torch module, a mapping of names to torch tensors or numpy arrays, or a
+flat vector. Which of a model's tensors travel:
+
+- trainable parameters, as kind "weight";
+- buffers of floating point, such as the running mean of a batch normalisation, as kind "statistic";
+- neither frozen parameters nor integer counters: each participant keeps its own.
+
+A mapping has no buffers: its entries of floating point travel, and those called running_mean or
+running_var are statistics. torch is never imported here: a script that has torch tensors has it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_workloads.model import Layout, TensorSpec, flatten, size_of, unflatten
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class LayoutMismatch(ValueError):
+    """The tensors of a script are not those of the session. The text names the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The weights that a script has declared with xain.rounds(initial).
+
+    layout: what travels, in the order of the vector; empty for a flat vector.
+    values: the tensors of now, by name, also of those that do not travel.
+    aliases: a tied tensor's other names, each with the name under which it travels.
+    num_elements: d.
+    is_torch: whether the script works with torch tensors.
+    """
+
+    layout: Layout
+    values: Callable[[], Any]
+    num_elements: int
+    is_torch: bool
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, Any] = field(default_factory=dict)
+
+    def vector(self) -> NDArray[Any]:
+        """The initial weights, (d,)."""
+        return to_vector(self.values(), self.layout, "xain.rounds()")
+
+
+def declare(initial: Any) -> Declared:
+    """Find the tensors that travel.
+
+    initial: a torch module, a mapping of tensors or arrays, a flat vector, or a callable without
+        arguments that returns one of them.
+    Raises TypeError for anything else, and ValueError for tensors that cannot travel.
+    """
+    if not is_module(initial) and not isinstance(initial, Mapping) and callable(initial):
+        initial = initial()
+    if is_module(initial):
+        return _declare_module(initial)
+    if isinstance(initial, Mapping):
+        return _declare_mapping(initial)
+    if isinstance(initial, np.ndarray) or is_tensor(initial):
+        vector = _to_numpy(initial, "the initial weights")
+        if vector.ndim != 1:
+            raise TypeError(
+                f"the initial weights have shape {vector.shape}; an array must be a flat vector, "
+                "several arrays go into a mapping by name"
+            )
+        return Declared((), lambda: initial, vector.size, is_tensor(initial))
+    raise TypeError(
+        "xain.rounds() takes a torch module, a mapping of names to arrays, a flat vector, or a "
+        f"function that returns one of them, not {type(initial).__name__}"
+    )
+
+
+def _declare_module(module: Any) -> Declared:
+    state = module.state_dict()
+    trained: dict[int, str] = {}  # id of a parameter: a tied one travels once
+    aliases: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad or name not in state:
+            continue
+        first = trained.setdefault(id(parameter), name)
+        if first == name:
+            names[name] = "weight"
+        else:
+            aliases[name] = first
+    for name, buffer in module.named_buffers():
+        if name in state and buffer.is_floating_point():
+            names[name] = "statistic"
+    layout = tuple(_spec(name, state[name], kind) for name, kind in names.items())
+    if not layout:
+        raise ValueError("the model has no parameter that requires a gradient: nothing to train")
+    dtypes = {name: state[name].dtype for name in names}
+    return Declared(layout, module.state_dict, size_of(layout), True, aliases, dtypes)
+
+
+def _declare_mapping(mapping: Mapping[str, Any]) -> Declared:
+    layout, dtypes = [], {}
+    for name, value in mapping.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a tensor is {name!r}; it must be text")
+        if not is_tensor(value):
+            value = np.asarray(value)
+        if _is_floating(value, name):
+            kind = "statistic" if name.rpartition(".")[2] in _STATISTICS else "weight"
+            layout.append(_spec(name, value, kind))
+            dtypes[name] = value.dtype
+    if not layout:
+        raise ValueError("the initial weights have no tensor of floating point: nothing to train")
+    is_torch = any(map(is_tensor, mapping.values()))
+    whole = tuple(layout)
+    return Declared(whole, lambda: mapping, size_of(whole), is_torch, dtypes=dtypes)
+
+
+def _is_floating(value: Any, name: str) -> bool:
+    if is_tensor(value):
+        if value.is_complex():
+            raise ValueError(f"tensor {name!r} is complex, which cannot travel")
+        return bool(value.is_floating_point())
+    if value.dtype.kind not in "fiub":
+        raise ValueError(f"tensor {name!r} is of {value.dtype}, which cannot travel")
+    return bool(value.dtype.kind == "f")
+
+
+def _spec(name: str, value: Any, kind: str) -> TensorSpec:
+    if is_tensor(value):
+        dtype = "float64" if str(value.dtype) == "torch.float64" else "float32"
+    else:
+        dtype = value.dtype.name
+    return TensorSpec(
+        name, tuple(value.shape), dtype, "statistic" if kind == "statistic" else "weight"
+    )
+
+
+def require_same(ours: Layout, theirs: Layout) -> None:
+    """Compare the script's tensors with those of the session, by name in any order.
+
+    Raises LayoutMismatch for the first tensor that differs.
+    """
+    own, session = {s.name: s for s in ours}, {s.name: s for s in theirs}
+    for name, spec in session.items():
+        if name not in own:
+            raise LayoutMismatch(
+                f"the session's model has a tensor {name!r} of shape {spec.shape}, "
+                "which this script's model has not"
+            )
+        if own[name].shape != spec.shape:
+            raise LayoutMismatch(
+                f"tensor {name!r} has shape {own[name].shape} in this script and {spec.shape} in "
+                "the session's model"
+            )
+    for name, spec in own.items():
+        if name not in session:
+            raise LayoutMismatch(
+                f"this script's model has a tensor {name!r} of shape {spec.shape}, which the "
+                "session's model has not"
+            )
+
+
+def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
+    """The vector of a script's weights, (d,).
+
+    layout: empty if the weights must be a flat vector. source: what a message calls the caller.
+    Raises LayoutMismatch, or TypeError for what are no weights.
+    """
+    if is_module(weights):
+        weights = weights.state_dict()
+    if isinstance(weights, np.ndarray) or is_tensor(weights):
+        vector = _to_numpy(weights, "the weights")
+        if vector.ndim != 1:
+            raise TypeError(
+                f"{source} was given an array of shape {vector.shape}; an array must be a flat "
+                "vector, several arrays go into a mapping by name"
+            )
+        return vector
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            f"{source} takes model.state_dict(), a mapping of names to arrays or a flat vector, "
+            f"not {type(weights).__name__}"
+        )
+    arrays = {}
+    for spec in layout or declare(weights).layout:
+        if spec.name not in weights:
+            raise LayoutMismatch(f"{source} was given no tensor {spec.name!r}")
+        array = _to_numpy(weights[spec.name], f"tensor {spec.name!r}")
+        if array.shape != spec.shape:
+            raise LayoutMismatch(
+                f"{source} was given tensor {spec.name!r} with shape {array.shape}, "
+                f"expected {spec.shape}"
+            )
+        arrays[spec.name] = array
+    return flatten(arrays, layout or declare(weights).layout)
+
+
+def from_vector(
+    vector: NDArray[Any],
+    layout: Layout,
+    declared: Declared | None,
+    counters: Mapping[str, NDArray[Any]],
+) -> Any:
+    """A vector as the script wants it: a mapping by name, or flat without a layout.
+
+    counters: integer tensors that this participant keeps for itself, as it left them.
+    A module's own tensors stand where nothing travels, so that load_state_dict() finds them all.
+    """
+    is_torch = declared.is_torch if declared is not None else "torch" in sys.modules
+    if not layout:
+        return to_tensor(vector) if is_torch else vector
+    arrays: dict[str, Any] = dict(unflatten(vector, layout))
+    if is_torch:
+        dtypes = declared.dtypes if declared is not None else {}
+        arrays = {name: to_tensor(array, dtypes.get(name)) for name, array in arrays.items()}
+    own: Mapping[str, Any] = declared.values() if declared is not None else {}
+    kept = {name: to_tensor(array) if is_torch else array for name, array in counters.items()}
+    others = {**own, **kept}
+    aliases = declared.aliases if declared is not None else {}
+    others |= {alias: arrays[name] for alias, name in aliases.items() if name in arrays}
+    return {**{name: arrays.get(name, value) for name, value in others.items()}, **arrays}
+
+
+def counters_in(weights: Any) -> dict[str, NDArray[Any]]:
+    """The integer tensors of a script's weights, copied: they do not travel."""
+    if is_module(weights):
+        weights = weights.state_dict()
+    if not isinstance(weights, Mapping):
+        return {}
+    found = {}
+    for name, value in weights.items():
+        dtype = str(value.dtype) if is_tensor(value) or isinstance(value, np.ndarray) else ""
+        if "int" in dtype:
+            found[name] = np.array(_to_numpy(value, name))
+    return found
+
+
+def trainable(model: Any) -> dict[str, Any]:
+    """The tensors of a torch module that travel: trainable parameters and buffers of floating
+    point. For a large frozen model with small trained parts, such as LoRA adapters."""
+    declared = _declare_module(model)
+    state = declared.values()
+    return {spec.name: state[spec.name] for spec in declared.layout}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether this is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_module(value: object) -> bool:
+    """Whether this is a torch module."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _to_numpy(value: Any, what: str) -> NDArray[Any]:
+    if is_tensor(value):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":  # numpy has no such type
+            value = value.float()
+        array: NDArray[Any] = value.numpy()
+    else:
+        array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{what} has type {array.dtype}; it must be numbers")
+    return array
+
+
+def to_tensor(array: NDArray[Any], dtype: Any = None) -> Any:
+    """A torch tensor on the memory of an array. dtype: of torch, or its name."""
+    torch: Any = import_module("torch")
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def named_parameters(model: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters of a torch module that require a gradient.
+
+    Raises TypeError if it is none."""
+    if not is_module(model):
+        raise TypeError(f"a torch module is needed, not {type(model).__name__}")
+    return ((name, p) for name, p in model.named_parameters() if p.requires_grad)
