@@ -287,17 +287,20 @@ class Loop:
             self._handed_in.clear()
             self._answers.put(Initial(vector, layout))
             return None
+        layout = asked.layout
         if declared is not None:
-            if asked.layout:
-                require_same(declared.layout, asked.layout)
-            elif declared.num_elements != asked.weights.size:
+            if declared.layout and layout:
+                require_same(declared.layout, layout)
+            else:
+                layout = declared.layout  # a script may work with the flat vector
+            if declared.num_elements != asked.weights.size:
                 raise LayoutMismatch(
                     f"this script's model has {declared.num_elements} values, the session's "
                     f"{asked.weights.size}"
                 )
         return Round(
             asked.assignment,
-            asked.layout,
+            layout,
             asked.weights,
             declared,
             self._store,

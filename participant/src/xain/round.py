@@ -95,7 +95,7 @@ class Round:
             }
         )
         self._assignment = assignment
-        self._layout = layout or (declared.layout if declared is not None else ())
+        self._layout = layout
         self._vector = vector
         self._declared = declared
         self._store = store

@@ -79,6 +79,8 @@ class Ledger:
     round: int = 0
     paused: bool = False
     cause: str = ""  # why the session is finished
+    tasks: dict[int, "pb.Task.ValueType"] = field(default_factory=dict)  # by round; else TRAIN
+    train_config: str = ""
     members: set[str] = field(default_factory=set)
     accepted: dict[int, tuple[int, np.ndarray, str]] = field(default_factory=dict)
 
@@ -101,6 +103,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.heartbeats: list[tuple[int, int]] = []  # state, round
         self.profiles: list[pb.DataProfile | None] = []
         self.identities: set[str] = set()
+        self.ended: list[pb.EndTrainingRoundRequest] = []
         self.uploads: dict[str, bytes] = {}
         self.upload_chunks: list[int] = []
         self.download_offsets: list[int] = []
@@ -213,6 +216,8 @@ class ScriptedCoordinator(CoordinatorServicer):
             layout=[pb.Tensor(name="w", shape=ledger.model.shape, dtype=ledger.model.dtype.name)],
             metadata=ledger.metadata,
             update_accepted=self.tells_accepted and ledger.round in ledger.accepted,
+            task=ledger.tasks.get(ledger.round, pb.TRAIN),
+            train_config=ledger.train_config,
         )
 
     def GetWeights(
@@ -258,6 +263,12 @@ class ScriptedCoordinator(CoordinatorServicer):
     ) -> pb.EndTrainingRoundResponse:
         name = self._enter("EndTrainingRound", context)
         assert request.participant_id == name, "the upload's name is the last part of its key"
+        with self._changed:
+            self.ended.append(request)
+        if self.ledger.tasks.get(request.round) == pb.EVALUATE:
+            self._require_open(request.round, name, context)
+            self.change(round=request.round + 1)
+            return pb.EndTrainingRoundResponse()
         if request.update.key.startswith("incoming/"):
             data = self._put_directly(request.update, context)
         else:
