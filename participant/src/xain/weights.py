@@ -96,7 +96,7 @@ def _declare_module(module: Any) -> Declared:
         if name in state and buffer.is_floating_point():
             names[name] = "statistic"
     layout = tuple(_spec(name, state[name], kind) for name, kind in names.items())
-    if not layout:
+    if "weight" not in names.values():
         raise ValueError("the model has no parameter that requires a gradient: nothing to train")
     dtypes = {name: state[name].dtype for name in names}
     return Declared(layout, module.state_dict, size_of(layout), True, aliases, dtypes)

@@ -1,0 +1,55 @@
+"""Train a small network on one's own images: python torch_local.py DATA.npz
+
+The file has images x, (n, 64), and labels y, (n,). torch_federated.py beside it is the same script
+for a federated training.
+"""
+
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def load(path):
+    data = np.load(path)
+    x, y = torch.tensor(data["x"], dtype=torch.float32), torch.tensor(data["y"])
+    return x.reshape(-1, 1, 8, 8) / 16, y
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 4 * 4, 10),
+    )
+
+
+def train(model, x, y, epochs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model.train()
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(32):
+            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return loss.item()
+
+
+def main():
+    torch.manual_seed(0)
+    x, y = load(sys.argv[1])
+    model = make_model()
+    loss = train(model, x, y, epochs=10)
+    print(f"loss {loss:.3f}")
+    torch.save(model.state_dict(), "model.pt")
+
+
+if __name__ == "__main__":
+    main()

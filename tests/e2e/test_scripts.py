@@ -1,0 +1,160 @@
+"""Scripts with a loop over xain.rounds(), as processes: killed, interrupted, and with mistakes."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess, Process
+
+SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
+ROUNDS = 4
+
+pytestmark = pytest.mark.e2e
+
+
+class Script(Process):
+    """One script; its id and its book stay the same over restarts."""
+
+    def __init__(self, folder: Path, coordinator: CoordinatorProcess, name: str = "a") -> None:
+        super().__init__(folder, name)
+        self.name = name
+        self._coordinator = coordinator
+        self._book = folder / f"{name}.book"
+
+    async def start(self, *flags: str) -> None:
+        target = f"127.0.0.1:{self._coordinator.port}"
+        command = [str(SCRIPT), target, self.name, str(self._book), *flags]
+        self._process = await self.run(command)
+
+    def book(self) -> list[tuple[int, int]]:
+        """(round, rounds that its state counts) of each body that has begun."""
+        if not self._book.exists():
+            return []
+        lines = self._book.read_text().splitlines()
+        return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+    async def until(self, found: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not found():
+                assert self.status is None, self.log()
+                await asyncio.sleep(0.01)  # a poll, not a race: it ends when it is found
+
+    async def until_coordinator_says(self, event: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while event not in self._coordinator.log():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # as above
+
+
+@pytest.fixture
+async def coordinator(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
+    process = CoordinatorProcess(tmp_path, {"rounds.rounds": ROUNDS, "rounds.min_participants": 1})
+    await process.start()
+    yield process
+    await process.end()
+
+
+@pytest.fixture
+async def script(tmp_path: Path, coordinator: CoordinatorProcess) -> AsyncIterator[Script]:
+    script = Script(tmp_path, coordinator)
+    yield script
+    await script.end()
+
+
+def accepted(folder: Path) -> Counter[int]:
+    """Updates of each round that the journal has."""
+    path = folder / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT body FROM record WHERE type = 'UpdateAccepted'").fetchall()
+    return Counter(json.loads(text)["round"] for (text,) in rows)
+
+
+@pytest.mark.parametrize("moment", ["body", "saved", "kept"])
+async def test_killed_script_goes_on_with_the_state_of_its_round(
+    script: Script, coordinator: CoordinatorProcess, tmp_path: Path, moment: str
+) -> None:
+    """A round that must be trained again begins with the state of the first time, and one whose
+    result is kept is not trained again: the state counts every round once."""
+    state = f"--state-dir={tmp_path / 'state'}"
+    await script.start(state, f"--dies={moment}:2")
+    assert await script.died() == -signal.SIGKILL
+    await script.start(state)
+    assert await script.died() == 0, script.log()
+    book = script.book()
+    numbers = [number for number, _ in book]
+    assert numbers.count(2) == (1 if moment == "kept" else 2)
+    assert all(count == number - numbers[0] for number, count in book)
+    await coordinator.stop()
+    assert set(accepted(tmp_path).values()) == {1}
+    assert max(numbers) == ROUNDS - 1
+
+
+async def test_script_outlives_its_coordinator(
+    script: Script, coordinator: CoordinatorProcess, tmp_path: Path
+) -> None:
+    """Killed while a round is trained: it goes on, and no round is trained twice."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    await script.start("--waits=2", f"--gate={gate}")
+    await script.until(lambda: script.book()[-1:] and script.book()[-1][0] == 2)
+    await coordinator.kill()
+    await coordinator.start()
+    gate.unlink()
+    assert await script.died() == 0, script.log()
+    numbers = [number for number, _ in script.book()]
+    assert numbers == sorted(set(numbers))
+    await coordinator.stop()
+    assert set(accepted(tmp_path).values()) == {1}
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+async def test_exception_ends_the_script_and_is_told(
+    script: Script, coordinator: CoordinatorProcess, where: str
+) -> None:
+    """The script shows its own traceback, once, and the coordinator need not wait for the lease."""
+    flags = ["--thread"] if where == "thread" else []
+    await script.start("--raises=2", *flags)
+    assert await script.died() == (1 if where == "main" else 0), script.log()
+    log = script.log()
+    assert log.count("Traceback") == 1, log
+    assert "KeyError: 'no such column'" in log
+    await script.until_coordinator_says("participant_left")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("where", ["body", "between rounds"])
+async def test_stopped_script_leaves_with_its_status(
+    script: Script,
+    coordinator: CoordinatorProcess,
+    where: str,
+    number: signal.Signals,
+    status: int,
+) -> None:
+    """Without a traceback."""
+    if where == "body":
+        await script.start("--waits=2")
+        await script.until(lambda: script.book()[-1:] and script.book()[-1][0] == 2)
+    else:
+        await coordinator.kill()
+        await script.start()
+        await script.until(lambda: "refused" in script.log())
+        await coordinator.start()
+    assert await script.stop(number) == status, script.log()
+    assert "Traceback" not in script.log()
+    if where == "body":
+        await script.until_coordinator_says("participant_left")
+
+
+def test_import_is_quick() -> None:
+    """No third party's module comes with it: what rounds() needs is imported when it is called."""
+    code = "import sys; import xain; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"grpc", "numpy", "pydantic", "torch"} & set(done.stdout.split())
