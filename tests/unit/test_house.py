@@ -54,6 +54,7 @@ INSTALLED_AS = {
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
     "sklearn": "scikit-learn",
+    "xgboost": "xgboost-cpu",
     "zmq": "pyzmq",
 }
 

@@ -13,11 +13,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xain_coordinator.core.errors import InvalidUpdate
-from xain_coordinator.core.values import GlobalModel, StoredWeights, WeightsRef
+from xain_coordinator.bundles import open_weights
+from xain_coordinator.core.errors import InvalidUpdate, TooLarge
+from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, WeightsRef
 from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
+from xain_workloads import trees
 
 CHUNK_BYTES = 1 << 20  # of weights in a message
 READ_BYTES = 8 << 20  # of weights in a read: a store far away takes as long for less
@@ -193,7 +195,7 @@ class Inspector:
             header = parse_npy_header(data)
         except ValueError as error:
             raise InvalidUpdate(f"the upload cannot be read: it is {error}") from None
-        if header is not None and header.dtype.kind != "f":
+        if header is not None and header.dtype.kind != "f" and header.dtype != np.uint8:
             raise InvalidUpdate(f"the weights must be floats, they are {header.dtype}")
         # What is accepted is known by the name of its dtype, which says nothing of the order of
         # bytes, so there must be one order. A file's "=" means that of this machine.
@@ -205,7 +207,7 @@ class Inspector:
         return header
 
     def _scan(self, elements: NDArray[Any]) -> None:
-        if self._first_bad is None:
+        if self._first_bad is None and elements.dtype.kind == "f":
             finite = np.isfinite(elements)
             if not finite.all():
                 self._first_bad = self._num_elements + int(np.argmin(finite))
@@ -246,13 +248,43 @@ class Inspector:
 
 
 def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
-    """Refuse what cannot be an update of this model before its bytes come. Raises InvalidUpdate."""
+    """Refuse what cannot be an update of this model before its bytes come.
+
+    Raises InvalidUpdate, and TooLarge for bytes.
+    """
+    if model.dtype == BYTES:
+        if size_bytes > trees.MAX_UPDATE_BYTES:
+            raise TooLarge(
+                f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
+                "an update of trees"
+            )
+        return
     data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
     if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
         raise InvalidUpdate(
             f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "
             f"{model.shape}, which have {data_bytes} and a header"
         )
+
+
+def check_trees(
+    store: WeightsStore, model: GlobalModel, weights: StoredWeights, max_iterations: int
+) -> None:
+    """Read a stored update of a model of bytes and refuse what is no booster. Blocks.
+
+    max_iterations: boosting rounds that the update may add.
+    Raises InvalidUpdate, TooLarge, and the store's KeyNotFound and StoreUnavailable.
+    """
+    check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
+    with open_weights(store, weights.ref.key) as reader:
+        data = b"".join(chunks(reader))
+    header = parse_npy_header(data[:MAX_HEADER_BYTES])
+    assert header is not None, "the update was measured before"
+    try:
+        kind = trees.BoosterKind.from_metadata(model.metadata)
+        trees.parse_update(data[header.data_offset :], kind, max_iterations)
+    except trees.InvalidTrees as error:
+        raise InvalidUpdate(str(error)) from None
 
 
 def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:

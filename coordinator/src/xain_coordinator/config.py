@@ -359,6 +359,42 @@ class CoordinatorConfig(Section):
             raise WrongSetting("schema.task", f'the workload trains for "{trained}"')
         return self
 
+    @model_validator(mode="after")
+    def _trees_fit(self) -> Self:
+        """The rule "trees" and the workload that makes trees need each other."""
+        has_trees = self.aggregation.rule == "trees"
+        if self.workload.name == "xgboost" and not has_trees:
+            raise WrongSetting(
+                "aggregation.rule",
+                'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
+            )
+        if not has_trees:
+            return self
+        if self.workload.name != "xgboost":
+            raise WrongSetting(
+                "aggregation.rule",
+                'it joins trees, which only a workload makes; set workload.name = "xgboost"',
+            )
+        for name, value, default in (
+            ("aggregation.optimizer", self.aggregation.optimizer, ""),
+            ("server.max_update_norm", self.server.max_update_norm, None),
+            ("storage.format", self.storage.format, "npy"),
+        ):
+            if value != default:
+                raise WrongSetting(name, 'leave it out with aggregation.rule = "trees"')
+        if self.rounds.epochs == 0:
+            raise WrongSetting(
+                "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
+            )
+        if self.aggregation.options.get("mode") == "cyclic" and self.rounds.max_selected != 1:
+            raise WrongSetting(
+                "rounds.fraction_participants",
+                f"{self.rounds.max_selected} participants would train a round, and aggregation."
+                'options.mode = "cyclic" is for one after the other: set controller = '
+                '"round_robin" and a fraction_participants of 1 / max_participants',
+            )
+        return self
+
     def rules(self) -> Rules:
         """What a new session is opened with."""
         rounds = self.rounds

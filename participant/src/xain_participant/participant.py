@@ -181,7 +181,12 @@ def call_train_round(
             "train_round() must return a pair (weights, number of samples), "
             f"not {type(result).__name__}"
         )
-    vector = _cast(_checked_vector(result[0], "train_round()"), dtype)
+    vector = _checked_vector(result[0], "train_round()")
+    if dtype == np.uint8 and vector.dtype != dtype:
+        raise TypeError(
+            f"train_round() must return bytes (uint8) for a model of bytes, not {vector.dtype}"
+        )
+    vector = _cast(vector, dtype)
     return vector, checked_num_samples(result[1])
 
 

@@ -672,6 +672,59 @@ def test_every_key_has_room_behind_the_longest_prefix(
     assert told.endswith("of at most 450 bytes and without a slash at its ends")
 
 
+TREES: dict[str, object] = {"workload__name": "xgboost", "aggregation__rule": "trees"}
+ONE_OF_THREE: dict[str, object] = {
+    **TREES,
+    "aggregation__options.mode": "cyclic",
+    "rounds__controller": "round_robin",
+    "rounds__fraction_participants": "1/3",
+}
+
+
+def test_trees_are_joined_by_the_rule_for_trees() -> None:
+    """Bagging unless told otherwise; cyclic training has one participant a round."""
+    assert config(**TREES).rules().aggregation_options == {"mode": "bagging"}
+    cyclic = config(**ONE_OF_THREE, rounds__max_participants=3)
+    assert cyclic.rules().aggregation_options == {"mode": "cyclic"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            {"workload__name": "xgboost"},
+            'settings: aggregation.rule: the workload "xgboost" trains trees',
+        ),
+        ({"aggregation__rule": "trees"}, 'aggregation.rule is "trees"; it joins trees, which only'),
+        (
+            {**TREES, "aggregation__options.mode": "both"},
+            "aggregation.options.mode is \"both\"; it must be 'bagging' or 'cyclic'",
+        ),
+        ({**TREES, "rounds__epochs": 0}, "rounds.epochs is 0; it counts the boosting iterations"),
+        (
+            {**TREES, "server__max_update_norm": 3},
+            'server.max_update_norm is 3; leave it out with aggregation.rule = "trees"',
+        ),
+        (
+            {**TREES, "aggregation__optimizer": "fedadam"},
+            'aggregation.optimizer is "fedadam"; leave it out with aggregation.rule = "trees"',
+        ),
+        (
+            {**ONE_OF_THREE, "rounds__max_participants": 6},
+            'rounds.fraction_participants is "1/3"; 2 participants would train a round',
+        ),
+        (
+            {**TREES, "rounds__consistency": "asp"},
+            'aggregation.rule is "trees"; rounds.consistency = "asp" mixes updates',
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_trees_are_named(
+    overrides: dict[str, object], told: str
+) -> None:
+    assert error_of(**overrides).startswith(told)
+
+
 def test_unknown_rules_of_aggregation_are_refused() -> None:
     """The line lists the known ones."""
     told = error_of(aggregation__rule="average")

@@ -18,7 +18,7 @@ from xain_coordinator import app, plugins
 from xain_coordinator.aggregation.aggregator import RuleFailed
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.options import WrongOption, options_of
-from xain_coordinator.aggregation.rules import RULES, known_rules, make_rule
+from xain_coordinator.aggregation.rules import BUILT_IN, known_rules, make_rule
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.app import EXIT_ERROR, Coordinator
 from xain_coordinator.config import CoordinatorConfig
@@ -125,7 +125,7 @@ def test_nothing_is_imported_that_is_not_used(site: Path) -> None:
 def test_a_plug_in_replaces_nothing(site: Path) -> None:
     """A name that is built in means what it means, or nothing."""
     install(site, "acme_mean", "class Mean: ...\n", f"[{AGGREGATORS}]\nmean = acme_mean:Mean\n")
-    assert known_rules() == sorted(RULES)
+    assert known_rules() == sorted(BUILT_IN)
     make_rule("sum", {})
     with pytest.raises(
         PluginFailed, match=r"'mean' is built in, and acme-mean 1.2 .* gives another"

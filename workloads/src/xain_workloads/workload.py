@@ -68,6 +68,7 @@ class Workload(Protocol):
 # name that comes with a model from the network can reach these classes and nothing else.
 _WORKLOADS = {
     "sgd": "xain_workloads.sgd:SgdWorkload",
+    "xgboost": "xain_workloads.boosting:BoostingWorkload",
 }
 
 

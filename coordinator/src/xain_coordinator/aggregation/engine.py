@@ -43,9 +43,10 @@ from xain_coordinator.aggregation.publishing import Publication, publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
+from xain_coordinator.aggregation.trees import join_updates
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key, state_key
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.values import BYTES, GlobalModel
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
@@ -84,6 +85,8 @@ def aggregate(
     num_threads: None for one for each processor.
     Raises UpdateChanged, Fenced, RuleFailed, PluginFailed, Stopped, and the store's errors.
     """
+    if work.base.dtype == BYTES:
+        return join_updates(store, work, stop)
     rule = _rule(work)
     optimizer = None
     # An initialisation comes from nowhere, so there is no direction to step in.

@@ -14,6 +14,7 @@ from xain_coordinator.aggregation.distances import (
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
 from xain_coordinator.aggregation.options import WrongOption, make
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
+from xain_coordinator.aggregation.trees import Trees
 from xain_coordinator.plugins import AGGREGATORS, PluginFailed, known, load
 
 RULES: Mapping[str, type[Aggregator]] = {
@@ -30,6 +31,9 @@ RULES: Mapping[str, type[Aggregator]] = {
     "weighted_average": WeightedAverage,
 }
 
+# With the rule for models of bytes, which do not go through the tile engine.
+BUILT_IN: Mapping[str, type[Aggregator]] = {**RULES, "trees": Trees}
+
 # What a plug-in must have, so that one that lacks it is told apart before the first round has run.
 _PARTS = ("takes_stale", "check", "combine")
 _PARTS_OF_SURVEYORS = ("needs_base", "weigh")
@@ -37,13 +41,13 @@ _PARTS_OF_SURVEYORS = ("needs_base", "weigh")
 
 def known_rules() -> list[str]:
     """Built in or plugged in, sorted."""
-    return known(AGGREGATORS, RULES)
+    return known(AGGREGATORS, BUILT_IN)
 
 
 def make_rule(name: str, options: Mapping[str, object]) -> Aggregator:
     """Raises KeyError if there is no such rule, PluginFailed if it is there and cannot be used, and
     WrongOption."""
-    kind = load(AGGREGATORS, name, RULES)
+    kind = load(AGGREGATORS, name, BUILT_IN)
     if not isinstance(kind, type):
         raise PluginFailed(f"the plug-in {name!r} is no rule: it is not a class")
     made: Aggregator = make(kind, f"rule {name!r}", options)

@@ -6,7 +6,7 @@ one.
 
 from xain_coordinator.core import errors
 from xain_coordinator.core.keys import place_of, update_key
-from xain_coordinator.core.values import GlobalModel, Layout, Round, Update
+from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Round, Update
 
 
 def require_free_key(round_: Round, sender: str, name: str) -> None:
@@ -43,6 +43,11 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         if weights.dtype not in ("float16", "float32", "float64"):
             raise errors.InvalidUpdate(
                 f"weights must be float16, float32 or float64, got {weights.dtype}"
+            )
+    elif dtype == BYTES and weights.dtype == BYTES:
+        if len(weights.shape) != 1 or weights.shape[0] == 0:
+            raise errors.InvalidUpdate(
+                f"the update must be a flat vector of bytes, got shape {weights.shape}"
             )
     elif weights.shape != shape:
         raise errors.InvalidUpdate(

@@ -13,6 +13,7 @@ from xain_workloads.profile import DataProfile
 from xain_workloads.schema import OPEN_SCHEMA, Schema
 
 __all__ = [
+    "BYTES",
     "Base",
     "Consistency",
     "DataProfile",
@@ -34,6 +35,7 @@ __all__ = [
 
 
 Consistency = Literal["bsp", "ssp", "asp"]
+BYTES = "uint8"  # dtype of a model that is no vector of numbers; updates have any length
 Option = bool | int | float | str  # of a rule of aggregation, of an optimiser, of a controller
 
 

@@ -210,6 +210,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 session = self._driver.session
                 number = session.trained_by(participant_id) if round_ is None else round_
                 weights = await self._uploaded(participant_id, number, request)
+                await self._uploads.check_content(participant_id, number, weights)
                 missed = session.missed(participant_id)
                 if round_ is None and weights is None and missed is not None:
                     number = missed  # it uploaded to a round that has closed without it

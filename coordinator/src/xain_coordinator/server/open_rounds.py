@@ -39,6 +39,12 @@ class OpenRounds:
         model = session.model if base is None else base.model
         return None if model is None or model.is_empty or model.round != round_ else model
 
+    def epochs_of(self, round_: int) -> int:
+        """Epochs that the updates of a round are trained for."""
+        session = self._driver.session
+        base = session.bases.get(round_)
+        return session.rules.epochs if base is None else base.epochs
+
     def distance(self, round_: int) -> Distance | None:
         """How far an update of this round may be from its model; None if anywhere."""
         model = self.model_of(round_)

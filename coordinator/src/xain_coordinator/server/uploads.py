@@ -16,13 +16,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from xain_coordinator.admission import BaseModel, check_announced_size, measure, measure_bytes
+from xain_coordinator.admission import (
+    BaseModel,
+    check_announced_size,
+    check_trees,
+    measure,
+    measure_bytes,
+)
 from xain_coordinator.bundles import Bundles
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, NotAMember, TooLarge, Unavailable
 from xain_coordinator.core.keys import incoming_key, piece_of, place_of, update_key
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
-from xain_coordinator.core.values import GlobalModel, Phase, StoredWeights, WeightsRef
+from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import DirectAccess, KeyNotFound, WeightsStore
 from xain_coordinator.server.adoptions import Adoptions
@@ -90,6 +96,8 @@ class Uploads:
     # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
     _measured_round: int = -1
+    # One at a time: parsed JSON takes many times the memory of its text.
+    _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _intakes: dict[Intake, None] = field(default_factory=dict)
     _bundles: Bundles = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
@@ -323,6 +331,21 @@ class Uploads:
     async def _put(self, place: str, data: bytes, measured: StoredWeights) -> None:
         key = await self._bundles.put(place, data)
         self._keep(place, replace(measured, ref=replace(measured.ref, key=key)))
+
+    async def check_content(
+        self, participant_id: str, round_: int, weights: StoredWeights | None
+    ) -> None:
+        """Refuse bytes that are no update of the round's model, before they count. An update of
+        numbers has been checked while it came. Raises InvalidUpdate and the store's errors.
+        """
+        model = self._rounds.model_of(round_)
+        if weights is None or model is None or not model.dtype == weights.dtype == BYTES:
+            return
+        if self.driver.session.accepted(participant_id, round_) is not None:
+            return
+        epochs = self._rounds.epochs_of(round_)
+        async with self._parsing:
+            await run_to_end(check_trees, self.store, model, weights, epochs)
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what

@@ -1,0 +1,266 @@
+"""Sessions that train trees: models and updates of bytes, over real channels."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import xgboost
+
+from integration.test_bit_rot import flip, stored
+from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
+from support.wire import Member, digest, npy, reason
+from xain_coordinator.app import Coordinator
+from xain_participant import Agent, WorkloadParticipant
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads import trees
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.model import Model
+from xain_workloads.workload import from_metadata
+
+INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
+
+
+def settings(data: str = "breast_cancer", **rounds: Any) -> dict[str, dict[str, Any]]:
+    options = {"max_depth": 3} if data == "breast_cancer" else {}
+    return {
+        "rounds": {"rounds": 3, "min_participants": 2, "epochs": 2, **rounds},
+        "workload": {"name": "xgboost", "options": options},
+        "aggregation": {"rule": "trees"},
+    }
+
+
+def parts(num: int, data: str = "breast_cancer") -> list[Dataset]:
+    whole = load(data)
+    rows = np.random.default_rng(0).permutation(whole.num_samples)
+    return [whole.subset(part) for part in np.array_split(rows, num)]
+
+
+def array(data: bytes) -> np.ndarray:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+def profile(data: Dataset) -> pb.DataProfile:
+    known = data.profile()
+    return pb.DataProfile(
+        num_samples=known.num_samples, num_features=known.num_features, classes=known.classes
+    )
+
+
+def trained(work: pb.StartTrainingRoundResponse, vector: np.ndarray, data: Dataset) -> np.ndarray:
+    """The update of a participant with this data."""
+    workload = from_metadata(dict(work.metadata))
+    model = Model(vector, (), dict(work.metadata))
+    result = workload.train(
+        model, data, epochs=work.epochs, epoch_base=work.epoch_base, seed=work.round
+    )
+    return result.vector
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), reason(caught.value), caught.value.details() or ""
+
+
+async def gather(coordinator: Coordinator, join: Any, data: list[Dataset]) -> list[Member]:
+    members = [join(coordinator, f"p{i}") for i in range(len(data))]
+    for member, part in zip(members, data, strict=True):
+        await member.rendezvous(profile(part))
+    await members[0].until(pb.ROUND, 0)
+    return members
+
+
+async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
+    try:
+        async with asyncio.timeout(60):
+            ends = await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
+    finally:
+        for agent in agents:
+            agent.stop()
+    assert set(ends) == {0}
+
+
+async def test_agents_train_a_booster_that_plain_xgboost_loads(start, join, tmp_path):
+    """Ten classes: updates of 20 trees are too large to travel inside a call."""
+    data = parts(2, "digits")
+    coordinator = await start(**settings("digits"))
+    await run_agents(coordinator, data)
+    final = array(await join(coordinator, "reader").download("3/global"))
+    assert final.dtype == np.uint8
+    path = tmp_path / "model.json"
+    path.write_bytes(final.tobytes())
+    booster = xgboost.Booster(model_file=path)
+    assert booster.num_boosted_rounds() == 3 * 2 * 2  # of rounds, participants and epochs
+    features = np.concatenate([part.features for part in data])
+    target = np.concatenate([part.target for part in data]).astype(int)
+    predicted = booster.predict(xgboost.DMatrix(features)).argmax(axis=1)
+    assert np.mean(predicted == target) > 0.95
+
+
+async def test_model_is_what_the_participants_send_joined_in_order_of_names(start, join):
+    data = parts(2)
+    coordinator = await start(**settings(rounds=1))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    sent = [trained(work, model, part) for part in data]
+    await b.hand_in(sent[1], num_samples=30)
+    await a.hand_in(sent[0], num_samples=10)
+    await a.until(pb.FINISHED, 0)
+    kind = trees.BoosterKind.from_metadata(dict(work.metadata))
+    expected = trees.joined(
+        model.tobytes(),
+        [
+            (trees.parse_update(update.tobytes(), kind, 2), num_samples)
+            for update, num_samples in zip(sent, (10, 30), strict=True)
+        ],
+        kind,
+    )
+    assert array(await a.download("1/global")).tobytes() == expected
+
+
+async def test_hostile_update_is_refused_with_a_reason_and_the_round_goes_on(start, join):
+    data = parts(2)
+    coordinator = await start(**settings(rounds=1, refused_limit=50))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    good = trained(work, model, data[0])
+    booster = json.loads(good.tobytes())
+    tree = booster["learner"]["gradient_booster"]["model"]["trees"][0]
+    tree["left_children"][0] = 0
+    loop = np.frombuffer(json.dumps(booster).encode(), np.uint8)
+    for vector, why in (
+        (loop, "tree 0 reaches node 0 twice"),
+        (good[:-1], "is not JSON"),
+        (np.zeros(0, np.uint8), "is not JSON"),
+        (good.reshape(1, -1), "must be a flat vector of bytes"),
+        (good.astype(np.float32), "shape"),
+        (good.view(np.int8), "must be floats"),
+    ):
+        code, name, details = await refused(a.hand_in(vector))
+        assert ((code, name), why in details) == (INVALID, True), details
+        # The same inside its call.
+        payload = npy(vector)
+        ref = pb.WeightsRef(
+            key="0/p0", size_bytes=len(payload), digest=digest(payload), data=payload
+        )
+        if len(payload) < 60_000:
+            code, name, details = await refused(a.end(ref))
+            assert ((code, name), why in details) == (INVALID, True), details
+    too_large = pb.PutWeightsRequest.Header(
+        round=0, size_bytes=trees.MAX_UPDATE_BYTES + 1, digest=b"1" * 16
+    )
+
+    async def announce() -> AsyncIterator[pb.PutWeightsRequest]:
+        yield pb.PutWeightsRequest(header=too_large)
+
+    code, name, _ = await refused(a.stub.PutWeights(announce(), metadata=a.metadata))
+    assert (code, name) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_LARGE")
+    await a.hand_in(good, num_samples=5)
+    await b.hand_in(trained(work, model, data[1]), num_samples=5)
+    await a.until(pb.FINISHED, 0)
+    assert (
+        xgboost.Booster(
+            model_file=bytearray(array(await a.download("1/global")).tobytes())
+        ).num_boosted_rounds()
+        == 4
+    )
+
+
+async def test_bytes_are_no_update_of_a_model_of_numbers(start, join):
+    coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    code, name, details = await refused(a.hand_in(np.zeros(9, np.uint8)))
+    assert ((code, name), "got uint8" in details) == (INVALID, True)
+
+
+async def test_broken_upload_of_trees_goes_on_where_it_ended(start, join):
+    data = parts(2)
+    coordinator = await start(**settings(rounds=1))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    payload = npy(trained(work, model, data[0]))
+    half = len(payload) // 2
+    header = pb.PutWeightsRequest.Header(round=0, size_bytes=len(payload), digest=digest(payload))
+
+    async def piece(offset: int, end: int) -> AsyncIterator[pb.PutWeightsRequest]:
+        header.offset = offset
+        yield pb.PutWeightsRequest(header=header, data=payload[offset:end])
+
+    code, _, _ = await refused(a.stub.PutWeights(piece(0, half), metadata=a.metadata))
+    assert code == grpc.StatusCode.UNAVAILABLE
+    question = pb.FindUploadRequest(round=0, size_bytes=len(payload), digest=digest(payload))
+    found = await a.stub.FindUpload(question, metadata=a.metadata)
+    assert found.offset == half
+    answer = await a.stub.PutWeights(piece(half, len(payload)), metadata=a.metadata)
+    await a.end(answer.ref)
+    await b.hand_in(trained(work, model, data[1]))
+    await a.until(pb.FINISHED, 0)
+
+
+async def test_trees_are_put_into_the_store_directly(start, join, store: Reachable):  # noqa: F811
+    """Digits, so that the model is offered by URL from the second round on."""
+    data = parts(2, "digits")
+    coordinator = await start(**settings("digits", rounds=2))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    for member, part in ((a, data[0]), (b, data[1])):
+        await member.hand_in(trained(work, model, part))
+    await a.until(pb.ROUND, 1)
+    work = await a.start()
+    assert work.upload.url
+    model = array(await a.download("1/global"))
+    payload = npy(trained(work, model, data[0]))
+    bad = npy(np.frombuffer(b"{}", np.uint8))
+    code, name, details = await refused(a.end(await put(store, work, bad), round_=1))
+    assert ((code, name), "no object 'learner'" in details) == (INVALID, True)
+    await a.end(await put(store, work, payload), round_=1)
+    await b.hand_in(trained(work, model, data[1]), round_=1)
+    await a.until(pb.FINISHED, 1)
+
+
+async def test_damaged_model_of_trees_is_rebuilt_at_the_start(start, join, tmp_path: Path):
+    data = parts(2)
+    coordinator = await start(**settings(rounds=5))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    for member, part in ((a, data[0]), (b, data[1])):
+        await member.hand_in(trained(work, model, part))
+    await a.until(pb.ROUND, 1)
+    before = await a.download("1/global")
+    await coordinator.stop()
+    flip(stored(tmp_path, "*1/global*"))
+    coordinator = await start(**settings(rounds=5))
+    assert await join(coordinator, "p0").download("1/global") == before
+
+
+async def test_cyclic_training_takes_one_participant_after_the_other(start, join):
+    data = parts(2)
+    cyclic = settings(
+        rounds=4,
+        min_participants=1,
+        fraction_participants="1/2",
+        max_participants=2,
+        start_participants=2,
+        controller="round_robin",
+    )
+    cyclic["aggregation"]["options"] = {"mode": "cyclic"}
+    coordinator = await start(**cyclic)
+    await run_agents(coordinator, data)
+    model = array(await join(coordinator, "reader").download("4/global")).tobytes()
+    assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 4 * 2

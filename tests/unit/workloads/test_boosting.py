@@ -1,0 +1,137 @@
+"""Gradient-boosted trees by XGBoost as a workload."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from xain_workloads import trees
+from xain_workloads.data import from_arrays, load
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError, NoData
+from xain_workloads.model import Model
+from xain_workloads.profile import DataProfile
+from xain_workloads.workload import Workload, create, from_metadata
+
+
+def federated(
+    workload: Workload, parts: Sequence[Dataset], *, rounds: int, epochs: int = 1
+) -> Model:
+    """Bagging without a coordinator."""
+    model = workload.initial_model([part.profile() for part in parts])
+    kind = trees.BoosterKind.from_metadata(model.metadata)
+    for number in range(rounds):
+        updates = []
+        for part in parts:
+            result = workload.train(model, part, epochs=epochs, epoch_base=number * epochs, seed=0)
+            added = trees.parse_update(result.vector.tobytes(), kind, epochs)
+            updates.append((added, result.num_samples))
+        joined = trees.joined(model.vector.tobytes(), updates, kind)
+        model = replace(model, vector=np.frombuffer(joined, np.uint8))
+    return model
+
+
+def halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    rows = np.random.default_rng(0).permutation(data.num_samples)
+    middle = data.num_samples // 2
+    return data.subset(rows[:middle]), data.subset(rows[middle:])
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "metric", "least"),
+    [
+        ("breast_cancer", "classification", "accuracy", 0.93),
+        ("wine", "classification", "accuracy", 0.93),
+        ("diabetes", "regression", "r2", 0.3),
+    ],
+)
+def test_three_participants_learn_what_they_hold_together(
+    name: str, task: str, metric: str, least: float
+) -> None:
+    """Measured on rows that nobody trained on."""
+    train, test = halves(load(name, task=task))
+    rows = np.array_split(np.arange(train.num_samples), 3)
+    workload = create("xgboost", {"task": task, "max_depth": 3, "eta": 0.2})
+    model = federated(workload, [train.subset(part) for part in rows], rounds=20)
+    assert workload.evaluate(model, test)[metric] > least
+    predicted = workload.predict(model, test.features)
+    if task == "classification":
+        assert np.mean(predicted == test.target) == workload.evaluate(model, test)["accuracy"]
+
+
+def test_training_is_the_same_every_time_and_subsamples_anew_in_each_round() -> None:
+    data = load("breast_cancer")
+    workload = create("xgboost", {"subsample": 0.5, "max_depth": 2})
+    model = workload.initial_model([data.profile()])
+
+    def bytes_of(epoch_base: int, seed: int) -> bytes:
+        result = workload.train(model, data, epochs=2, epoch_base=epoch_base, seed=seed)
+        return result.vector.tobytes()
+
+    assert bytes_of(0, 1) == bytes_of(0, 1)
+    assert len({bytes_of(0, 1), bytes_of(2, 1), bytes_of(0, 2)}) == 3
+
+
+def test_model_is_rebuilt_from_its_metadata() -> None:
+    data = load("wine")
+    workload = create("xgboost", {"max_depth": 2})
+    model = workload.initial_model([data.profile()])
+    assert model.layout == ()
+    assert from_metadata(model.metadata) == workload
+    assert workload.predict(model, data.features[:2]).tolist() == ["class_0", "class_0"]
+
+
+def test_missing_values_are_a_direction_of_their_own() -> None:
+    """The label is whether the value is missing, which no number could stand for."""
+    chance = np.random.default_rng(3)
+    features = chance.normal(size=(200, 2))
+    missing = chance.random(200) < 0.5
+    features[missing, 0] = np.nan
+    data = Dataset(features, np.where(missing, "yes", "no"))
+    workload = create("xgboost", {"max_depth": 1})
+    model = federated(workload, halves(data), rounds=5)
+    assert workload.evaluate(model, data)["accuracy"] == 1.0
+
+
+def test_initial_model_needs_no_xgboost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator makes it; what trains says how to install the package."""
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    data = load("wine")
+    workload = create("xgboost")
+    model = workload.initial_model([data.profile()])
+    assert json.loads(model.vector.tobytes())["learner"]["gradient_booster"]["name"] == "gbtree"
+    with pytest.raises(ModuleNotFoundError, match=r"install xain-workloads\[xgboost\]"):
+        workload.train(model, data, epochs=1, epoch_base=0, seed=0)
+
+
+def test_wrong_data_and_models_are_refused() -> None:
+    data = load("wine")
+    workload = create("xgboost")
+    model = workload.initial_model([data.profile()])
+    with pytest.raises(DataError, match=r"the model needs \(n, 13\)"):
+        workload.predict(model, data.features[:, 1:])
+    with pytest.raises(DataError, match="only NaN stands for a missing value"):
+        workload.predict(model, np.full((1, 13), np.inf))
+    with pytest.raises(NoData):
+        workload.evaluate(model, data.subset([]))
+    other = from_arrays(data.features[:2], ["0", "9"])
+    with pytest.raises(DataError, match="none of the model's classes"):
+        workload.evaluate(model, other)
+    with pytest.raises(ValueError, match="the model is no booster"):
+        workload.evaluate(replace(model, vector=model.vector[:-9]), data)
+    with pytest.raises(ValueError, match="a model of float32 is no booster"):
+        workload.evaluate(replace(model, vector=np.zeros(3, np.float32)), data)
+    with pytest.raises(DataError, match="classification needs two classes or more"):
+        workload.initial_model([DataProfile(3, 2, ("a",))])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("eta", 0.0), ("max_depth", 0), ("max_depth", 17), ("subsample", 1.5), ("gamma", -1.0)],
+)
+def test_wrong_options_are_named(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{option} is {value}; it must be"):
+        create("xgboost", {option: value})

@@ -1,0 +1,229 @@
+"""Gradient-boosted trees by XGBoost.
+
+A model is the JSON of a booster, as bytes. In every round a participant boosts the global booster
+by `epochs` iterations on its own rows and sends the new trees alone. The coordinator appends the
+trees of all participants, each scaled by the participant's share of rows (see trees.joined).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from json import dumps
+from typing import Any, ClassVar, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_workloads import trees
+from xain_workloads.dataset import Dataset, Task
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.profile import DataProfile, union
+from xain_workloads.supervised import (
+    Array,
+    classes_of,
+    classes_to_learn,
+    coded_target,
+    regression_metrics,
+    require_width,
+)
+from xain_workloads.trees import BoosterKind
+from xain_workloads.workload import TrainResult
+
+_SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
+
+
+@dataclass(frozen=True, slots=True)
+class BoostingOptions:
+    """Options of the workload "xgboost", named as XGBoost names them.
+
+    task: "classification" or "regression".
+    eta: factor on each iteration's trees. max_depth: of a tree.
+    min_child_weight, gamma, reg_lambda, reg_alpha: least sum of hessians in a leaf, least gain of a
+        split, and the weights of the L2 and L1 penalties on leaves.
+    subsample, colsample_bytree: shares of rows and of columns that a tree is made of, drawn anew in
+        every round.
+    max_bin: bins of a column's histogram.
+    Raises ValueError that names the field.
+    """
+
+    task: str = "classification"
+    eta: float = 0.3
+    max_depth: int = 6
+    min_child_weight: float = 1.0
+    gamma: float = 0.0
+    reg_lambda: float = 1.0
+    reg_alpha: float = 0.0
+    subsample: float = 1.0
+    colsample_bytree: float = 1.0
+    max_bin: int = 256
+
+    def __post_init__(self) -> None:
+        require_choice("task", self.task, get_args(Task))
+        require_range("eta", self.eta, above=0, at_most=1)
+        require_range("max_depth", self.max_depth, at_least=1, at_most=16)
+        for name in ("min_child_weight", "gamma", "reg_lambda", "reg_alpha"):
+            require_range(name, getattr(self, name), at_least=0)
+        require_range("subsample", self.subsample, above=0, at_most=1)
+        require_range("colsample_bytree", self.colsample_bytree, above=0, at_most=1)
+        require_range("max_bin", self.max_bin, at_least=2, at_most=65536)
+
+
+@dataclass(frozen=True, slots=True)
+class BoostingWorkload:
+    """Gradient-boosted trees. The vector of a Model is bytes (uint8) without a layout; its metadata
+    hold "classes" as those of the workload "sgd" do, and what all boosters have in common."""
+
+    options: BoostingOptions = BoostingOptions()
+    name: ClassVar[str] = "xgboost"
+    scaling: ClassVar[str] = "none"  # a split depends on the order of values only
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """Raises ValueError that names an option that is unknown or wrong."""
+        return cls(from_mapping(BoostingOptions, options, workload=cls.name))
+
+    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+        """A booster without trees, made without xgboost.
+
+        It predicts the mean of the target for regression, if all profiles have statistics, else 0.
+        Classification begins with equal probabilities and needs two classes in all profiles.
+        """
+        profile = union(profiles)
+        classes = classes_to_learn(self.options.task, profile)
+        base_score = 0.5
+        if not classes:
+            objective, base_score = "reg:squarederror", _mean_target(profiles)
+        elif len(classes) == 2:
+            objective = "binary:logistic"
+        else:
+            objective = "multi:softprob"
+        num_classes = len(classes) if len(classes) > 2 else 0
+        kind = BoosterKind(objective, profile.num_features, num_classes, base_score)
+        metadata = {
+            "workload": self.name,
+            "options": dumps(asdict(self.options), sort_keys=True),
+            "classes": dumps(list(classes)),
+            trees.KEY: kind.to_json(),
+        }
+        return Model(_vector(trees.empty_booster(kind)), (), metadata)
+
+    def train(
+        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+    ) -> TrainResult:
+        """See Workload.train. The vector holds the new trees alone: `epochs` iterations.
+
+        Metrics: as evaluate(), of the model with the new trees.
+        """
+        require_range("epochs", epochs, at_least=1)
+        require_range("epoch_base", epoch_base, at_least=0)
+        require_range("seed", seed, at_least=0)
+        xgboost = _xgboost()
+        classes, kind = self._open(model)
+        matrix, target = self._matrix(kind, classes, data)
+        options = {name: value for name, value in asdict(self.options).items() if name != "task"}
+        parameters = {
+            **options,
+            "objective": kind.objective,
+            "seed": int(np.random.SeedSequence((seed, epoch_base)).generate_state(1)[0] >> 1),
+            "tree_method": "hist",
+            "nthread": 1,  # sums in one order: the same inputs give the same bytes
+        }
+        if kind.num_classes:
+            parameters["num_class"] = kind.num_classes
+        booster = self._booster(model)
+        num_before = booster.num_boosted_rounds()
+        boosted = xgboost.train(parameters, matrix, num_boost_round=epochs, xgb_model=booster)
+        added = boosted[num_before : num_before + epochs].save_raw("json")
+        metrics = self._metrics(boosted.predict(matrix), target)
+        return TrainResult(_vector(bytes(added)), data.num_samples, metrics)
+
+    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+        """Metrics on data: "accuracy" and "loss", the mean cross-entropy, or "r2" and "mse"."""
+        classes, kind = self._open(model)
+        matrix, target = self._matrix(kind, classes, data)
+        return self._metrics(self._booster(model).predict(matrix), target)
+
+    def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
+        """See Workload.predict. NaN stands for a missing value."""
+        classes, kind = self._open(model)
+        try:
+            rows = np.asarray(features, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the features are not a matrix of numbers: {error}") from error
+        predicted = self._booster(model).predict(_dmatrix(kind, rows))
+        if not classes:
+            return np.asarray(predicted, dtype=np.float64)
+        return np.array(classes, dtype=np.str_)[_best(predicted)]
+
+    def _open(self, model: Model) -> tuple[tuple[str, ...], BoosterKind]:
+        """Raises ValueError if the model is none of this workload."""
+        if model.vector.dtype != np.uint8:
+            raise ValueError(f"a model of {model.vector.dtype} is no booster, which is bytes")
+        classes = classes_of(self.options.task, model.metadata)
+        return classes, BoosterKind.from_metadata(model.metadata)
+
+    def _booster(self, model: Model) -> Any:
+        """The booster in a model. Raises ValueError if the bytes are none."""
+        xgboost = _xgboost()
+        try:
+            return xgboost.Booster({"nthread": 1}, model_file=bytearray(model.vector.tobytes()))
+        except xgboost.core.XGBoostError as error:
+            raise ValueError(f"the model is no booster: {error}") from error
+
+    def _matrix(
+        self, kind: BoosterKind, classes: tuple[str, ...], data: Dataset
+    ) -> tuple[Any, NDArray[Any]]:
+        """Rows as XGBoost takes them, and the target: positions in classes, or numbers."""
+        target = coded_target(self.options.task, classes, data)
+        return _dmatrix(kind, data.features, target), target
+
+    def _metrics(self, predicted: Array, target: NDArray[Any]) -> dict[str, float]:
+        predicted = np.asarray(predicted, dtype=np.float64)
+        if self.options.task == "regression":
+            return regression_metrics(predicted, target)
+        if predicted.ndim == 1:
+            of_target = np.where(target == 1, predicted, 1 - predicted)
+        else:
+            of_target = predicted[np.arange(len(target)), target]
+        return {
+            "accuracy": float(np.mean(_best(predicted) == target)),
+            "loss": float(-np.log(np.maximum(of_target, _SMALLEST_PROBABILITY)).mean()),
+        }
+
+
+def _xgboost() -> Any:
+    """The package. Raises ModuleNotFoundError that says how to install it."""
+    try:
+        import xgboost
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            'the workload "xgboost" needs the package xgboost; install '
+            "xain-workloads[xgboost] or xain-participant[xgboost]",
+            name=error.name,
+        ) from error
+    return xgboost
+
+
+def _dmatrix(kind: BoosterKind, rows: Array, target: NDArray[Any] | None = None) -> Any:
+    """Raises DataError if the rows have another width than the model, or a value is infinite."""
+    require_width(kind.num_features, rows)
+    if np.isinf(rows).any():
+        raise DataError("the features are not all finite; only NaN stands for a missing value")
+    return _xgboost().DMatrix(rows, target, nthread=1)
+
+
+def _best(probabilities: Array) -> NDArray[np.intp]:
+    """(n,) of the second class or (n, k) of each to (n,) positions of classes."""
+    if probabilities.ndim == 1:
+        return (probabilities > 0.5).astype(np.intp)
+    best: NDArray[np.intp] = np.argmax(probabilities, axis=1)
+    return best
+
+
+def _vector(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _mean_target(profiles: Sequence[DataProfile]) -> float:
+    return 0.0

@@ -1,0 +1,108 @@
+"""What workloads for classification and regression share: classes, targets and metrics."""
+
+from collections.abc import Mapping
+from json import JSONDecodeError, loads
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError, NoData
+from xain_workloads.profile import DataProfile
+
+Array = NDArray[np.float64]
+
+
+def classes_to_learn(task: str, profile: DataProfile) -> tuple[str, ...]:
+    """The classes of a model for all data together; none for regression.
+
+    Raises DataError if there are fewer than two classes.
+    """
+    if task == "regression":
+        return ()
+    if len(profile.classes) < 2:
+        raise DataError(
+            f"classification needs two classes or more; all participants together have"
+            f" {len(profile.classes)}: {list(profile.classes)}"
+        )
+    return profile.classes
+
+
+def classes_of(task: str, metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """The classes in the metadata of a model, none for regression. Raises ValueError."""
+    try:
+        classes = loads(metadata.get("classes", "null"))
+    except JSONDecodeError as error:
+        raise ValueError(f"the classes in the model's metadata are not JSON: {error}") from error
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError("the classes in the model's metadata are not a JSON list of names")
+    if (task == "classification") != (len(classes) >= 2):
+        raise ValueError(f"a model of {len(classes)} classes is none for {task}")
+    return tuple(classes)
+
+
+def num_outputs(classes: tuple[str, ...]) -> int:
+    """Outputs of a model: one per class, but one for two classes and for regression."""
+    return len(classes) if len(classes) > 2 else 1
+
+
+def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
+    """(n,) positions in classes, int64, or float64 for regression.
+
+    Raises NoData without rows, DataError if the data are for another task or have a label that is
+    none of the classes.
+    """
+    if data.num_samples == 0:
+        raise NoData("there are no rows")
+    if data.task != task:
+        raise DataError(f"the data are for {data.task}, the workload for {task}")
+    if not classes:
+        return data.target
+    position = {name: code for code, name in enumerate(classes)}
+    labels, codes = np.unique(data.target, return_inverse=True)
+    for label in labels.tolist():
+        if label not in position:
+            raise DataError(f"label {label!r} is none of the model's classes: {list(classes)}")
+    return np.array([position[label] for label in labels.tolist()], dtype=np.int64)[codes]
+
+
+def require_width(num_features: int, features: Array) -> None:
+    """Raise DataError unless the features are a matrix of this width."""
+    if features.ndim != 2 or features.shape[1] != num_features:
+        raise DataError(
+            f"the features have shape {features.shape}, the model needs (n, {num_features})"
+        )
+
+
+def rows_to_predict(num_features: int, features: ArrayLike) -> Array:
+    """A finite float64 matrix of this width. Raises DataError if the features are none."""
+    try:
+        matrix = np.asarray(features, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the features are not a matrix of numbers: {error}") from error
+    require_width(num_features, matrix)
+    if not np.isfinite(matrix).all():
+        raise DataError("the features are not all finite")
+    return matrix
+
+
+def best_class(scores: Array) -> NDArray[np.intp]:
+    """(n, k) scores to (n,) positions of classes; of equal scores the first wins."""
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).astype(np.intp)
+    best: NDArray[np.intp] = np.argmax(scores, axis=1)
+    return best
+
+
+def regression_metrics(predicted: Array, target: Array) -> dict[str, float]:
+    """ "mse" and "r2". r2: 1 - (sum of squared errors) / (sum of squares around the mean); if the
+    target is constant, 1 for perfect predictions and 0 for others, as scikit-learn has it."""
+    squared_errors = np.square(target - predicted)
+    spread = float(np.square(target - target.mean()).sum())
+    total = float(squared_errors.sum())
+    constant = 1.0 if total == 0 else 0.0
+    return {
+        "mse": float(squared_errors.mean()),
+        "r2": 1 - total / spread if spread > 0 else constant,
+    }

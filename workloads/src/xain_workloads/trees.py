@@ -1,0 +1,385 @@
+"""Gradient-boosted trees as XGBoost's JSON: empty models, checked updates, and joined models.
+
+A model is the JSON of a whole booster, as `Booster.save_raw("json")` writes it. An update is the
+JSON of a booster that has only the trees that a participant has added. Nothing here needs xgboost.
+
+Source of the format: XGBoost's documentation, "Introduction to Model IO", and its JSON schema.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import fsum, isfinite
+from struct import Struct
+from typing import Any, NoReturn
+
+# Of an update. A tree of depth 6 takes some 15 KB, and checking takes some 20 times as much memory.
+MAX_UPDATE_BYTES = 64 << 20
+ANY_NUMBER = 1 << 31  # of boosting rounds, for an update that was checked before
+MAX_DEPTH = 64  # of a tree; XGBoost explains a prediction with recursion over the depth
+
+KEY = "trees"  # in the metadata of a model
+
+_ROOT_PARENT = 2**31 - 1  # XGBoost's parent of a root
+_VERSION = (3, 2, 0)
+_HEAD = (
+    b'{"learner":{"attributes":{},"feature_names":[],"feature_types":[],"gradient_booster":'
+    b'{"model":{"trees":['
+)
+_COUNT = b'"gbtree_model_param":{"num_parallel_tree":"1","num_trees":"'
+
+_FLOAT32 = Struct("<f")
+
+
+class InvalidTrees(ValueError):
+    """Bytes are no booster with trees that fit the model. The message says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoosterKind:
+    """What all boosters of a session have in common; metadata[KEY] holds it as JSON.
+
+    objective: XGBoost's name, such as "binary:logistic".
+    num_features: columns, p. num_classes: 0 if one boosting round makes one tree.
+    base_score: prediction without trees; a probability for "binary:logistic".
+    """
+
+    objective: str
+    num_features: int
+    num_classes: int
+    base_score: float
+
+    @property
+    def trees_per_iteration(self) -> int:
+        """Trees that one boosting round makes: one for each class, if there are classes."""
+        return max(self.num_classes, 1)
+
+    def to_json(self) -> str:
+        """JSON text for metadata[KEY]."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> "BoosterKind":
+        """Raises ValueError if the metadata are not those of a model of trees."""
+        try:
+            return cls(**json.loads(metadata[KEY]))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"the model's metadata do not describe trees: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree in breadth-first order: the children of a node are neighbours, the left one first.
+
+    All tuples have one entry per node. left_children: -1 for a leaf. conditions: the value that
+    a split compares with, or a leaf's value. values: what each node would predict as a leaf.
+    hessians: sum of second derivatives of the loss over the rows of a node.
+    """
+
+    left_children: tuple[int, ...]
+    features: tuple[int, ...]
+    default_left: tuple[int, ...]
+    conditions: tuple[float, ...]
+    values: tuple[float, ...]
+    gains: tuple[float, ...]
+    hessians: tuple[float, ...]
+
+
+# --- reading ---
+
+
+def parse_update(data: bytes, kind: BoosterKind, max_iterations: int) -> tuple[Tree, ...]:
+    """Read the trees that a participant has added: whole boosting rounds, at most max_iterations.
+
+    Trees are rebuilt node by node from the root, so what is returned is a tree of finite numbers,
+    whatever was sent. Raises InvalidTrees.
+    """
+    if len(data) > MAX_UPDATE_BYTES:
+        raise InvalidTrees(
+            f"an update of trees has {len(data)} bytes; at most {MAX_UPDATE_BYTES} are taken"
+        )
+    learner = _object(_parse(data), "learner", "the booster")
+    parameters = _object(learner, "learner_model_param", "the learner")
+    for key, expected in (("num_feature", kind.num_features), ("num_class", kind.num_classes)):
+        found = _count(parameters, key, "the learner")
+        if found != expected:
+            raise InvalidTrees(f"the booster has {key} {found}, the model {expected}")
+    objective = _object(learner, "objective", "the learner").get("name")
+    if objective != kind.objective:
+        raise InvalidTrees(f"the booster has objective {objective!r}, the model {kind.objective!r}")
+    booster = _object(learner, "gradient_booster", "the learner")
+    if booster.get("name") != "gbtree":
+        raise InvalidTrees(f"the booster is {booster.get('name')!r}; only 'gbtree' is taken")
+    model = _object(booster, "model", "the booster")
+    trees = _list(model, "trees", "the booster")
+    per_iteration = kind.trees_per_iteration
+    if len(trees) % per_iteration or len(trees) > max_iterations * per_iteration:
+        raise InvalidTrees(
+            f"the update adds {len(trees)} trees; {max_iterations} boosting rounds add at most "
+            f"{max_iterations * per_iteration}, {per_iteration} each"
+        )
+    classes = _list(model, "tree_info", "the booster")
+    if classes != [index % per_iteration for index in range(len(trees))]:
+        raise InvalidTrees(
+            f"tree_info does not count the classes 0 to {per_iteration - 1} in each boosting round"
+        )
+    return tuple(_tree(tree, index, kind.num_features) for index, tree in enumerate(trees))
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data, parse_constant=_refuse_constant)
+    except InvalidTrees:
+        raise
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError among them
+        raise InvalidTrees(f"the update is not JSON: {type(error).__name__}: {error}") from None
+    if not isinstance(parsed, dict):
+        raise InvalidTrees("the update is not a JSON object")
+    return parsed
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidTrees(f"the update has the number {name}, which is not finite")
+
+
+def _object(parent: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = parent.get(key)
+    if not isinstance(value, dict):
+        raise InvalidTrees(f"{where} has no object {key!r}")
+    return value
+
+
+def _list(parent: dict[str, Any], key: str, where: str) -> list[Any]:
+    value = parent.get(key)
+    if not isinstance(value, list):
+        raise InvalidTrees(f"{where} has no list {key!r}")
+    return value
+
+
+def _count(parent: dict[str, Any], key: str, where: str) -> int:
+    """A number that XGBoost writes as text."""
+    value = parent.get(key)
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit()) or len(value) > 10:
+        raise InvalidTrees(f"{where} has no count {key!r}")
+    return int(value)
+
+
+def _tree(sent: object, index: int, num_features: int) -> Tree:
+    where = f"tree {index}"
+    if not isinstance(sent, dict):
+        raise InvalidTrees(f"{where} is not a JSON object")
+    parameters = _object(sent, "tree_param", where)
+    size = _count(parameters, "num_nodes", where)
+    if _count(parameters, "size_leaf_vector", where) > 1:
+        raise InvalidTrees(f"{where} has several values in a leaf, which cannot be joined")
+    left = _column(sent, "left_children", size, where)
+    right = _column(sent, "right_children", size, where)
+    features = _column(sent, "split_indices", size, where)
+    default_left = _column(sent, "default_left", size, where)
+    conditions = _column(sent, "split_conditions", size, where)
+    values = _column(sent, "base_weights", size, where)
+    gains = _column(sent, "loss_changes", size, where)
+    hessians = _column(sent, "sum_hessian", size, where)
+    if any(_column(sent, "split_type", size, where)):
+        raise InvalidTrees(f"{where} splits by categories, which cannot be joined")
+
+    order = _breadth_first(left, right, where)
+    new_left, new_features = [], []
+    next_child = 1
+    for node in order:
+        is_leaf = left[node] == -1
+        feature = 0 if is_leaf else _index(features[node], num_features, where, "a split's feature")
+        new_features.append(feature)
+        new_left.append(-1 if is_leaf else next_child)
+        next_child += 0 if is_leaf else 2
+    for name, column in (("sum_hessian", hessians), ("loss_changes", gains)):
+        if any(_float32(column[node], where, name) < 0 for node in order):
+            raise InvalidTrees(f"{where} has a negative value in {name}")
+    return Tree(
+        left_children=tuple(new_left),
+        features=tuple(new_features),
+        default_left=tuple(_index(default_left[n], 2, where, "default_left") for n in order),
+        conditions=tuple(_float32(conditions[n], where, "split_conditions") for n in order),
+        values=tuple(_float32(values[n], where, "base_weights") for n in order),
+        gains=tuple(_float32(gains[n], where, "loss_changes") for n in order),
+        hessians=tuple(_float32(hessians[n], where, "sum_hessian") for n in order),
+    )
+
+
+def _column(tree: dict[str, Any], key: str, size: int, where: str) -> list[Any]:
+    column = _list(tree, key, where)
+    if len(column) != size or size == 0:
+        raise InvalidTrees(f"{where} has {len(column)} entries in {key} for {size} nodes")
+    return column
+
+
+def _breadth_first(left: list[Any], right: list[Any], where: str) -> list[int]:
+    """The nodes that can be reached from the root, each once."""
+    order, seen, level = [0], {0}, [0]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[int] = []
+        for node in level:
+            if left[node] == -1 and right[node] == -1:
+                continue
+            for child in (left[node], right[node]):
+                below.append(_index(child, len(left), where, "a child"))
+                if child in seen:
+                    raise InvalidTrees(f"{where} reaches node {child} twice")
+                seen.add(child)
+        if not below:
+            return order
+        order += below
+        level = below
+    raise InvalidTrees(f"{where} is deeper than {MAX_DEPTH}")
+
+
+def _index(value: object, size: int, where: str, what: str) -> int:
+    # type(), because a bool is an int, too.
+    if type(value) is not int or not 0 <= value < size:
+        raise InvalidTrees(f"{where} has {_shown(value)} for {what}; it must be 0 to {size - 1}")
+    return value
+
+
+def _float32(value: object, where: str, key: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidTrees(f"{where} has {_shown(value)} in {key}, which is no number")
+    try:
+        rounded = _rounded(float(value))
+    except OverflowError:
+        rounded = float("inf")
+    if not isfinite(rounded):
+        raise InvalidTrees(f"{where} has {_shown(value)} in {key}, which is not a finite float32")
+    return rounded
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+# --- joining ---
+
+
+def joined(model: bytes, updates: Sequence[tuple[Sequence[Tree], int]], kind: BoosterKind) -> bytes:
+    """Append the trees of all updates to a model, in the order of the updates.
+
+    model: as empty_booster() or this function has written it. updates: (trees, n_k) of each
+    participant. Each tree's values are multiplied by n_k / n: all participants have taken the same
+    step on their own rows, so the model takes the weighted average of their steps, not the sum.
+    Every boosting round of every participant is an iteration of the joined booster.
+    Raises ValueError if the model is not one that was written here.
+    """
+    digits = model[model.rfind(_COUNT) + len(_COUNT) :].partition(b'"')[0]
+    num_trees = int(digits) if digits.isdigit() else 0
+    end = _tail(kind, num_trees)
+    if not model.endswith(end):
+        raise ValueError("the model is not a booster that was joined here")
+    total = fsum(num_samples for _, num_samples in updates)
+    pieces = [model[: -len(end)]]
+    for trees, num_samples in updates:
+        share = num_samples / total if total else 1 / len(updates)
+        for tree in trees:
+            pieces.append(b"," if num_trees else b"")
+            pieces.append(_tree_text(_scaled(tree, share), num_trees, kind).encode())
+            num_trees += 1
+    return b"".join([*pieces, _tail(kind, num_trees)])
+
+
+def _scaled(tree: Tree, factor: float) -> Tree:
+    if factor == 1:
+        return tree
+    return replace(
+        tree,
+        conditions=tuple(
+            _rounded(condition * factor) if left == -1 else condition
+            for condition, left in zip(tree.conditions, tree.left_children, strict=True)
+        ),
+        values=tuple(_rounded(value * factor) for value in tree.values),
+    )
+
+
+def _rounded(value: float) -> float:
+    number: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
+    return number
+
+
+# --- writing ---
+
+
+def empty_booster(kind: BoosterKind) -> bytes:
+    """A model without trees."""
+    return _HEAD + _tail(kind, 0)
+
+
+def _tail(kind: BoosterKind, num_trees: int) -> bytes:
+    """Everything behind the trees; it depends on their number only."""
+    per_iteration = kind.trees_per_iteration
+    model = {
+        "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+        "iteration_indptr": [*range(0, num_trees + 1, per_iteration)],
+        "tree_info": [index % per_iteration for index in range(num_trees)],
+    }
+    parameters = {
+        "base_score": _float_text(kind.base_score),
+        "boost_from_average": "0",  # else each participant would start from a score of its own
+        "num_class": str(kind.num_classes),
+        "num_feature": str(kind.num_features),
+        "num_target": "1",
+    }
+    objective: dict[str, Any] = {"name": kind.objective}
+    if kind.num_classes:
+        objective["softmax_multiclass_param"] = {"num_class": str(kind.num_classes)}
+    else:
+        objective["reg_loss_param"] = {"scale_pos_weight": "1"}
+    inner = _compact(model)[1:-1]
+    return (
+        f'],{inner},{_COUNT.decode()}{num_trees}"}}}},"name":"gbtree"}},'
+        f'"learner_model_param":{_compact(parameters)},"objective":{_compact(objective)}}},'
+        f'"version":{_compact(_VERSION)}}}'
+    ).encode()
+
+
+def _tree_text(tree: Tree, index: int, kind: BoosterKind) -> str:
+    size = len(tree.left_children)
+    zeros = [0] * size
+    parents = [_ROOT_PARENT] * size
+    for node, left in enumerate(tree.left_children):
+        if left != -1:
+            parents[left] = parents[left + 1] = node
+    integers = {
+        "categories": [],
+        "categories_nodes": [],
+        "categories_segments": [],
+        "categories_sizes": [],
+        "default_left": tree.default_left,
+        "id": index,
+        "left_children": tree.left_children,
+        "parents": parents,
+        "right_children": [-1 if left == -1 else left + 1 for left in tree.left_children],
+        "split_indices": tree.features,
+        "split_type": zeros,
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(kind.num_features),
+            "num_nodes": str(size),
+            "size_leaf_vector": "1",
+        },
+    }
+    floats = {
+        "base_weights": tree.values,
+        "loss_changes": tree.gains,
+        "split_conditions": tree.conditions,
+        "sum_hessian": tree.hessians,
+    }
+    texts = (f'"{key}":[{",".join(map(_float_text, column))}]' for key, column in floats.items())
+    return f"{_compact(integers)[:-1]},{','.join(texts)}}}"
+
+
+def _float_text(value: float) -> str:
+    """Nine digits, which tell every float32 from its neighbours, and a point."""
+    text = f"{value:.9g}"
+    return text if "." in text or "e" in text else f"{text}.0"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
