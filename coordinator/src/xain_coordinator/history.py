@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
+from xain_coordinator.core.values import Evaluation, GlobalModel, Task
 
 MAX_ROUNDS = 1000
 MAX_DEPARTED = 1000
@@ -26,6 +27,27 @@ MAX_DAMAGED = 20
 # when they are written into it, which with each update would take longer than all the rest.
 MAX_UNWRITTEN = 1000
 
+# Metrics of single sites that are kept, of all rounds together. Where there are more, the oldest
+# rounds lose those of their sites, and keep means and spreads.
+MAX_SITE_METRICS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRecord:
+    """What one participant has measured in a round.
+
+    num_samples: that it was trained on. metrics: of training. evaluation: of the round's model.
+    """
+
+    num_samples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+    @property
+    def num_metrics(self) -> int:
+        evaluated = 0 if self.evaluation is None else len(self.evaluation.metrics)
+        return len(self.metrics) + evaluated
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -36,6 +58,11 @@ class RoundRecord:
         numbers then.
     damaged: why accepted updates were dropped, by participant; the first MAX_DAMAGED.
     seconds: from opening to publication, None while it runs.
+    sites: by participant, of those that have measured anything; empty when the round is over and
+        they were many, or long ago.
+    metrics: of training, the mean over sites, weighted by samples.
+    evaluation: of model `round`, the mean over sites, weighted by samples. spread: over sites.
+    coordinator_evaluation: of the same model, on the coordinator's own data.
     """
 
     round: int
@@ -46,6 +73,12 @@ class RoundRecord:
     seconds: float | None = None
     counts: tuple[int, int] | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
+    task: Task = Task.TRAIN
+    sites: Mapping[str, SiteRecord] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    coordinator_evaluation: Evaluation | None = None
 
     @property
     def num_selected(self) -> int:
@@ -59,13 +92,23 @@ class RoundRecord:
         """As in the session: what was accepted stays, what is owed somebody else will do."""
         selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
         num_samples, damaged = self.num_samples, dict(self.damaged)
+        sites = dict(self.sites)
         for event in events:
             match event:
-                case e.UpdateAccepted(_, update):
+                case e.UpdateAccepted(_, update, staleness, metrics, evaluation):
                     contributors[update.participant_id] = None
                     num_samples += update.num_samples
+                    of_this = None if staleness else evaluation
+                    if metrics or of_this is not None:
+                        site = SiteRecord(update.num_samples, metrics, of_this)
+                        sites[update.participant_id] = site
+                case e.EvaluationAccepted(_, participant_id, evaluation):
+                    contributors[participant_id] = None
+                    if evaluation.num_samples:
+                        sites[participant_id] = SiteRecord(evaluation=evaluation)
                 case e.UpdateDamaged(participant_id, _, lost, reason):
                     del contributors[participant_id]
+                    sites.pop(participant_id, None)
                     num_samples -= lost
                     if len(damaged) < MAX_DAMAGED:
                         damaged[participant_id] = reason
@@ -80,6 +123,18 @@ class RoundRecord:
             contributors=tuple(contributors),
             num_samples=num_samples,
             damaged=damaged,
+            sites=sites,
+        ).summarised()
+
+    def summarised(self) -> "RoundRecord":
+        """With means and spreads of what its sites have measured."""
+        sites = self.sites.values()
+        evaluations = [one.evaluation for one in sites if one.evaluation is not None]
+        return replace(
+            self,
+            metrics=mean_metrics((one.num_samples, one.metrics) for one in sites),
+            evaluation=mean_evaluation(evaluations),
+            spread=spreads(evaluations),
         )
 
     def published(self, at: float) -> "RoundRecord":
@@ -88,14 +143,19 @@ class RoundRecord:
         counts = self.num_selected, self.num_contributors
         if sum(counts) <= MAX_NAMES_OF_A_ROUND:
             return over
-        return replace(over, selected=(), contributors=(), counts=counts)
+        return replace(over, selected=(), contributors=(), counts=counts, sites={})
+
+    @property
+    def num_site_metrics(self) -> int:
+        return sum(site.num_metrics for site in self.sites.values())
 
 
 class History:
     """Fold with `apply`, in the order of the journal.
 
     models: by key, oldest first. contributions: by participant. departed: those of `contributions`
-    who have left, longest ago first.
+    who have left, longest ago first. evaluated: the coordinator's own evaluation of a model whose
+    round has not opened yet, with the model's number.
     """
 
     def __init__(
@@ -104,12 +164,15 @@ class History:
         models: Mapping[str, GlobalModel] | None = None,
         contributions: Mapping[str, int] | None = None,
         departed: Iterable[str] = (),
+        evaluated: tuple[int, Evaluation] | None = None,
     ) -> None:
         self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
         self._unwritten: list[e.Event] = []  # of the round that runs
         self.models = dict(models or {})
         self.contributions = Counter(contributions or {})
         self.departed = dict.fromkeys(departed)
+        self.evaluated = evaluated
+        self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
 
     @property
     def rounds(self) -> deque[RoundRecord]:
@@ -126,13 +189,17 @@ class History:
         return f"History{self._content()!r}"
 
     def _content(self) -> tuple[object, ...]:
-        return self.rounds, self.models, self.contributions, self.departed
+        return self.rounds, self.models, self.contributions, self.departed, self.evaluated
 
     def apply(self, event: e.Event) -> None:
         match event:
-            case e.UpdateAccepted(_, update):
+            case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
                 self.contributions[update.participant_id] += 1
+                if staleness and evaluation is not None:
+                    self._add_late(number - staleness, update.participant_id, evaluation)
+            case e.EvaluationAccepted():
+                self._note(event)
             case e.UpdateDamaged(participant_id):
                 self._note(event)
                 self.contributions[participant_id] -= 1
@@ -143,19 +210,30 @@ class History:
                 self._leave(participant_id)
             case e.ParticipantLeftOut() | e.ParticipantsSelected():
                 self._note(event)
-            case e.RoundOpened(number, selected, _, at):
-                self.rounds.append(RoundRecord(number, selected, at))
+            case e.RoundOpened(number, selected, _, at, task=task):
+                record = RoundRecord(number, selected, at, task=task)
+                if self.evaluated is not None and self.evaluated[0] == number:
+                    record = replace(record, coordinator_evaluation=self.evaluated[1])
+                self.evaluated = None
+                if len(self.rounds) == MAX_ROUNDS:
+                    self._num_site_metrics -= self._rounds[0].num_site_metrics
+                self._rounds.append(record)
+            case e.ModelEvaluated(number, evaluation) if evaluation is not None:
+                self._add_own(number, evaluation)
             case e.ModelInitialised(model):
                 self._keep(model)
             case e.ModelPublished(_, model, at):
-                self.rounds.append(self.rounds.pop().published(at))
+                self._end_round(at)
                 self._keep(model)
+            case e.SessionFinished(_, at):
+                if self.rounds and self._rounds[-1].task is Task.EVALUATE:
+                    self._end_round(at)
             case _:
                 pass
 
     def copy(self) -> "History":
         """As it is now, for a reader in another thread."""
-        return History(self.rounds, self.models, self.contributions, self.departed)
+        return History(self.rounds, self.models, self.contributions, self.departed, self.evaluated)
 
     def _note(self, event: e.Event) -> None:
         self._unwritten.append(event)
@@ -168,6 +246,45 @@ class History:
             if self._rounds and self._rounds[-1].seconds is None:
                 self._rounds.append(self._rounds.pop().after(self._unwritten))
             self._unwritten = []
+
+    def _end_round(self, at: float) -> None:
+        record = self.rounds.pop().published(at)
+        self._rounds.append(record)
+        self._num_site_metrics += record.num_site_metrics
+        for index, old in enumerate(self._rounds):
+            if self._num_site_metrics <= MAX_SITE_METRICS:
+                return
+            self._num_site_metrics -= old.num_site_metrics
+            self._rounds[index] = replace(old, sites={})
+
+    def _add_own(self, number: int, evaluation: Evaluation) -> None:
+        """Keep the coordinator's own evaluation of a model with its round."""
+        index = self._index_of(number)
+        if index is None:
+            if not self._rounds or number > self._rounds[-1].round:
+                self.evaluated = (number, evaluation)
+            return
+        self._rounds[index] = replace(self._rounds[index], coordinator_evaluation=evaluation)
+
+    def _add_late(self, number: int, participant_id: str, evaluation: Evaluation) -> None:
+        """Keep an evaluation that came with an update of a later round with the round whose model
+        was measured, if that still has its sites."""
+        index = self._index_of(number)
+        if index is None:
+            return
+        record = self._rounds[index]
+        known = record.sites.get(participant_id, SiteRecord())
+        has_lost_sites = not record.sites and bool(record.metrics or record.evaluation)
+        if has_lost_sites or known.evaluation or len(record.sites) == MAX_NAMES_OF_A_ROUND:
+            return
+        sites = {**record.sites, participant_id: replace(known, evaluation=evaluation)}
+        self._rounds[index] = replace(record, sites=sites).summarised()
+        self._num_site_metrics += len(evaluation.metrics)
+
+    def _index_of(self, number: int) -> int | None:
+        """Where the record of a round is; None if there is none (any more)."""
+        latest = reversed(range(len(self._rounds)))
+        return next((index for index in latest if self._rounds[index].round == number), None)
 
     def _leave(self, participant_id: str) -> None:
         if participant_id in self.contributions:

@@ -14,6 +14,7 @@ from xain_coordinator.core.session import Session
 from xain_coordinator.core.updates import check_update, require_free_key
 from xain_coordinator.core.values import (
     DataProfile,
+    Evaluation,
     GlobalModel,
     ParticipantState,
     Phase,
@@ -56,6 +57,11 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return (e.InitialisationRefused(reason),), r.Done(), ()
         case c.AggregationDone(model):
             return _aggregation_done(session, model, now), r.Done(), ()
+        case c.EvaluationDone(round_, evaluation, reason):
+            owed = session.evaluation.owed
+            if not owed or owed[0].round != round_:
+                raise errors.StaleModel(f"the evaluation of model {round_} is not waited for")
+            return (e.ModelEvaluated(round_, evaluation, now, reason[:MAX_REASON]),), r.Done(), ()
         case c.EffectFailed(cause):
             if session.phase is Phase.FINISHED:
                 return (), r.Done(), ()
@@ -86,7 +92,9 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         _check_profile(session, command.profile)
     except errors.ProfileMismatch as refusal:
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
-    joined = e.ParticipantJoined(participant_id, command.profile, now, command.tags)
+    joined = e.ParticipantJoined(
+        participant_id, command.profile, now, command.tags, command.can_evaluate
+    )
     return (joined,), accepted, ()
 
 
@@ -155,7 +163,7 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     selected = round_ is not None and participant_id in round_.selected
     if phase in (Phase.COLLECTING, Phase.AGGREGATING) and not selected:
         phase = Phase.STANDBY
-    done = round_ is not None and participant_id in round_.updates
+    done = round_ is not None and participant_id in round_.answers
     is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
     # At the end it is the last round for everybody, whatever they have trained.
     finished = phase is Phase.FINISHED
@@ -167,13 +175,16 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
     round_ = _require_selected(session, participant_id)
     number = round_.trained_by(participant_id)
     base = session.bases[number] if number != round_.number else session.base
+    rules = session.rules
     return r.Assignment(
         round=number,
         epochs=base.epochs,
         epoch_base=base.epoch_base,
         model=base.model,
-        update_accepted=participant_id in round_.updates,
+        update_accepted=participant_id in round_.answers,
         train_config=session.rules.train_config,
+        task=round_.task,
+        evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
     )
 
 
@@ -186,6 +197,8 @@ def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
     round_ = _require_selected(
         session, command.participant_id, command.round, may_be_closed=is_carried_over
     )
+    if round_.is_evaluation:
+        raise errors.RoundAlreadyClosed(f"round {round_.number} takes evaluations, and no weights")
     if known is not None:
         # The accepted object must not be overwritten: it is what will be aggregated.
         raise errors.DuplicateUpdate(command.participant_id, command.round)
@@ -201,8 +214,14 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     # round has closed meanwhile or its lease has run out.
     if known is not None and _is_same(known, command):
         return (), r.Done(), ()
+    if session.has_evaluated(participant_id, command.round):
+        return (), r.Done(), ()
     round_ = _require_selected(session, participant_id, command.round)
     number = round_.trained_by(participant_id)
+    if round_.is_evaluation:
+        evaluation = command.evaluation or Evaluation(0, {})
+        evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
+        return (evaluated,), r.Done(), command.metrics
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, number)
     bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
@@ -211,7 +230,13 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
     update = Update(participant_id, command.weights, command.num_samples)
     check_update(_model(session), round_, update)
-    accepted = e.UpdateAccepted(round_.number, update, staleness=round_.number - number)
+    accepted = e.UpdateAccepted(
+        round_.number,
+        update,
+        staleness=round_.number - number,
+        metrics=command.training,
+        evaluation=command.evaluation if session.rules.evaluates(number) else None,
+    )
     return (*bound, accepted), r.Done(), command.metrics
 
 
@@ -339,7 +364,4 @@ def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple
             f"model {model.round} is not the one that round {session.round} "
             f"({session.phase}) waits for"
         )
-    published = e.ModelPublished(session.round, model, now)
-    if model.round < session.rules.rounds:
-        return (published,)
-    return published, e.SessionFinished("completed", now)
+    return (e.ModelPublished(session.round, model, now),)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from xain_coordinator.core.values import (
     DataProfile,
+    Evaluation,
     GlobalModel,
     ParticipantState,
     Point,
@@ -14,11 +15,15 @@ from xain_coordinator.core.values import (
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A participant wants to take part."""
+    """A participant wants to take part.
+
+    can_evaluate: it has held-out data, and knows rounds that only evaluate.
+    """
 
     participant_id: str
     profile: DataProfile | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    can_evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class EndTrainingRound:
 
     weights: what the store holds, read and measured by us, not claimed by the sender; None if it
         holds nothing, or other bytes than the sender means.
+    metrics: points for the metrics store. training: the newest value of each of their names.
+    evaluation: of the model that the round started from; in an EVALUATE round all that is sent.
     """
 
     participant_id: str
@@ -64,6 +71,8 @@ class EndTrainingRound:
     num_samples: int
     weights: StoredWeights | None
     metrics: tuple[Point, ...] = ()
+    training: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,18 @@ class AggregationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    """Model `round` has been measured on the coordinator's data.
+
+    evaluation: None if that failed, for this reason.
+    """
+
+    round: int
+    evaluation: Evaluation | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EffectFailed:
     """An effect that no retry can save: the session ends with this cause."""
 
@@ -138,5 +159,6 @@ Command = (
     | InitialisationDone
     | InitialisationFailed
     | AggregationDone
+    | EvaluationDone
     | EffectFailed
 )

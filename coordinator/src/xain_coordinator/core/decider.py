@@ -17,11 +17,23 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import answer
-from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, Notify, RecordMetrics
+from xain_coordinator.core.effects import (
+    Aggregate,
+    Effect,
+    EvaluateModel,
+    InitialiseModel,
+    Notify,
+    RecordMetrics,
+)
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.membership import expiries
 from xain_coordinator.core.pacing import has_enough, round_deadline
-from xain_coordinator.core.points import coordinator_point, published_point
+from xain_coordinator.core.points import (
+    coordinator_point,
+    evaluation_point,
+    own_evaluation_point,
+    published_point,
+)
 from xain_coordinator.core.selection import Controller, builtin_controller
 from xain_coordinator.core.session import Session, evolve, fold
 from xain_coordinator.core.steps import next_step
@@ -64,11 +76,18 @@ def decide(
         happened.append(event)
     due: list[Effect] = []
     if any(isinstance(event, e.ModelRequested | e.RoundClosed) for event in happened):
-        due += resume(session)
+        due += _owed_work(session)
+    if session.evaluation.owed[:1] != before.evaluation.owed[:1]:
+        due += _owed_evaluation(session)
     after = _point(session)
     for event in happened:
         if isinstance(event, e.ModelPublished):
             after = published_point(after, _last(session), session.rules, event.at)
+            points = (*points, *evaluation_point(_last(session)))
+        elif isinstance(event, e.ModelEvaluated):
+            points = (*points, *own_evaluation_point(event.round, event.evaluation))
+        elif isinstance(event, e.SessionFinished) and session.evaluation.last_round is not None:
+            points = (*points, *evaluation_point(session.evaluation.last_round))
     if after != _point(before):
         points = (*points, after)
     if points:
@@ -105,6 +124,16 @@ _NOTIFYING = (
 def resume(session: Session) -> tuple[Effect, ...]:
     """The work that the session is waiting for. After a restart it is owed again: whoever did it
     before has died, and doing it twice gives the same bytes."""
+    return (*_owed_work(session), *_owed_evaluation(session))
+
+
+def _owed_evaluation(session: Session) -> tuple[EvaluateModel, ...]:
+    """One at a time, in the order of the models."""
+    return tuple(EvaluateModel(model) for model in session.evaluation.owed[:1])
+
+
+def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
+    """What the session cannot go on without."""
     if session.phase is Phase.AGGREGATING:
         assert session.model is not None, "a round was closed without a model"
         return (_aggregation(session.rules, session.opened, session.model),)

@@ -41,6 +41,14 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluateModel:
+    """Measure a model on the coordinator's own data, and answer with EvaluationDone, whatever
+    happens: a failure must not hold up the session."""
+
+    model: GlobalModel
+
+
+@dataclass(frozen=True, slots=True)
 class RecordMetrics:
     """Write these points. A lost point never fails anything."""
 
@@ -52,4 +60,4 @@ class Notify:
     """What participants are told has changed: wake those who watch."""
 
 
-Effect = InitialiseModel | Aggregate | RecordMetrics | Notify
+Effect = InitialiseModel | Aggregate | EvaluateModel | RecordMetrics | Notify

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xain_coordinator.core.values import DataProfile, GlobalModel, ParticipantState, Rules, Update
+from xain_coordinator.core.values import (
+    DataProfile,
+    Evaluation,
+    GlobalModel,
+    ParticipantState,
+    Rules,
+    Task,
+    Update,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +28,13 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantJoined:
+    """can_evaluate: it has held-out data, and knows rounds that only evaluate."""
+
     participant_id: str
     profile: DataProfile | None
     at: float
     tags: Mapping[str, str] = field(default_factory=dict)
+    can_evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ class RoundOpened:
     epochs: int
     at: float
     num_wanted: int | None = None
+    task: Task = Task.TRAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +123,28 @@ class UploadNameBound:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAccepted:
-    """round: the one that counts it. staleness: how many rounds before that it was trained for."""
+    """round: the one that counts it. staleness: how many rounds before that it was trained for.
+
+    metrics: of training. evaluation: of the model that the update was trained from.
+    """
 
     round: int
     update: Update
     staleness: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAccepted:
+    """A participant has measured the last model, in the round that is there for it.
+
+    evaluation: with 0 samples if its sender has measured nothing.
+    """
+
+    round: int
+    participant_id: str
+    evaluation: Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +211,28 @@ class ModelPublished:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelEvaluated:
+    """The coordinator has measured model `round` on its own data.
+
+    evaluation: None if that failed, for this reason.
+    """
+
+    round: int
+    evaluation: Evaluation | None
+    at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFinished:
-    """The one terminal state. cause: "completed", or what went wrong."""
+    """The one terminal state. cause: "completed", or what went wrong.
+
+    ended_because: of a completed session that has made fewer models than its rules say: why.
+    """
 
     cause: str
     at: float
+    ended_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +257,14 @@ DurableEvent = (
     | RoundResumed
     | UploadNameBound
     | UpdateAccepted
+    | EvaluationAccepted
     | UpdateRefused
     | UpdateDamaged
     | ParticipantLeftOut
     | RoundOverdue
     | RoundClosed
     | ModelPublished
+    | ModelEvaluated
     | SessionFinished
 )
 

@@ -24,6 +24,7 @@ class Member:
     """A connected participant.
 
     is_eligible: its tags are such that it may be selected.
+    can_evaluate: it has held-out data, and knows rounds that only evaluate.
     """
 
     participant_id: str
@@ -31,6 +32,7 @@ class Member:
     joined_at: float
     tags: Mapping[str, str] = field(default_factory=dict)
     is_eligible: bool = True
+    can_evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

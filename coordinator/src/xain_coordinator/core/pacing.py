@@ -136,7 +136,10 @@ def describe(quorum: Expression) -> str:
 
 
 def round_deadline(round_: Round, rules: Rules) -> float | None:
-    """Session time at which the round makes do with the least number of updates."""
+    """Session time at which the round makes do with the least number of updates; that of an
+    EVALUATE round closes it."""
+    if round_.is_evaluation:
+        return round_.opened_at + rules.evaluate_deadline_s
     if rules.deadline_s is None or round_.overdue_at is not None:
         return None
     began = round_.opened_at if round_.reopened_at is None else round_.reopened_at

@@ -1,10 +1,18 @@
-"""The metric points of a session: XAIN's two series, with its numbers for states, and one of late
-updates."""
+"""The metric points of a session: XAIN's two series, with its numbers for states, one of late
+updates, and one of evaluations."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from xain_coordinator.core.values import ParticipantState, Phase, Point, Round, Rules
+from xain_coordinator.core.evaluation import mean_evaluation, spreads
+from xain_coordinator.core.values import (
+    Evaluation,
+    ParticipantState,
+    Phase,
+    Point,
+    Round,
+    Rules,
+)
 
 # The values of the wire's enum State, which are fixed for ever.
 STATE_NUMBERS: Mapping[Phase | ParticipantState, int] = {
@@ -60,3 +68,35 @@ def departure_point(participant_id: str) -> Point:
 def late_point(participant_id: str, round_: int) -> Point:
     """An update has come after its round."""
     return Point("late_update", {"round": round_}, {"id": participant_id})
+
+
+def evaluation_point(round_: Round) -> tuple[Point, ...]:
+    """The mean of what participants have measured of the round's model, and the spread over sites
+    as NAME_min, NAME_max and NAME_std; nothing if they have measured nothing."""
+    evaluations = tuple(round_.evaluations.values())
+    mean = mean_evaluation(evaluations)
+    if mean is None:
+        return ()
+    fields: dict[str, int | float | str] = {}
+    for name, spread in spreads(evaluations).items():
+        fields |= {
+            f"{name}_min": spread.min,
+            f"{name}_max": spread.max,
+            f"{name}_std": spread.std,
+        }
+    return (_evaluation_point(round_.number, mean, "participants", fields),)
+
+
+def own_evaluation_point(number: int, evaluation: Evaluation | None) -> tuple[Point, ...]:
+    """What the coordinator has measured of model `number` on its own data, if it could."""
+    if evaluation is None:
+        return ()
+    return (_evaluation_point(number, evaluation, "coordinator", {}),)
+
+
+def _evaluation_point(
+    number: int, evaluation: Evaluation, source: str, fields: Mapping[str, int | float | str]
+) -> Point:
+    # A metric of one of these two names would make a whole number of the field, or the other way.
+    whole = {"round": number, "num_samples": evaluation.num_samples}
+    return Point("evaluation", {**fields, **evaluation.metrics, **whole}, {"source": source})

@@ -16,10 +16,11 @@ else:
 
     def replace(value: T, /, **changes: Any) -> T:
         """With other values in these fields."""
+        before = value.__dict__
+        # One new dict. A dict that grows field by field is copied once more where there are more
+        # than 29 of them.
+        fields = {**before, **changes}
+        assert len(fields) == len(before), f"{type(value).__name__} has not all of {[*changes]}"
         changed = object.__new__(type(value))
-        fields = changed.__dict__
-        fields.update(value.__dict__)
-        num_fields = len(fields)
-        fields.update(changes)
-        assert len(fields) == num_fields, f"{type(value).__name__} has not all of {[*changes]}"
+        object.__setattr__(changed, "__dict__", fields)  # the class is frozen
         return changed

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, Task, WeightsRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,11 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to train, from what, for how long. train_config: as in Rules."""
+    """What to train, from what, for how long.
+
+    train_config: as in Rules.
+    evaluate: whether the model is to be measured on held-out data first.
+    """
 
     round: int
     epochs: int
@@ -44,6 +48,8 @@ class Assignment:
     model: GlobalModel
     update_accepted: bool
     train_config: str = ""
+    task: Task = Task.TRAIN
+    evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

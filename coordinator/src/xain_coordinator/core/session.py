@@ -12,6 +12,10 @@ has come in (pacing.py), the round closes and is AGGREGATING: nothing more is ta
 that comes back is published; the next round opens at once if enough are connected, else the session
 waits in STANDBY. After the last round it is FINISHED, for ever.
 
+If the last model is to be evaluated, one more round opens before that, with the number of that
+model. Those who can evaluate are selected, and it closes when all of them have answered or left and
+the coordinator's own evaluation is there, or at its deadline; nothing is aggregated.
+
 While a round is open, participants may go. One whose update was accepted has done its part: the
 update counts, whatever becomes of its sender. One that still owed an update leaves the selection,
 and somebody from the pool takes its place. If too few are connected the round is paused: STANDBY,
@@ -40,6 +44,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evaluation import (
+    MAX_BACKLOG,
+    Best,
+    better,
+    is_out_of_patience,
+    mean_evaluation,
+)
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.membership import Heard, Member, Refusals, Turn
 from xain_coordinator.core.pacing import carried_over, is_carried_over, noted_every_s
@@ -47,11 +58,13 @@ from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import (
     Base,
     DataProfile,
+    Evaluation,
     GlobalModel,
     Names,
     Phase,
     Round,
     Rules,
+    Task,
     Update,
 )
 from xain_coordinator.core.versioned import excluding, including, including_all
@@ -71,10 +84,27 @@ MAX_DEPARTED = 1000
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py
+class EvaluationProgress:
+    """What evaluations have shown, and which are still owed.
+
+    best: of the models that were evaluated.
+    owed: models that the coordinator is to measure on its own data; the first is being measured.
+    last_round: the one in which the last model was evaluated, when it is over.
+    ended_because: why a completed session has made fewer models than its rules say; "" otherwise.
+    """
+
+    best: Best | None = None
+    owed: tuple[GlobalModel, ...] = ()
+    last_round: Round | None = None
+    ended_because: str = ""
+
+
+@dataclass(frozen=True)  # without slots: see replacing.py
 class Session:
     """The state, as folded from its events.
 
-    round: the open one, or the next to open; after the end, the last one.
+    round: the open one, or the next to open; after the end, the last one. While the last model is
+        evaluated: the last one that was trained.
     epoch_base: epochs trained before this round.
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
@@ -93,6 +123,7 @@ class Session:
     refusals: of whoever has had updates refused; of those who have left, while that matters.
     since: when the phase was reached, or, in the first one, enough had gathered.
     noted_at: the session time that was written down last.
+    evaluation: what evaluations have shown.
     heard, lease_floor: soft state, not part of the session's identity.
     """
 
@@ -123,6 +154,7 @@ class Session:
     since: float = 0.0
     noted_at: float = 0.0
     cause: str = ""
+    evaluation: EvaluationProgress = EvaluationProgress()
     heard: Mapping[str, Heard] = field(default_factory=dict, compare=False)
     lease_floor: float = field(default=0.0, compare=False)
 
@@ -187,6 +219,13 @@ class Session:
             return None
         return last.trained_by(participant_id)
 
+    def has_evaluated(self, participant_id: str, round_: int) -> bool:
+        """It has answered in the round that evaluates the last model."""
+        known = self.evaluation.last_round or self.open_round
+        if known is None or not known.is_evaluation or known.number != round_:
+            return False
+        return participant_id in known.evaluations
+
     def accepted(self, participant_id: str, round_: int) -> Update | None:
         """The update of this round that was accepted from the participant, if that was in the open
         round or the one before, or was its latest."""
@@ -219,6 +258,30 @@ class Session:
         if idle_s is None or began is None or self.phase is Phase.FINISHED:
             return None
         return began + idle_s
+
+    @property
+    def stops_early(self) -> bool:
+        """The models have not become better for as long as the session is patient."""
+        return is_out_of_patience(self.evaluation.best, self.rules)
+
+    @property
+    def is_trained(self) -> bool:
+        """The last model has been published."""
+        if self.model is None:
+            return False
+        return self.model.round >= self.rules.rounds or self.stops_early
+
+    @property
+    def evaluators(self) -> tuple[str, ...]:
+        """The participants that can measure the last model; none if evaluation is off."""
+        if self.rules.evaluate_every == 0:
+            return ()
+        return tuple(p for p, m in self.members.items() if m.is_eligible and m.can_evaluate)
+
+    @property
+    def owing_last_evaluation(self) -> bool:
+        """The coordinator is to measure the last model, and has not."""
+        return bool(_owing_evaluation(self).evaluation.owed)
 
     @property
     def opened(self) -> Round:
@@ -285,15 +348,18 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.ParticipantHeard(participant_id, state, round_, at):
             heard = Heard(at, state, round_)
             return replace(session, heard=including(session.heard, participant_id, heard))
-        case e.UpdateAccepted(_, update):
+        case e.UpdateAccepted(_, update, staleness, _, evaluation):
             session = _well_again(session, update.participant_id)
-            return replace(session, open_round=_with_update(session.opened, update))
+            opened = _with_update(session.opened, update)
+            if evaluation is not None and staleness == 0:  # else it is of an earlier model
+                opened = _with_evaluation(opened, update.participant_id, evaluation)
+            return replace(session, open_round=opened)
         case e.Restarted(at):
             return replace(session, lease_floor=at)
-        case e.ParticipantJoined(participant_id, profile, at, tags):
+        case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate):
             is_eligible = session.rules.is_eligible(tags)
             profile = _sharing_columns(session, profile)
-            member = Member(participant_id, profile, at, tags, is_eligible)
+            member = Member(participant_id, profile, at, tags, is_eligible, can_evaluate)
             # Whoever has handed in, gone, and come back is still one of the selected.
             opened = session.open_round
             is_selected = opened is not None and participant_id in opened.selected
@@ -325,8 +391,13 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, requested=None, refused=session.requested, trouble=reason)
         case e.ModelInitialised(model, at):
             since = session.since if at is None else at
-            return replace(session, model=model, refused=None, trouble="", since=since)
-        case e.RoundOpened(number, selected, epochs, at, wanted):
+            session = replace(session, model=model, refused=None, trouble="", since=since)
+            return _owing_evaluation(session)
+        case e.RoundOpened(number, selected, epochs, at, wanted, task):
+            is_evaluation = task is Task.EVALUATE
+            if is_evaluation:
+                # Updates that are still being trained come too late for any model.
+                session = _owing_evaluation(replace(session, carried={}, bases={}))
             opened = Round(
                 number,
                 selected,
@@ -335,10 +406,16 @@ def evolve(session: Session, event: e.Event) -> Session:
                 opened_at=at,
                 num_wanted=len(selected) if wanted is None else wanted,
                 carried=session.carried,
+                task=task,
             )
             session = _to(session, Phase.COLLECTING, at)
             session = _take_turns(session, number, selected[len(session.carried) :])
             return replace(session, open_round=opened, carried={}, num_draws=1)
+        case e.EvaluationAccepted(_, participant_id, evaluation):
+            opened = _with_evaluation(session.opened, participant_id, evaluation)
+            return replace(session, open_round=opened)
+        case e.ModelEvaluated(number, evaluation):
+            return _evaluated(session, number, evaluation)
         case e.ParticipantsSelected(number, more):
             grown = session.opened
             grown = replace(grown, selected=Names.of(grown.selected).including(more))
@@ -373,13 +450,19 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
         case e.ModelPublished(_, model, at):
             return _after_publication(session, model, at)
-        case e.SessionFinished(cause, at):
+        case e.SessionFinished(cause, at, ended_because):
             # open_round moves to last_round so that resends are still recognised.
-            last = session.open_round or session.last_round
+            last: Round | None = session.open_round or session.last_round
+            progress = replace(session.evaluation, owed=(), ended_because=ended_because)
+            if last is not None and last.is_evaluation:
+                best = _compared(session, last).evaluation.best
+                progress = replace(progress, best=best, last_round=last)
+                last = session.last_round
             session = _to(session, Phase.FINISHED, at)
             return replace(
                 session,
                 cause=cause,
+                evaluation=progress,
                 open_round=None,
                 last_round=last,
                 carried={},
@@ -407,6 +490,45 @@ def _with_update(round_: Round, update: Update) -> Round:
     return replace(round_, updates=updates, places=places)
 
 
+def _with_evaluation(round_: Round, participant_id: str, evaluation: Evaluation) -> Round:
+    evaluations = including(round_.evaluations, participant_id, evaluation)
+    return replace(round_, evaluations=evaluations)
+
+
+def _compared(session: Session, round_: Round) -> Session:
+    """Compare the model of a round with the best one, by what participants have measured. The
+    coordinator's own evaluations take the place of theirs where it has data."""
+    if session.rules.evaluate_data or not round_.evaluations:
+        return session
+    known = session.evaluation
+    mean = mean_evaluation(round_.evaluations.values())
+    best = better(known.best, session.rules, round_.number, mean)
+    return replace(session, evaluation=replace(known, best=best))
+
+
+def _evaluated(session: Session, number: int, evaluation: Evaluation | None) -> Session:
+    """The coordinator has measured the first of the models that it owes, or could not."""
+    known = session.evaluation
+    best = better(known.best, session.rules, number, evaluation)
+    return replace(session, evaluation=replace(known, best=best, owed=known.owed[1:]))
+
+
+def _owing_evaluation(session: Session) -> Session:
+    """Let the coordinator evaluate the model there is, if it is to be evaluated. The last one does
+    not wait for those before it."""
+    model, rules, known = session.model, session.rules, session.evaluation
+    if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
+        return session
+    is_evaluated = known.best is not None and known.best.latest_round == model.round
+    is_last = session.is_trained
+    if is_evaluated or not (is_last or rules.evaluates(model.round)):
+        return session
+    first, waiting = known.owed[:1], known.owed[1:]
+    kept = () if is_last else waiting[1 - MAX_BACKLOG :]
+    owed = first if model in first else (*first, *kept, model)
+    return replace(session, evaluation=replace(known, owed=owed))
+
+
 def _without_update(session: Session, participant_id: str, at: float) -> Session:
     """Take a damaged update out of the open round, and let the round collect updates again."""
     round_ = session.opened
@@ -417,6 +539,7 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
     round_ = replace(
         round_,
         updates=excluding(round_.updates, participant_id),
+        evaluations=excluding(round_.evaluations, participant_id),
         places=excluding(round_.places, place_of(key)),
         damaged=including(round_.damaged, participant_id, key),
         closed_at=None,
@@ -530,7 +653,8 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
     if session.is_buffered:
         new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
         counted = {p: latest for p, latest in {**counted, **new}.items() if p in session.members}
-    return replace(
+    session = _compared(session, round_)
+    session = replace(
         _to(session, Phase.STANDBY, at),
         round=number,
         epoch_base=session.epoch_base + round_.epochs,
@@ -546,6 +670,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         counted=counted,
         num_draws=0,
     )
+    return _owing_evaluation(session)
 
 
 def fold(session: Session, events: Iterable[e.Event]) -> Session:

@@ -1,6 +1,7 @@
 """What follows from a state that is reached, or from time: the second step of `decide`."""
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
     has_enough,
     is_complete,
@@ -11,7 +12,7 @@ from xain_coordinator.core.pacing import (
 from xain_coordinator.core.profiles import fitted
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Round, Rules
+from xain_coordinator.core.values import Phase, Round, Rules, Task
 
 
 def next_step(session: Session, now: float, controller: Controller) -> e.Event | None:
@@ -22,14 +23,41 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
     if session.phase is Phase.FINISHED:
         return None
     step: e.Event | None = None
-    if session.open_round is None:
+    open_round = session.open_round
+    if session.is_trained and (open_round is None or open_round.is_evaluation):
+        return _next_step_at_the_end(session, now)
+    if open_round is None:
         step = _next_step_between_rounds(session, now, controller)
     elif session.phase is not Phase.AGGREGATING:
-        step = _next_step_of_round(session, session.open_round, now, controller)
+        step = _next_step_of_round(session, open_round, now, controller)
     gives_up_at = session.gives_up_at
     if step is None and gives_up_at is not None and gives_up_at <= now:
         step = e.SessionFinished(_why_given_up(session), now)
     return step
+
+
+def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
+    """The last model is evaluated if anybody can do that, and then the session is over."""
+    round_ = session.open_round
+    if round_ is None:
+        assert session.model is not None, "nothing was trained"
+        evaluators = session.evaluators
+        if evaluators or session.owing_last_evaluation:
+            return e.RoundOpened(
+                session.model.round, evaluators, 0, now, len(evaluators), Task.EVALUATE
+            )
+        return _completed(session, now)
+    deadline = round_deadline(round_, session.rules)
+    is_late = deadline is not None and deadline <= now
+    is_complete = round_.all_in and not session.evaluation.owed
+    return _completed(session, now) if is_complete or is_late else None
+
+
+def _completed(session: Session, now: float) -> e.SessionFinished:
+    model, best = session.model, session.evaluation.best
+    assert model is not None, "nothing was trained"
+    is_early = model.round < session.rules.rounds and best is not None
+    return e.SessionFinished("completed", now, why_stopped(best) if is_early and best else "")
 
 
 def _why_given_up(session: Session) -> str:

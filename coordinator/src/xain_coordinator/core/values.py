@@ -17,6 +17,7 @@ __all__ = [
     "Base",
     "Consistency",
     "DataProfile",
+    "Evaluation",
     "Expression",
     "GlobalModel",
     "Layout",
@@ -29,6 +30,7 @@ __all__ = [
     "Rules",
     "Schema",
     "StoredWeights",
+    "Task",
     "Update",
     "WeightsRef",
 ]
@@ -46,6 +48,14 @@ class Phase(StrEnum):
     COLLECTING = "collecting"
     AGGREGATING = "aggregating"
     FINISHED = "finished"
+
+
+class Task(StrEnum):
+    """What the selected participants do in a round."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"  # measure the model on held-out data; nothing is aggregated
+    INITIALISE = "initialise"  # make the initial weights
 
 
 class ParticipantState(StrEnum):
@@ -118,6 +128,18 @@ class Update:
     num_samples: int
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics of a global model, measured on held-out data.
+
+    num_samples: rows that the model was measured on; at least 1, unless nothing was measured.
+    metrics: finite numbers by name.
+    """
+
+    num_samples: int
+    metrics: Mapping[str, float]
+
+
 class Names(tuple[str, ...]):
     """Names in an order, of which it is known at once who is among them, however many there are."""
 
@@ -166,6 +188,9 @@ class Round:
     damaged: the key of each participant's latest accepted update that was found damaged in the
         store, and no longer counts.
     reopened_at: when the first damaged update was found; the deadline is counted from then.
+    task: what the selected do.
+    evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
+        the round waits for; one with 0 samples tells that its sender has measured nothing.
     """
 
     number: int
@@ -181,24 +206,37 @@ class Round:
     closed_at: float | None = None
     damaged: Mapping[str, str] = field(default_factory=dict)
     reopened_at: float | None = None
+    task: Task = Task.TRAIN
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
         object.__setattr__(self, "selected", Names.of(self.selected))
 
     @property
+    def is_evaluation(self) -> bool:
+        """The selected measure the last model, and nobody trains."""
+        return self.task is Task.EVALUATE
+
+    @property
+    def answers(self) -> Mapping[str, object]:
+        """What the round waits for, by participant: updates, or evaluations."""
+        return self.evaluations if self.is_evaluation else self.updates
+
+    @property
     def all_in(self) -> bool:
         """Nothing is outstanding."""
-        return len(self.updates) == len(self.selected)  # whose updates they are
+        return len(self.answers) == len(self.selected)  # whose answers they are
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """The selected whose update is not in yet."""
-        return tuple(p for p in self.selected if p not in self.updates)
+        """The selected whose answer is not in yet."""
+        answers = self.answers
+        return tuple(p for p in self.selected if p not in answers)
 
     def owes(self, participant_id: str) -> bool:
         """It is among the outstanding."""
-        return participant_id in self.selected and participant_id not in self.updates
+        return participant_id in self.selected and participant_id not in self.answers
 
     def trained_by(self, participant_id: str) -> int:
         """The round that one of the selected trains, or has trained."""
@@ -242,6 +280,15 @@ class Rules:
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
         the first participant decides.
+    evaluate_every: every k-th global model is evaluated, and the last one; 0: none. Without
+        participants that can evaluate, and without data of the coordinator, it changes nothing.
+    evaluate_metric: by which models are compared; "": the first of evaluation.DEFAULTS that the
+        evaluations have.
+    evaluate_minimised: whether less of the named metric is better.
+    evaluate_patience: the session stops when no model for so many rounds was better than the best
+        one before by more than evaluate_min_delta; 0: never.
+    evaluate_data: the coordinator evaluates too, on a set of its own.
+    evaluate_deadline_s: how long the evaluation of the last model may take.
 
     What has come later has a default, with which a session of an earlier version goes on as it did.
     """
@@ -276,6 +323,17 @@ class Rules:
     refused_rounds: int = 0
     train_config: str = ""
     schema: Schema = OPEN_SCHEMA
+    evaluate_every: int = 1
+    evaluate_metric: str = ""
+    evaluate_minimised: bool = False
+    evaluate_patience: int = 0
+    evaluate_min_delta: float = 0.0
+    evaluate_data: bool = False
+    evaluate_deadline_s: float = 600.0
+
+    def evaluates(self, number: int) -> bool:
+        """Whether the global model of this number is evaluated, even if it is not the last."""
+        return self.evaluate_every > 0 and number % self.evaluate_every == 0
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
         """A participant with these tags may be selected, and counts towards N."""

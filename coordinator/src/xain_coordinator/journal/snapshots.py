@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import TypeAdapter
 
-from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Base, GlobalModel, Round, WeightsRef
+from xain_coordinator.core.session import EvaluationProgress, Session
+from xain_coordinator.core.values import Base, Evaluation, GlobalModel, Round, WeightsRef
 from xain_coordinator.history import History, RoundRecord
 from xain_coordinator.journal.codec import make_adapter, reason
 from xain_coordinator.ports import JournalError, Snapshot
 
-_T = TypeVar("_T", Session, Round)
+_T = TypeVar("_T", Session, Round, EvaluationProgress)
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +63,7 @@ class _Body:
     bases: tuple[_Base, ...]
     contributions: dict[str, int]
     departed: tuple[str, ...]
+    evaluated: tuple[int, Evaluation] | None
 
 
 @cache
@@ -95,6 +96,7 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
         ),
         contributions=dict(history.contributions),
         departed=tuple(history.departed),
+        evaluated=history.evaluated,
     )
     try:
         text: bytes = _adapter().dump_json((body,), warnings="error")
@@ -147,6 +149,8 @@ def _plain(value: _T) -> _T:
             plain[name] = dict(of.items())
         elif isinstance(of, Round):
             plain[name] = _plain(of)
+        elif isinstance(of, EvaluationProgress):
+            plain[name] = _plain(of)
     return replace(value, **plain)
 
 
@@ -172,6 +176,7 @@ def _decode(text: bytes) -> Snapshot:
         models=models,
         contributions=body.contributions,
         departed=body.departed,
+        evaluated=body.evaluated,
     )
     try:
         bases = {

@@ -1,0 +1,180 @@
+"""Evaluations of global models: what is taken from the network, their mean and spread over sites,
+and which model is the best.
+
+Round r's evaluations are of model r, the one that the round starts from.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import fsum, isfinite, sqrt
+
+from xain_coordinator.core.values import Evaluation, Rules
+
+# What is kept of the names that a participant sends. Everything here goes into the journal.
+MAX_METRICS = 32
+MAX_NAME = 64  # characters
+# Above it a sum weighted by samples could overflow.
+MAX_VALUE = 1e100
+MAX_SAMPLES = 2**53
+
+# Metrics with a direction that everybody agrees on; True: less is better.
+WELL_KNOWN: Mapping[str, bool] = {
+    "accuracy": False,
+    "balanced_accuracy": False,
+    "precision": False,
+    "recall": False,
+    "f1": False,
+    "auc": False,
+    "r2": False,
+    "loss": True,
+    "log_loss": True,
+    "perplexity": True,
+    "mse": True,
+    "rmse": True,
+    "mae": True,
+}
+
+# Models are compared by the first of these that an evaluation has, where no metric is named.
+DEFAULTS = ("accuracy", "r2", "loss")
+
+# Models that wait for the coordinator's own evaluation, beside the one that is being evaluated. If
+# evaluations take longer than rounds, the oldest of those that wait is left out.
+MAX_BACKLOG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of the models that were evaluated.
+
+    round: its number, and `value` its metric. Of two that are equal the earlier one is the best.
+    improved_round, improved_value: of the last model that was better than all before by more than
+        min_delta. Patience is counted from it.
+    latest_round: number of the model that was evaluated last.
+    """
+
+    metric: str
+    is_minimised: bool
+    round: int
+    value: float
+    improved_round: int
+    improved_value: float
+    latest_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A metric over sites, each of which counts once. std: of the population."""
+
+    min: float
+    max: float
+    std: float
+
+
+def why_not_metric(name: str, value: float) -> str | None:
+    """Why a metric cannot be kept; None if it can."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        return f"a metric's name must be 1 to {MAX_NAME} printable characters"
+    if not isfinite(value) or abs(value) > MAX_VALUE:
+        return f"metric {name!r} is {value}; it must be finite, and at most {MAX_VALUE:g}"
+    return None
+
+
+def checked(num_samples: int, metrics: Mapping[str, float]) -> Evaluation:
+    """An evaluation as it came from the network. Raises ValueError if it cannot be taken."""
+    if not 0 <= num_samples <= MAX_SAMPLES:
+        raise ValueError(f"the model was evaluated on {num_samples} samples")
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(f"there are {len(metrics)} metrics; at most {MAX_METRICS} are taken")
+    for name, value in metrics.items():
+        if (why := why_not_metric(name, value)) is not None:
+            raise ValueError(why)
+    return Evaluation(num_samples, {name: metrics[name] for name in sorted(metrics)})
+
+
+def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """The mean of each metric over the sites that have it, weighted by their samples.
+
+    sites: (samples, metrics), in any order. If no site has samples, all weigh the same.
+    At most MAX_METRICS names are kept, the first in alphabetical order.
+    """
+    values: dict[str, list[tuple[int, float]]] = {}
+    for num_samples, metrics in sites:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append((num_samples, value))
+    means = {}
+    for name in sorted(values)[:MAX_METRICS]:
+        total = sum(num_samples for num_samples, _ in values[name])
+        weighted = values[name] if total else [(1, value) for _, value in values[name]]
+        # fsum is exact, so the mean does not depend on the order of the sites.
+        means[name] = fsum(n * value for n, value in weighted) / (total or len(weighted))
+    return means
+
+
+def mean_evaluation(evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """The mean over sites, weighted by samples, and their samples together; None without any."""
+    measured = [one for one in evaluations if one.num_samples and one.metrics]
+    if not measured:
+        return None
+    metrics = mean_metrics((one.num_samples, one.metrics) for one in measured)
+    return Evaluation(sum(one.num_samples for one in measured), metrics)
+
+
+def spreads(evaluations: Iterable[Evaluation]) -> dict[str, Spread]:
+    """The spread of each metric over the sites that have it; the order does not matter."""
+    values: dict[str, list[float]] = {}
+    for one in evaluations:
+        if one.num_samples:
+            for name, value in one.metrics.items():
+                values.setdefault(name, []).append(value)
+    return {name: _spread(values[name]) for name in sorted(values)[:MAX_METRICS]}
+
+
+def _spread(values: list[float]) -> Spread:
+    mean = fsum(values) / len(values)
+    variance = fsum((value - mean) ** 2 for value in values) / len(values)
+    return Spread(min(values), max(values), sqrt(variance))
+
+
+def better(
+    best: Best | None, rules: Rules, number: int, evaluation: Evaluation | None
+) -> Best | None:
+    """The best model, now that model `number` has been evaluated."""
+    if evaluation is None:
+        return best
+    metric = best.metric if best is not None else _metric_of(rules, evaluation)
+    if metric not in evaluation.metrics:
+        return best
+    value = evaluation.metrics[metric]
+    if best is None:
+        is_minimised = rules.evaluate_minimised if rules.evaluate_metric else WELL_KNOWN[metric]
+        return Best(metric, is_minimised, number, value, number, value, number)
+    sign = -1.0 if best.is_minimised else 1.0
+    is_best = sign * value > sign * best.value
+    has_improved = sign * (value - best.improved_value) > rules.evaluate_min_delta
+    return Best(
+        metric,
+        best.is_minimised,
+        number if is_best else best.round,
+        value if is_best else best.value,
+        number if has_improved else best.improved_round,
+        value if has_improved else best.improved_value,
+        number,
+    )
+
+
+def _metric_of(rules: Rules, evaluation: Evaluation) -> str:
+    if rules.evaluate_metric:
+        return rules.evaluate_metric
+    return next((name for name in DEFAULTS if name in evaluation.metrics), "")
+
+
+def is_out_of_patience(best: Best | None, rules: Rules) -> bool:
+    """No model for evaluate_patience rounds was better."""
+    if best is None or rules.evaluate_patience == 0:
+        return False
+    return best.latest_round - best.improved_round >= rules.evaluate_patience
+
+
+def why_stopped(best: Best) -> str:
+    """The end of a session that is out of patience, in words."""
+    return f"stopped early: {best.metric} has not improved since round {best.improved_round}"
