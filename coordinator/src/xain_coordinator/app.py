@@ -57,8 +57,10 @@ from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
 from xain_messaging.names import shortened
 from xain_messaging.process import logs
 from xain_workloads import workload as workloads
+from xain_workloads.errors import DataError
 
 if TYPE_CHECKING:
+    from xain_coordinator.own_data import OwnData
     from xain_coordinator.xain06.bucket import XainBucket
 
 T = TypeVar("T")
@@ -90,11 +92,12 @@ class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
     Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, SessionIsOver,
-    OSError.
+    DataError, OSError.
     """
 
     def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
         self._config = config
+        own_data = _own_data(config)
         self._journal = _journal(config)
         self._opened: OpenStore | None = None
         try:
@@ -143,6 +146,7 @@ class Coordinator:
             self._metrics,
             workloads.create(name, options) if name else None,
             publish_further=self._bucket.publish if self._bucket is not None else None,
+            own_data=own_data,
         )
         kept = config.storage.keep_updates
         self._retention = Retention(self.store, None if kept == "all" else kept)
@@ -369,6 +373,18 @@ def open_store(config: CoordinatorConfig) -> OpenStore:
             return OpenStore(s3, s3, s3.close)
 
 
+def _own_data(config: CoordinatorConfig) -> "OwnData | None":
+    """The data that the coordinator evaluates models on, if there are any. Raises DataError."""
+    evaluate = config.evaluate
+    if not evaluate.data:
+        return None
+    from xain_coordinator.own_data import load_own_data
+
+    return load_own_data(
+        evaluate.data, target=evaluate.target, task=evaluate.task, scale=evaluate.scale
+    )
+
+
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:
     if config.metrics.kind == "none":
         return NullMetricsStore()
@@ -452,6 +468,7 @@ async def _start(
             PluginFailed,
             PortTaken,
             SessionIsOver,
+            DataError,
             OSError,
         ) as error:
             if coordinator is not None:

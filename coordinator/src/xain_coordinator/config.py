@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.config_evaluate import EvaluateSettings
 from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
 from xain_coordinator.config_rounds import RoundsSettings
 from xain_coordinator.config_schema import SchemaSettings
@@ -299,6 +300,7 @@ class CoordinatorConfig(Section):
     server: ServerSettings = ServerSettings()
     rounds: RoundsSettings = RoundsSettings()
     train: Train = Field(default_factory=dict)
+    evaluate: EvaluateSettings = EvaluateSettings()
     workload: WorkloadSettings = WorkloadSettings()
     # Models of pydantic have a method `schema`.
     data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
@@ -412,6 +414,13 @@ class CoordinatorConfig(Section):
             tags=rounds.tags,
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
+            evaluate_every=self.evaluate.every,
+            evaluate_metric=self.evaluate.metric,
+            evaluate_minimised=self.evaluate.is_minimised,
+            evaluate_patience=self.evaluate.patience,
+            evaluate_min_delta=self.evaluate.min_delta,
+            evaluate_data=bool(self.evaluate.data),
+            evaluate_deadline_s=self.evaluate.deadline_s,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=self.aggregation.rule,
             aggregation_options=self.aggregation.whole_options,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import structlog
 
 from xain_coordinator.core import events as e
+from xain_coordinator.core.evaluation import mean_evaluation
 from xain_coordinator.core.session import Session
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND
 from xain_coordinator.ports import Record
@@ -44,8 +45,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
             )
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
-        case e.RoundOpened(number, selected):
-            log.info("round_opened", round=number, **_named(selected))
+        case e.RoundOpened(number, selected, task=task):
+            log.info("round_opened", round=number, task=task.value, **_named(selected))
         case e.ParticipantsSelected(number, selected):
             log.info("participants_selected", round=number, **_named(selected))
         case e.RoundPaused(number):
@@ -77,11 +78,31 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
         case e.RoundClosed(number, _, "deadline"):
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
-            log.info("model_published", round=number, key=model.ref.key)
-        case e.SessionFinished(cause):
+            log.info("model_published", round=number, key=model.ref.key, **_evaluated(before))
+        case e.EvaluationAccepted(number, participant_id, evaluation):
+            log.info(
+                "evaluation_accepted",
+                round=number,
+                participant=participant_id,
+                num_samples=evaluation.num_samples,
+            )
+        case e.ModelEvaluated(number, evaluation):
+            if evaluation is not None:
+                metrics = dict(evaluation.metrics)
+                log.info("model_evaluated", round=number, by="coordinator", metrics=metrics)
+        case e.SessionFinished(cause, _, ended_because):
+            if ended_because:
+                fields["ended_because"] = ended_because
             log.info("session_finished", cause=cause, **fields)
         case _:
             log.debug(type(event).__name__, **fields)
+
+
+def _evaluated(session: Session) -> dict[str, object]:
+    """What the participants of the round that is over have measured its model at, in the mean."""
+    round_ = session.open_round
+    mean = mean_evaluation(round_.evaluations.values()) if round_ is not None else None
+    return {} if mean is None else {"evaluation": dict(mean.metrics)}
 
 
 def _awaited(session: Session) -> dict[str, object]:

@@ -154,7 +154,7 @@ def render(snapshot: Snapshot, console: Console) -> None:
     if snapshot.participants.participants:
         console.print(_participants(snapshot))
     if snapshot.rounds.rounds:
-        console.print(_rounds(snapshot.rounds.rounds))
+        console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
     if snapshot.models.models:
         console.print(_models(snapshot.models.models))
     if snapshot.status.counters:
@@ -167,10 +167,14 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     grid.add_column()
 
     state = _clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
-    styles = {"collecting": "bold green", "aggregating": "bold green", "finished": "bold"}
+    styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
+    styles["finished"] = "bold"
     line = Text(state, style=styles.get(state, "bold yellow"))
     if state == "finished":
-        line.append(f"  {_clean(status.cause)}", style="default")
+        because = f": {_clean(status.ended_because)}" if status.ended_because else ""
+        line.append(f"  {_clean(status.cause)}{because}", style="default")
+    elif state == "evaluating":
+        line.append("  the last model", style="default")
     else:
         # Rounds are counted from 0, in keys and logs too.
         nth = f"{status.round + 1} of {status.num_rounds}"
@@ -183,7 +187,11 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         connected = f"{status.num_connected} still connected"
     grid.add_row("participants", connected)
     if status.num_selected:
-        grid.add_row("updates", f"{status.num_updates} of {status.num_selected} in")
+        awaited = "evaluations" if state == "evaluating" else "updates"
+        grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
+    if status.HasField("best_round"):
+        best = f"{status.best_round}, {_clean(status.metric)} {status.best_value:.4g}"
+        grid.add_row("best model", Text(best))
     if status.HasField("deadline_seconds"):
         grid.add_row("deadline", f"in {_duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):
@@ -255,7 +263,11 @@ def _selected(one: inspection_pb2.ParticipantStatus) -> str:
     return "yes" if one.selected else ""
 
 
-def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
+def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
+    """metric: the one that models are compared by; empty if there is none yet."""
+    shown_rounds = list(rounds)[-_MAX_ROUNDS:]
+    by_sites = any(metric in one.evaluation.metrics for one in shown_rounds)
+    by_us = any(metric in one.coordinator_evaluation.metrics for one in shown_rounds)
     table = _table(
         "\nRecent rounds",
         ("round", True),
@@ -263,9 +275,11 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
         ("updates", True),
         ("samples", True),
         ("time", True),
+        *([(_clean(metric), True)] if by_sites else []),
+        *([(f"{_clean(metric)} here", True)] if by_us else []),
         ("from", False),
     )
-    for one in list(rounds)[-_MAX_ROUNDS:]:
+    for one in shown_rounds:
         names = [_clean(name) for name in one.contributors]
         shown = ", ".join(names[:_MAX_NAMES])
         if names and one.num_contributors > _MAX_NAMES:
@@ -279,9 +293,15 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus]) -> Table:
             f"{one.num_contributors}/{one.num_selected}",
             f"{one.num_samples:,}",
             _duration(one.seconds),
+            *([_metric(one.evaluation, metric)] if by_sites else []),
+            *([_metric(one.coordinator_evaluation, metric)] if by_us else []),
             Text(shown),
         )
     return table
+
+
+def _metric(evaluation: coordinator_pb2.Evaluation, metric: str) -> str:
+    return f"{evaluation.metrics[metric]:.4g}" if metric in evaluation.metrics else ""
 
 
 def _models(models: Iterable[inspection_pb2.ModelStatus]) -> Table:

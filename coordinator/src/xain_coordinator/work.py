@@ -24,17 +24,25 @@ from xain_coordinator.core.commands import (
     AggregationDone,
     Command,
     EffectFailed,
+    EvaluationDone,
     InitialisationDone,
     InitialisationFailed,
     NoteDamagedUpdates,
 )
-from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel, RecordMetrics
+from xain_coordinator.core.effects import (
+    Aggregate,
+    Effect,
+    EvaluateModel,
+    InitialiseModel,
+    RecordMetrics,
+)
 from xain_coordinator.core.errors import StaleModel, Unavailable
 from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
 from xain_coordinator.outage import Outage
+from xain_coordinator.own_data import CannotEvaluate, OwnData
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_coordinator.rebuilding import rebuild_damaged_model
@@ -63,6 +71,7 @@ class StoreWorker:
     workload: makes the initial model; None where the participants bring it.
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
+    own_data: what the coordinator evaluates models on; None if it has nothing.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
         log, shared with the calls that need the store.
@@ -76,6 +85,7 @@ class StoreWorker:
         workload: Workload | None,
         *,
         publish_further: Callable[[GlobalModel], None] | None = None,
+        own_data: OwnData | None = None,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -85,6 +95,7 @@ class StoreWorker:
         self._metrics = metrics
         self._workload = workload
         self._publish_further = publish_further
+        self._own_data = own_data
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_verifying = False
@@ -100,6 +111,8 @@ class StoreWorker:
                 self._begin("initialise", lambda: self._initialise(effect))
             case Aggregate():
                 self._begin("aggregate", lambda: self._aggregate(effect))
+            case EvaluateModel():
+                self._begin("evaluate", lambda: self._evaluate(effect.model))
             case _:
                 raise AssertionError(f"nobody does {effect}")
 
@@ -260,6 +273,25 @@ class StoreWorker:
                 raise
             model = aggregate(self._store, effect, self._stop)
         return AggregationDone(self._published(model))
+
+    def _evaluate(self, model: GlobalModel) -> Command:
+        """A failure is told and costs the session this evaluation, and nothing else."""
+        try:
+            if self._own_data is None:
+                raise CannotEvaluate(
+                    "[evaluate] data is not set, and the session was opened with it"
+                )
+            return EvaluationDone(model.round, self._own_data.evaluate(self._store, model))
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # the workload's code, which may raise anything
+            reason = (
+                str(error)
+                if isinstance(error, CannotEvaluate)
+                else f"{type(error).__name__}: {error}"
+            )
+            log.warning("evaluation_failed", round=model.round, reason=reason)
+            return EvaluationDone(model.round, None, reason)
 
     def _heed_stop(self, num_bytes: int) -> None:
         """Raise Stopped once the worker is closed. Called after each piece of a long read."""

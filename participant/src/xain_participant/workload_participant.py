@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from xain_participant.participant import Participant
+from xain_participant.participant import Assignment, Participant
 from xain_workloads.data import Dataset
 from xain_workloads.model import Layout, Model
 from xain_workloads.profile import DataProfile
@@ -18,8 +18,9 @@ class WorkloadParticipant(Participant):
     "seconds" of its training.
 
     seed: of the shuffles, 0 or more. The same seed, data and model give the same update.
-    test: rows that are not trained on. If there are any, every global model that comes in is
-        measured on them, as metrics whose names begin with "test_".
+    test: rows that are not trained on. If there are any, the global models that the coordinator
+        wants evaluated are measured on them; what is measured is also sent as metrics whose names
+        begin with "test_".
     """
 
     def __init__(self, data: Dataset, seed: int = 0, test: Dataset | None = None) -> None:
@@ -29,6 +30,7 @@ class WorkloadParticipant(Participant):
         self._workload: Workload | None = None
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
+        self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
         """Sizes and classes of the data."""
@@ -39,6 +41,24 @@ class WorkloadParticipant(Participant):
         self._layout = layout
         self._metadata = metadata
         self._workload = from_metadata(metadata) if "workload" in metadata else None
+
+    def on_round(self, assignment: Assignment) -> None:
+        self._is_evaluated = assignment.evaluate
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether rows were set aside."""
+        return self._test is not None and self._test.num_samples > 0
+
+    def evaluate_round(self, weights: NDArray[Any]) -> None:
+        """Measure the global model on the rows that were set aside. Raises as train_round()."""
+        assert self._test is not None, "only one that can evaluate is asked"
+        if self._workload is None:
+            raise RuntimeError(_NO_WORKLOAD)
+        model = Model(weights, self._layout, self._metadata)
+        measured = self._workload.evaluate(model, self._test)
+        self.update_metrics(**{f"test_{name}": value for name, value in measured.items()})
+        self.report_evaluation(measured, self._test.num_samples)
 
     def init_weights(self) -> NDArray[Any]:
         """Raises RuntimeError always: a workload's initial model depends on the data of all, so
@@ -53,9 +73,8 @@ class WorkloadParticipant(Participant):
         if self._workload is None:
             raise RuntimeError(_NO_WORKLOAD)
         model = Model(weights, self._layout, self._metadata)
-        if self._test is not None and self._test.num_samples > 0:
-            tested = self._workload.evaluate(model, self._test)
-            self.update_metrics(**{f"test_{name}": value for name, value in tested.items()})
+        if self._is_evaluated and self.can_evaluate:
+            self.evaluate_round(weights)
         if epochs == 0:  # a round that only measures
             self.update_metrics(**self._workload.evaluate(model, self._data))
             return weights, self._data.num_samples

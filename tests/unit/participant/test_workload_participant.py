@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from xain_participant.participant import Participant, call_train_round, take_metrics
+from xain_participant.participant import (
+    Assignment,
+    Participant,
+    call_train_round,
+    take_evaluation,
+    take_metrics,
+)
 from xain_participant.workload_participant import WorkloadParticipant
 from xain_workloads.data import Dataset, load
 from xain_workloads.model import Model
@@ -45,15 +51,42 @@ def test_its_profile_is_that_of_the_data(iris: Dataset) -> None:
 
 
 def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) -> None:
-    participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
+    test = iris.subset(range(10))
+    participant = WorkloadParticipant(iris, test=test)
+    assert participant.can_evaluate
+    participant.on_round(Assignment("s1", 0, evaluate=True))
     train(participant, model)
     before, after = take_metrics(participant)
     assert sorted(before.values) == ["test_accuracy", "test_loss"]
     assert sorted(after.values) == ["accuracy", "loss", "samples", "seconds"]
+    evaluation = take_evaluation(participant)
+    assert evaluation is not None
+    assert evaluation.num_samples == 10
+    assert evaluation.metrics == create("sgd").evaluate(model, test)
+
+
+def test_model_is_not_measured_in_rounds_that_do_not_ask_for_it(
+    iris: Dataset, model: Model
+) -> None:
+    participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
+    participant.on_round(Assignment("s1", 1, evaluate=False))
+    train(participant, model)
+    assert len(take_metrics(participant)) == 1
+    assert take_evaluation(participant) is None
+
+
+def test_evaluation_round_measures_without_training(iris: Dataset, model: Model) -> None:
+    participant = WorkloadParticipant(iris, test=iris.subset(range(10)))
+    participant.on_model(model.layout, model.metadata)
+    participant.evaluate_round(model.vector)
+    (point,) = take_metrics(participant)
+    assert sorted(point.values) == ["test_accuracy", "test_loss"]
+    assert take_evaluation(participant) is not None
 
 
 def test_no_rows_set_aside_are_no_test(iris: Dataset, model: Model) -> None:
     participant = WorkloadParticipant(iris, test=iris.subset([]))
+    assert not participant.can_evaluate
     train(participant, model)
     assert len(take_metrics(participant)) == 1
 

@@ -219,12 +219,19 @@ class Session:
             return None
         return last.trained_by(participant_id)
 
+    def evaluates_last(self, round_: int) -> bool:
+        """The round of this number evaluates the last model, now or before the end."""
+        known = self.evaluation.last_round or self.open_round
+        return known is not None and known.is_evaluation and known.number == round_
+
     def has_evaluated(self, participant_id: str, round_: int) -> bool:
         """It has answered in the round that evaluates the last model."""
         known = self.evaluation.last_round or self.open_round
-        if known is None or not known.is_evaluation or known.number != round_:
-            return False
-        return participant_id in known.evaluations
+        return (
+            known is not None
+            and self.evaluates_last(round_)
+            and participant_id in known.evaluations
+        )
 
     def accepted(self, participant_id: str, round_: int) -> Update | None:
         """The update of this round that was accepted from the participant, if that was in the open
@@ -350,10 +357,10 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, heard=including(session.heard, participant_id, heard))
         case e.UpdateAccepted(_, update, staleness, _, evaluation):
             session = _well_again(session, update.participant_id)
-            opened = _with_update(session.opened, update)
+            collecting = _with_update(session.opened, update)
             if evaluation is not None and staleness == 0:  # else it is of an earlier model
-                opened = _with_evaluation(opened, update.participant_id, evaluation)
-            return replace(session, open_round=opened)
+                collecting = _with_evaluation(collecting, update.participant_id, evaluation)
+            return replace(session, open_round=collecting)
         case e.Restarted(at):
             return replace(session, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate):
@@ -412,8 +419,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             session = _take_turns(session, number, selected[len(session.carried) :])
             return replace(session, open_round=opened, carried={}, num_draws=1)
         case e.EvaluationAccepted(_, participant_id, evaluation):
-            opened = _with_evaluation(session.opened, participant_id, evaluation)
-            return replace(session, open_round=opened)
+            collecting = _with_evaluation(session.opened, participant_id, evaluation)
+            return replace(session, open_round=collecting)
         case e.ModelEvaluated(number, evaluation):
             return _evaluated(session, number, evaluation)
         case e.ParticipantsSelected(number, more):
@@ -452,19 +459,19 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _after_publication(session, model, at)
         case e.SessionFinished(cause, at, ended_because):
             # open_round moves to last_round so that resends are still recognised.
-            last: Round | None = session.open_round or session.last_round
+            ended = session.open_round
             progress = replace(session.evaluation, owed=(), ended_because=ended_because)
-            if last is not None and last.is_evaluation:
-                best = _compared(session, last).evaluation.best
-                progress = replace(progress, best=best, last_round=last)
-                last = session.last_round
+            if ended is not None and ended.is_evaluation:
+                best = _compared(session, ended).evaluation.best
+                progress = replace(progress, best=best, last_round=ended)
+                ended = None
             session = _to(session, Phase.FINISHED, at)
             return replace(
                 session,
                 cause=cause,
                 evaluation=progress,
                 open_round=None,
-                last_round=last,
+                last_round=ended or session.last_round,
                 carried={},
                 unselected={},
                 bases={},

@@ -14,12 +14,13 @@ participant that could make them something else would keep the others' out.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic_core import from_json
 
-from xain_coordinator.core.values import Point
+from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
+from xain_coordinator.core.values import Evaluation, Point
 
 MAX_BYTES = 64 * 1024
 # What the participant's SDK keeps of a round. XAIN's sends one for each name and epoch.
@@ -33,6 +34,7 @@ MAX_AGE_NS = 7 * 24 * 3600 * 10**9
 MAX_AHEAD_NS = 24 * 3600 * 10**9
 
 WHOLE_FIELDS = ("state", "round")
+NO_METRICS = (*WHOLE_FIELDS, "epoch_global")
 
 _INT64 = 2**63  # what a time-series database keeps of a whole number
 _SHOWN = 40  # characters of a name in a message
@@ -65,6 +67,22 @@ def parse_points(json_text: str, now_ns: int) -> tuple[tuple[Point, ...], str | 
         except ValueError as error:
             return (), f"metrics element {index}: {error}"
     return tuple(points), None
+
+
+def newest_metrics(points: Iterable[Point], evaluation: Evaluation | None) -> dict[str, float]:
+    """The newest value of each name in a participant's points, at most MAX_METRICS of them.
+
+    evaluation: what is in it is left out here, under its own name with "test_" before it.
+    """
+    evaluated = {f"test_{name}" for name in evaluation.metrics} if evaluation is not None else set()
+    newest: dict[str, float] = {}
+    for point in sorted(points, key=lambda point: point.at_ns or 0):
+        for name, value in point.fields.items():
+            if name in evaluated or name in NO_METRICS or isinstance(value, str):
+                continue
+            if why_not_metric(name, value) is None:
+                newest[name] = float(value)
+    return {name: newest[name] for name in sorted(newest)[:MAX_METRICS]}
 
 
 def _point(element: Any, now_ns: int, index: int) -> Point:

@@ -13,6 +13,8 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
+from xain_coordinator.core.answers import MAX_REASON
+from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import (
     check_name,
@@ -21,6 +23,7 @@ from xain_coordinator.core.membership import (
 )
 from xain_coordinator.core.values import (
     DataProfile,
+    Evaluation,
     ParticipantState,
     Phase,
     Point,
@@ -28,13 +31,14 @@ from xain_coordinator.core.values import (
     WeightsRef,
 )
 from xain_coordinator.driver import Driver
+from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import participant_of, waited_s
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.statuses import message_of
-from xain_coordinator.server.translate import layout_message, ref_message, wire_state
+from xain_coordinator.server.translate import layout_message, ref_message, wire_state, wire_task
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.turns import Turns
 from xain_messaging.names import shortened
@@ -88,6 +92,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._uploads = uploads
         self._downloads = downloads
         self._parse_points = parse_points
+        self._evaluation_dropped = RareLine(log.warning, "evaluation_dropped")
         # The latest that were made and are the same for everybody: a fleet asks for them at once.
         self._work: tuple[r.Assignment, pb.StartTrainingRoundResponse] | None = None
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
@@ -103,7 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         try:
             reply = await self._driver.submit(
-                c.Rendezvous(participant_id, profile, dict(request.tags))
+                c.Rendezvous(participant_id, profile, dict(request.tags), request.can_evaluate)
             )
         except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
             self._refused(
@@ -188,6 +193,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if offer and encoding == pb.PLAIN  # a store does not decode
             else None,
             encoding=encoding,
+            task=wire_task(reply.task),
+            evaluate=reply.evaluate,
             train_config=reply.train_config,
         )
         if self._downloads.access is None or (data and not reply.model.is_empty):
@@ -214,6 +221,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 missed = session.missed(participant_id)
                 if round_ is None and weights is None and missed is not None:
                     number = missed  # it uploaded to a round that has closed without it
+                points = self._parse_points(participant_id, number, request.metrics)
+                evaluation = self._evaluation(participant_id, number, request)
                 await self._driver.submit_update(
                     c.EndTrainingRound(
                         participant_id=participant_id,
@@ -221,7 +230,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                         round=number,
                         num_samples=request.number_samples,
                         weights=weights,
-                        metrics=self._parse_points(participant_id, number, request.metrics),
+                        metrics=points,
+                        training=newest_metrics(points, evaluation),
+                        evaluation=evaluation,
                     )
                 )
         except errors.UnusableUpdate as refusal:
@@ -233,6 +244,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> StoredWeights | None:
         """The update that the sender means, brought to its place if it is not there yet."""
+        if self._driver.session.evaluates_last(round_):
+            return None  # nothing is trained in it
         update, uploads = request.update, self._uploads
         digest = update.digest.hex()
         if not request.HasField("update"):
@@ -242,6 +255,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         elif update.key == incoming_key(round_, participant_id):
             await uploads.adopt(participant_id, round_, update.size_bytes, digest)
         return await uploads.find(participant_id, round_, update.key, digest)
+
+    def _evaluation(
+        self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
+    ) -> Evaluation | None:
+        """What the sender has measured. One that cannot be taken costs it nothing else."""
+        message = request.evaluation
+        if not request.HasField("evaluation"):
+            return None
+        try:
+            return checked(message.num_samples, message.metrics)
+        except ValueError as error:
+            reason = shortened(str(error), MAX_REASON)
+            self._evaluation_dropped(participant=participant_id, round=round_, reason=reason)
+            return None
 
     async def Watch(
         self, request: pb.WatchRequest, context: Context

@@ -19,11 +19,16 @@ from xain_coordinator.core.membership import (
 )
 from xain_coordinator.core.pacing import describe
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules
+from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, Task
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
 from xain_coordinator.ports import MetricsStore
-from xain_coordinator.server.translate import model_message, wire_state
+from xain_coordinator.server.translate import (
+    evaluation_message,
+    model_message,
+    wire_state,
+    wire_task,
+)
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
@@ -37,6 +42,7 @@ MAX_LIMIT = 1000
 # Names are up to 128 bytes long, and a round has MAX_NAMES_OF_A_ROUND or none.
 MAX_NAMES = 20_000
 MAX_MODELS_BYTES = 3 << 20
+MAX_METRICS_BYTES = 1 << 20  # of rounds, beside names
 MAX_PARTICIPANTS_BYTES = 3 << 20  # with the names of its classes one takes up to 300 KB
 MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
@@ -67,16 +73,23 @@ class InspectionService(inspection_grpc.InspectionServicer):
         now = self._driver.clock.now()
         deadline = due_of_round(session)
         ends_at = session.gives_up_at
+        best, rules = session.evaluation.best, session.rules
+        is_evaluating = round_ is not None and round_.is_evaluation
         return inspection.GetStatusResponse(
             session_id=session.session_id,
             state=wire_state(session.phase),
-            phase=session.phase.value,
+            phase="evaluating" if is_evaluating else session.phase.value,
+            best_round=best.round if best else None,
+            best_value=best.value if best else None,
+            metric=best.metric if best else rules.evaluate_metric,
+            metric_is_minimised=best.is_minimised if best else rules.evaluate_minimised,
+            ended_because=session.evaluation.ended_because,
             round=session.round,
             num_rounds=session.rules.rounds,
             num_connected=self._num_connected(now),
             num_required=session.rules.num_required,
             num_selected=len(round_.selected) if round_ else 0,
-            num_updates=len(round_.updates) if round_ else 0,
+            num_updates=len(round_.answers) if round_ else 0,
             cause=session.cause,
             waiting_for=waiting_for(session, self._trouble()),
             session_seconds=now,
@@ -152,7 +165,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         return inspection.ParticipantStatus(
             participant_id=participant_id,
             selected=round_ is not None and participant_id in round_.selected,
-            update_accepted=round_ is not None and participant_id in round_.updates,
+            update_accepted=round_ is not None and participant_id in round_.answers,
             lease_seconds=max(0.0, expires_at - now),
             reported_state=wire_state(state),
             profile=pb.DataProfile(
@@ -175,9 +188,13 @@ class InspectionService(inspection_grpc.InspectionServicer):
     ) -> inspection.ListRoundsResponse:
         latest = islice(reversed(self._driver.history.rounds), _limit(request.limit))
         answer: list[inspection.RoundStatus] = []
-        room = MAX_NAMES
+        room, metrics_room = MAX_NAMES, MAX_METRICS_BYTES
         for record in latest:
             status = self._round(record)
+            for more in (_means(record), _sites(record)):
+                if (size := more.ByteSize()) <= metrics_room:
+                    status.MergeFrom(more)
+                    metrics_room -= size
             # A reason takes as much as a few names.
             num_names = status.num_selected + status.num_contributors + 4 * len(record.damaged)
             if num_names <= min(room, MAX_NAMES_OF_A_ROUND):
@@ -195,6 +212,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             session = self._driver.session
             seconds = self._driver.clock.now() - record.opened_at
             phase = "ended" if session.phase is Phase.FINISHED else session.phase.value
+        if record.task is Task.EVALUATE:
+            phase = "evaluating" if record.seconds is None else "evaluated"
         return inspection.RoundStatus(
             round=record.round,
             phase=phase,
@@ -202,6 +221,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             seconds=seconds,
             num_selected=record.num_selected,
             num_contributors=record.num_contributors,
+            task=wire_task(record.task),
         )
 
     async def ListModels(
@@ -217,6 +237,36 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 break
             answer.append(status)
         return inspection.ListModelsResponse(models=reversed(answer))
+
+
+def _means(record: RoundRecord) -> inspection.RoundStatus:
+    """What a round's model and its training were measured at, over all sites."""
+    return inspection.RoundStatus(
+        evaluation=evaluation_message(record.evaluation),
+        coordinator_evaluation=evaluation_message(record.coordinator_evaluation),
+        metrics=record.metrics,
+        spread={
+            name: inspection.Spread(min=one.min, max=one.max, std=one.std)
+            for name, one in record.spread.items()
+        },
+    )
+
+
+def _sites(record: RoundRecord) -> inspection.RoundStatus:
+    """What each site has measured, where they are few."""
+    if len(record.sites) > MAX_NAMES_OF_A_ROUND:
+        return inspection.RoundStatus()
+    return inspection.RoundStatus(
+        sites=[
+            inspection.SiteMetrics(
+                participant_id=participant_id,
+                num_samples=site.num_samples,
+                metrics=site.metrics,
+                evaluation=evaluation_message(site.evaluation),
+            )
+            for participant_id, site in sorted(record.sites.items())
+        ]
+    )
 
 
 async def _refuse(context: Context, why: str) -> NoReturn:
@@ -257,10 +307,13 @@ def waiting_for(session: Session, trouble: str = "") -> str:
     connected = session.num_eligible
     match session.phase:
         case Phase.FINISHED:
-            return f"Nothing: the session has ended ({session.cause})."
+            because = session.evaluation.ended_because
+            return f"Nothing: the session has ended ({because or session.cause})."
         case Phase.AGGREGATING:
             return f"The updates of round {session.round} are being aggregated."
         case Phase.COLLECTING if session.open_round is not None:
+            if session.open_round.is_evaluation:
+                return _evaluations_awaited(session, session.open_round)
             return _updates_awaited(session, session.open_round)
         case _ if not session.gathered and connected >= rules.num_required:
             more = _more_participants(rules.start_participants - connected, rules)
@@ -273,6 +326,15 @@ def waiting_for(session: Session, trouble: str = "") -> str:
             return f"Other participants: no model can be made for these ({session.trouble})."
         case _:
             return "The initial model is being made."
+
+
+def _evaluations_awaited(session: Session, round_: Round) -> str:
+    missing = round_.outstanding
+    if not missing:
+        return f"The coordinator's own evaluation of the last model, {round_.number}."
+    return f"{len(missing)} of {len(round_.selected)} evaluations of the last model: " + (
+        f"{_names(missing)}."
+    )
 
 
 def _updates_awaited(session: Session, round_: Round) -> str:

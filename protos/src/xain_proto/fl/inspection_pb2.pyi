@@ -78,6 +78,8 @@ class GetStatusResponse(_message.Message):
     BEST_ROUND_FIELD_NUMBER: _builtins.int
     METRIC_FIELD_NUMBER: _builtins.int
     METRIC_IS_MINIMISED_FIELD_NUMBER: _builtins.int
+    BEST_VALUE_FIELD_NUMBER: _builtins.int
+    ENDED_BECAUSE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -106,6 +108,10 @@ class GetStatusResponse(_message.Message):
     metric: _builtins.str
     """of [evaluate]; empty: none"""
     metric_is_minimised: _builtins.bool
+    best_value: _builtins.float
+    """the metric of the best model"""
+    ended_because: _builtins.str
+    """why a completed session made fewer models than planned; else empty"""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -137,19 +143,25 @@ class GetStatusResponse(_message.Message):
         best_round: _builtins.int | None = ...,
         metric: _builtins.str = ...,
         metric_is_minimised: _builtins.bool = ...,
+        best_value: _builtins.float | None = ...,
+        ended_because: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
+    _WhichOneofReturnType__best_value: _TypeAlias = _typing.Literal["best_value"]  # noqa: Y015
+    _WhichOneofArgType__best_value: _TypeAlias = _typing.Literal["_best_value", b"_best_value"]  # noqa: Y015
     _WhichOneofReturnType__deadline_seconds: _TypeAlias = _typing.Literal["deadline_seconds"]  # noqa: Y015
     _WhichOneofArgType__deadline_seconds: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds"]  # noqa: Y015
     _WhichOneofReturnType__ends_seconds: _TypeAlias = _typing.Literal["ends_seconds"]  # noqa: Y015
     _WhichOneofArgType__ends_seconds: _TypeAlias = _typing.Literal["_ends_seconds", b"_ends_seconds"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_round) -> _WhichOneofReturnType__best_round | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_value) -> _WhichOneofReturnType__best_value | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_seconds) -> _WhichOneofReturnType__deadline_seconds | None: ...
     @_typing.overload
@@ -413,6 +425,27 @@ class RoundStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SpreadEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Spread: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Spread | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
@@ -428,6 +461,7 @@ class RoundStatus(_message.Message):
     COORDINATOR_EVALUATION_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
+    SPREAD_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
@@ -469,6 +503,10 @@ class RoundStatus(_message.Message):
     def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteMetrics]:
         """by participant; empty where there are more than 200"""
 
+    @_builtins.property
+    def spread(self) -> _containers.MessageMap[_builtins.str, Global___Spread]:
+        """of evaluation, over participants, each of which counts once"""
+
     def __init__(
         self,
         *,
@@ -487,14 +525,43 @@ class RoundStatus(_message.Message):
         coordinator_evaluation: _coordinator_pb2.Evaluation | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         sites: _abc.Iterable[Global___SiteMetrics] | None = ...,
+        spread: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_evaluation", b"coordinator_evaluation", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "spread", b"spread", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundStatus: _TypeAlias = RoundStatus  # noqa: Y015
+
+@_typing.final
+class Spread(_message.Message):
+    """One metric over participants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    STD_FIELD_NUMBER: _builtins.int
+    min: _builtins.float
+    max: _builtins.float
+    std: _builtins.float
+    """of the population"""
+    def __init__(
+        self,
+        *,
+        min: _builtins.float = ...,
+        max: _builtins.float = ...,
+        std: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min", "std", b"std"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spread: _TypeAlias = Spread  # noqa: Y015
 
 @_typing.final
 class SiteMetrics(_message.Message):

@@ -1,0 +1,447 @@
+"""Evaluations of global models: in rounds, after the last model, and by the coordinator itself."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.unit.core.bench import PROFILE, TIMED, Bench, make_rules, stored
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_deadline
+from xain_coordinator.core.effects import EvaluateModel
+from xain_coordinator.core.evaluation import (
+    MAX_BACKLOG,
+    MAX_METRICS,
+    Spread,
+    checked,
+    mean_evaluation,
+    spreads,
+)
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.values import Evaluation, Phase, Task
+
+SCORES = {"accuracy": 0.5, "loss": 1.0}
+
+
+def bench_of(*names: str, without: tuple[str, ...] = (), **rules: Any) -> Bench:
+    """A bench with round 0 open. names: those that can evaluate. without: those that cannot."""
+    number = len(names) + len(without)
+    bench = Bench(make_rules(min_participants=number, **{"rounds": 2, **rules}))
+    for name in (*names, *without):
+        bench.send(c.Rendezvous(name, PROFILE, {}, name in names))
+    assert bench.phase is Phase.COLLECTING
+    return bench
+
+
+def hand_in(
+    bench: Bench,
+    name: str,
+    metrics: Mapping[str, float] | None = None,
+    num_samples: int = 1,
+    round_: int | None = None,
+) -> None:
+    """An update with an evaluation, if there are metrics."""
+    number = bench.session.trained_by(name) if round_ is None else round_
+    weights = stored(update_key(number, name), f"{name}@{number}")
+    evaluation = None if metrics is None else Evaluation(num_samples, metrics)
+    bench.send(c.EndTrainingRound(name, name, number, 10, weights, evaluation=evaluation))
+
+
+def evaluate(bench: Bench, name: str, accuracy: float | None, num_samples: int = 1) -> None:
+    """An answer in the round that evaluates the last model."""
+    number = bench.session.trained_by(name)
+    evaluation = None if accuracy is None else Evaluation(num_samples, {"accuracy": accuracy})
+    bench.send(c.EndTrainingRound(name, name, number, 0, None, evaluation=evaluation))
+
+
+def train(bench: Bench, *accuracies: float) -> None:
+    """Rounds of everybody, whose models have these accuracies."""
+    for accuracy in accuracies:
+        for name in bench.outstanding:
+            hand_in(bench, name, {"accuracy": accuracy})
+
+
+def owed(bench: Bench) -> list[int]:
+    """The models whose evaluation the last command has asked of the coordinator."""
+    return [one.model.round for one in bench.effects if isinstance(one, EvaluateModel)]
+
+
+# --- what is measured ---
+
+
+def test_mean_weighs_sites_by_their_samples() -> None:
+    mean = mean_evaluation([Evaluation(1, {"a": 0.0}), Evaluation(3, {"a": 1.0, "b": 2.0})])
+    assert mean == Evaluation(4, {"a": 0.75, "b": 2.0})
+
+
+def test_mean_does_not_depend_on_the_order_of_the_sites() -> None:
+    sites = [Evaluation(n, {"a": 0.1 * n, "b": 1e90 * (-1) ** n}) for n in range(1, 30)]
+    assert mean_evaluation(sites) == mean_evaluation(sites[::-1])
+
+
+def test_site_that_has_measured_nothing_does_not_count() -> None:
+    assert mean_evaluation([Evaluation(0, {}), Evaluation(2, {"a": 1.0})]) == Evaluation(
+        2, {"a": 1.0}
+    )
+    assert mean_evaluation([Evaluation(0, {})]) is None
+
+
+def test_spread_is_over_sites() -> None:
+    found = spreads([Evaluation(1, {"a": 1.0}), Evaluation(99, {"a": 3.0})])
+    assert found == {"a": Spread(1.0, 3.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "metrics"),
+    [
+        (-1, {}),
+        (2**60, {}),
+        (1, {"a": float("nan")}),
+        (1, {"a": float("inf")}),
+        (1, {"a": 1e200}),
+        (1, {"": 1.0}),
+        (1, {"a\n": 1.0}),
+        (1, {"a" * 65: 1.0}),
+        (1, {f"a{i}": 1.0 for i in range(MAX_METRICS + 1)}),
+    ],
+)
+def test_evaluation_that_cannot_be_kept_is_refused(
+    num_samples: int, metrics: Mapping[str, float]
+) -> None:
+    with pytest.raises(ValueError, match=r"samples|metric"):
+        checked(num_samples, metrics)
+
+
+# --- in rounds ---
+
+
+def test_assignment_asks_for_every_kth_model() -> None:
+    bench = bench_of("a", rounds=5, evaluate_every=2)
+    asked = []
+    for _ in range(4):
+        asked.append(bench.start("a").evaluate)
+        train(bench, 0.5)
+    assert asked == [True, False, True, False]
+
+
+def test_empty_model_is_not_evaluated() -> None:
+    bench = Bench(make_rules(initial="empty"))
+    bench.send(c.Rendezvous("a", None, {}, True))
+    assert not bench.start("a").evaluate
+
+
+def test_evaluation_off_asks_for_nothing() -> None:
+    bench = bench_of("a", evaluate_every=0)
+    assert not bench.start("a").evaluate
+    hand_in(bench, "a", SCORES)
+    assert bench.happened(e.UpdateAccepted)[0].evaluation is None
+    hand_in(bench, "a")
+    assert bench.phase is Phase.FINISHED
+
+
+def test_metrics_and_evaluation_are_journalled_with_the_update() -> None:
+    bench = bench_of("a", "b")
+    key = update_key(0, "a")
+    evaluation = Evaluation(3, SCORES)
+    command = c.EndTrainingRound(
+        "a", "a", 0, 10, stored(key), training={"loss": 0.1}, evaluation=evaluation
+    )
+    bench.send(command)
+    (accepted,) = bench.happened(e.UpdateAccepted)
+    assert (accepted.metrics, accepted.evaluation) == ({"loss": 0.1}, evaluation)
+    assert bench.session.opened.evaluations["a"] == evaluation
+    bench.restart()
+
+
+def test_best_model_is_the_one_with_the_best_mean() -> None:
+    bench = bench_of("a", "b", rounds=3)
+    for values in ((0.1, 0.1), (0.9, 0.7), (0.5, 0.5)):
+        for name, value in zip(("a", "b"), values, strict=True):
+            hand_in(bench, name, {"accuracy": value, "loss": 1 - value})
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.metric, best.is_minimised, best.round) == ("accuracy", False, 1)
+    assert best.value == pytest.approx(0.8)
+
+
+def test_less_of_a_minimised_metric_is_better() -> None:
+    bench = bench_of("a", rounds=3, evaluate_metric="loss", evaluate_minimised=True)
+    for loss in (3.0, 1.0, 2.0):
+        hand_in(bench, "a", {"loss": loss})
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.round, best.value) == (1, 1.0)
+
+
+def test_evaluation_of_an_earlier_model_does_not_count_for_the_round() -> None:
+    """In ASP an update may be counted by a later round than the one that it was trained for."""
+    bench = Bench(
+        make_rules(
+            rounds=9, min_participants=1, consistency="asp", staleness=None, start_participants=2
+        )
+    )
+    for name in ("a", "b"):
+        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    hand_in(bench, "a", {"accuracy": 0.2})
+    assert bench.session.round == 1
+    hand_in(bench, "b", {"accuracy": 0.9})  # trained for round 0
+    assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.round, best.value) == (0, 0.2)
+
+
+# --- the last model ---
+
+
+def test_last_model_is_evaluated_by_all_who_can() -> None:
+    bench = bench_of("a", "b", without=("c",))
+    train(bench, 0.1, 0.2)
+    assert bench.phase is Phase.COLLECTING
+    round_ = bench.session.opened
+    assert (round_.number, round_.task, round_.selected) == (2, Task.EVALUATE, ("a", "b"))
+    assert bench.happened(e.RoundOpened)[-1].task is Task.EVALUATE
+    work = bench.start("a")
+    assert (work.task, work.evaluate, work.epochs) == (Task.EVALUATE, True, 0)
+    assert work.model.round == 2
+    assert bench.heartbeat("c").phase is Phase.STANDBY
+    bench.refuses(c.StartTrainingRound("c"), errors.NotSelected)
+    evaluate(bench, "a", 0.9)
+    assert bench.heartbeat("a").update_accepted
+    assert bench.phase is Phase.COLLECTING
+    evaluate(bench, "b", 0.7)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+    assert not bench.session.evaluation.ended_because
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.round, best.value) == (2, 0.8)
+    assert len(bench.aggregates) == 2
+    (point,) = [
+        point
+        for point in bench.points
+        if point.fields.get("round") == 2 and point.measurement == "evaluation"
+    ]
+    assert point.fields["accuracy"] == 0.8
+    assert point.fields["accuracy_min"] == 0.7
+
+
+def test_session_ends_at_once_if_nobody_can_evaluate() -> None:
+    bench = bench_of(without=("a",))
+    train(bench, 0.1, 0.2)
+    assert bench.phase is Phase.FINISHED
+    assert not [event for event in bench.happened(e.RoundOpened) if event.task is Task.EVALUATE]
+
+
+def test_evaluation_that_is_sent_again_is_answered_again() -> None:
+    bench = bench_of("a", "b")
+    train(bench, 0.1, 0.2)
+    again = c.EndTrainingRound("a", "a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.5}))
+    bench.send(again)
+    bench.send(again)
+    assert len(bench.happened(e.EvaluationAccepted)) == 1
+    evaluate(bench, "b", None)
+    assert bench.phase is Phase.FINISHED
+    bench.send(again)
+
+
+def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() -> None:
+    bench = bench_of("a")
+    train(bench, 0.1, 0.2)
+    weights = stored(update_key(1, "a"), "a@1")
+    bench.send(c.EndTrainingRound("a", "a", 1, 10, weights))
+    assert len(bench.happened(e.UpdateAccepted)) == 2
+
+
+def test_weights_are_not_taken_while_the_last_model_is_evaluated() -> None:
+    bench = bench_of("a")
+    train(bench, 0.1, 0.2)
+    bench.refuses(c.BeginUpload("a", 2, "good"), errors.RoundAlreadyClosed)
+
+
+def test_evaluation_goes_on_without_those_who_leave() -> None:
+    bench = bench_of("a", "b", "c")
+    train(bench, 0.1, 0.2)
+    evaluate(bench, "a", 0.9)
+    bench.leave("b")
+    assert bench.phase is Phase.COLLECTING, "nobody is needed for the round to stay open"
+    bench.expire("c")
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+
+
+def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
+    bench = bench_of("a", "b", evaluate_deadline_s=30.0, **TIMED)
+    train(bench, 0.1, 0.2)
+    evaluate(bench, "a", 0.9)
+    bench.pass_time(29.0)
+    assert bench.phase is Phase.COLLECTING
+    bench.pass_time(1.0)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert best.round == 2
+
+
+def test_restart_goes_on_with_the_evaluation() -> None:
+    bench = bench_of("a", "b", evaluate_deadline_s=30.0)
+    train(bench, 0.1, 0.2)
+    evaluate(bench, "a", 0.9)
+    bench.restart()
+    assert bench.heartbeat("a").update_accepted
+    assert bench.start("b").task is Task.EVALUATE
+    evaluate(bench, "b", 0.9)
+    assert bench.phase is Phase.FINISHED
+
+
+def test_participants_behind_are_asked_to_evaluate_and_not_to_train() -> None:
+    bench = Bench(
+        make_rules(
+            rounds=2, min_participants=1, consistency="asp", staleness=None, start_participants=2
+        )
+    )
+    for name in ("a", "b"):
+        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    hand_in(bench, "a")
+    hand_in(bench, "a")
+    assert bench.session.opened.task is Task.EVALUATE
+    assert bench.start("b").task is Task.EVALUATE
+    weights = stored(update_key(0, "b"), "b@0")
+    bench.refuses(c.EndTrainingRound("b", "b", 0, 10, weights), errors.StaleRound)
+
+
+# --- early stopping ---
+
+
+def test_session_stops_when_its_patience_is_over() -> None:
+    bench = bench_of("a", rounds=50, evaluate_metric="accuracy", evaluate_patience=2)
+    train(bench, 0.1, 0.5, 0.4)
+    assert not bench.session.stops_early
+    train(bench, 0.5)
+    assert bench.session.stops_early
+    assert bench.session.opened.task is Task.EVALUATE
+    assert bench.session.opened.number == 4
+    evaluate(bench, "a", 0.45)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+    why = "stopped early: accuracy has not improved since round 1"
+    assert bench.session.evaluation.ended_because == why
+    assert bench.happened(e.SessionFinished)[0].ended_because == why
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert best.round == 1
+
+
+def test_improvement_by_less_than_min_delta_is_none() -> None:
+    bench = bench_of(
+        "a",
+        rounds=50,
+        evaluate_metric="accuracy",
+        evaluate_patience=2,
+        evaluate_min_delta=0.1,
+    )
+    train(bench, 0.5, 0.55, 0.59)
+    assert bench.session.stops_early
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.improved_round, best.round) == (0, 2), "the best model is the best all the same"
+
+
+def test_other_metrics_do_not_stop_the_session() -> None:
+    bench = bench_of("a", rounds=9, evaluate_metric="f1", evaluate_patience=1)
+    train(bench, 0.5, 0.4, 0.3)
+    assert bench.session.round == 3
+    assert bench.session.evaluation.best is None
+
+
+# --- the coordinator's own data ---
+
+
+def own(bench: Bench, number: int, accuracy: float | None) -> None:
+    evaluation = None if accuracy is None else Evaluation(7, {"accuracy": accuracy})
+    bench.send(c.EvaluationDone(number, evaluation, "" if evaluation else "no such file"))
+
+
+def test_coordinator_evaluates_one_model_after_the_other() -> None:
+    bench = bench_of(without=("a",), rounds=4, evaluate_data=True)
+    assert [m.round for m in bench.session.evaluation.owed] == [0]
+    train(bench, 0.1, 0.1)
+    assert [m.round for m in bench.session.evaluation.owed] == [0, 1, 2]
+    own(bench, 0, 0.2)
+    assert owed(bench) == [1]
+    bench.refuses(c.EvaluationDone(2, None), errors.StaleModel)
+    own(bench, 1, None)
+    assert owed(bench) == [2]
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert (best.round, best.value) == (0, 0.2), "what the participants measure does not count"
+
+
+def test_coordinators_evaluation_is_owed_again_after_a_restart() -> None:
+    bench = bench_of(without=("a",), evaluate_data=True)
+    effects = bench.restart()
+    assert [one.model.round for one in effects if isinstance(one, EvaluateModel)] == [0]
+
+
+def test_session_waits_for_the_coordinators_evaluation_of_the_last_model() -> None:
+    bench = bench_of(without=("a",), evaluate_data=True, evaluate_deadline_s=30.0)
+    train(bench, 0.1, 0.1)
+    assert bench.session.opened.task is Task.EVALUATE
+    assert bench.session.opened.selected == ()
+    own(bench, 0, 0.1)
+    own(bench, 2, 0.3)  # model 1 is passed over: the last one does not wait
+    assert bench.phase is Phase.FINISHED
+    best = bench.session.evaluation.best
+    assert best is not None
+    assert best.round == 2
+
+
+def test_wait_for_the_coordinators_evaluation_has_an_end() -> None:
+    bench = bench_of(without=("a",), evaluate_data=True, evaluate_deadline_s=30.0)
+    train(bench, 0.1, 0.1)
+    assert next_deadline(bench.session) is not None
+    bench.pass_time(30.0)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+
+
+def test_failed_evaluations_do_not_hold_up_the_end() -> None:
+    bench = bench_of(without=("a",), evaluate_data=True)
+    train(bench, 0.1, 0.1)
+    own(bench, 0, None)
+    own(bench, 2, None)
+    assert bench.phase is Phase.FINISHED
+
+
+def test_evaluations_that_wait_are_bounded() -> None:
+    bench = bench_of(without=("a",), rounds=50, evaluate_data=True)
+    train(bench, *(0.1,) * 20)
+    numbers = [model.round for model in bench.session.evaluation.owed]
+    assert numbers == [0, *range(21 - MAX_BACKLOG, 21)]
+
+
+def test_coordinators_evaluation_stops_the_session_early() -> None:
+    bench = bench_of(
+        "a", rounds=50, evaluate_data=True, evaluate_metric="accuracy", evaluate_patience=1
+    )
+    own(bench, 0, 0.5)
+    train(bench, 0.1)
+    own(bench, 1, 0.4)
+    assert bench.session.opened.task is Task.TRAIN, "the round that is open is brought to its end"
+    train(bench, 0.2)
+    assert bench.session.opened.task is Task.EVALUATE
+    own(bench, 2, 0.3)
+    evaluate(bench, "a", 0.1)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.evaluation.ended_because
+
+
+def test_session_of_an_earlier_version_asks_nobody_to_evaluate_at_its_end() -> None:
+    """Its participants have never said that they can."""
+    bench = Bench(make_rules())
+    bench.join("a")
+    train(bench, 0.1, 0.1)
+    assert bench.phase is Phase.FINISHED
