@@ -12,8 +12,8 @@ import structlog
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
 from xain_coordinator.core.answers import MAX_REASON
+from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import (
