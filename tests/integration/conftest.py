@@ -17,7 +17,12 @@ Join = Callable[..., Member]
 
 
 def config_for(folder: Path, **sections: dict[str, Any]) -> CoordinatorConfig:
-    """Embedded stores below `folder`, a free port, and what the test wants otherwise."""
+    """Embedded stores below `folder`, a free port, and what the test wants otherwise.
+
+    Without a workload, all participants make initial weights, unless the test wants another way.
+    """
+    if "workload" not in sections:
+        sections["rounds"] = {"initial_weights": "average", **sections.get("rounds", {})}
     return CoordinatorConfig.model_validate(
         {
             "storage": {"path": str(folder / "weights")},

@@ -17,7 +17,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.ports import JournalError, Record, Snapshot
 
 RULES = CoordinatorConfig.model_validate(
-    {"rounds": {"min_participants": 2, "max_participants": 4}}
+    {"rounds": {"min_participants": 2, "max_participants": 4, "initial_weights": "average"}}
 ).rules()
 MODEL = GlobalModel(0, WeightsRef("0/global", 128, "0" * 32), "float32", (0,))
 

@@ -114,6 +114,9 @@ class CoordinatorProcess(Process):
         super().__init__(folder, "coordinator")
         self.port = port or free_ports(1)[0]
         self._settings = settings
+        if "workload.name" not in settings:
+            # All participants make initial weights, unless the test wants another way.
+            self._settings = {"rounds.initial_weights": "average", **settings}
 
     async def spawn(self, *extra: str) -> asyncio.subprocess.Process:
         program = ["-m", "xain_coordinator"]

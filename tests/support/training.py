@@ -55,6 +55,7 @@ class Scenario:
         """Settings of the coordinator, by dotted key."""
         return {
             "rounds.rounds": self.rounds,
+            "rounds.initial_weights": "average",
             "rounds.min_participants": len(self.participants),
             "server.update_encoding": self.encoding,
             "server.heartbeat_time_s": 1.0,

@@ -397,6 +397,23 @@ class CoordinatorConfig(Section):
             )
         return self
 
+    def _initial(self) -> Literal["first", "empty", "workload"]:
+        if self.workload.name:
+            return "workload"
+        # XAIN's participants all make some weights, and know of no other way.
+        default = "average" if self.storage.format == "xain-pickle" else "first"
+        chosen = self.rounds.initial_weights or default
+        return "empty" if chosen == "average" else "first"
+
+    @model_validator(mode="after")
+    def _one_initial_model(self) -> Self:
+        if self.workload.name and self.rounds.initial_weights is not None:
+            raise WrongSetting(
+                "rounds.initial_weights",
+                "nothing would read it with a workload, which makes the initial model",
+            )
+        return self
+
     def rules(self) -> Rules:
         """What a new session is opened with."""
         rounds = self.rounds
@@ -429,7 +446,7 @@ class CoordinatorConfig(Section):
             seed=rounds.seed,
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,
-            initial="workload" if self.workload.name else "empty",
+            initial=self._initial(),
             deadline_s=rounds.deadline_s,
             idle_timeout_s=rounds.idle_timeout_s,
             quorum=rounds.quorum,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,7 @@ class RoundsSettings(Section):
 
     rounds: int = Field(default=10, ge=1, le=MAX_INT32)
     epochs: int = Field(default=1, ge=0, le=MAX_INT32)
+    initial_weights: Literal["first", "average"] | None = None
     min_participants: int = Field(default=1, ge=1, le=MAX_PARTICIPANTS)
     fraction_participants: ExactFraction = Fraction(1)
     max_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)

@@ -239,7 +239,7 @@ class StoreWorker:
 
     def _initial_model(self, effect: InitialiseModel) -> Model:
         """Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
-        if effect.initial == "empty":
+        if effect.initial != "workload":
             return Model(_NOTHING, ())
         if self._workload is None:
             raise WorkloadMissing(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_participant.metrics import MAX_POINTS, Measured, flatten_values
-from xain_workloads.model import Layout
+from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
 
 MAX_NUM_SAMPLES = 2**31 - 1  # an int32 on the wire
@@ -70,7 +70,18 @@ class Participant(ABC):
 
     @abstractmethod
     def init_weights(self) -> NDArray[Any]:
-        """The first weights, (d,); asked for if the coordinator has no initial model."""
+        """The initial weights, (d,); asked for if the coordinator has no model yet.
+
+        By default one participant is asked, and all begin from its weights.
+        """
+
+    def init_layout(self) -> Layout:
+        """How to cut the vector of init_weights() into named tensors: called right after it.
+
+        Every participant is told this layout with every model (see on_model). The default declares
+        nothing. A tensor of the kind "statistic" is averaged and kept out of server optimisers.
+        """
+        return ()
 
     @abstractmethod
     def train_round(
@@ -101,10 +112,6 @@ class Participant(ABC):
     def can_evaluate(self) -> bool:
         """Whether there is held-out data, so that evaluate_round() may be called."""
         return False
-
-    def init_layout(self) -> Layout:
-        """How to cut the vector that init_weights() returns; empty: not declared."""
-        return ()
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         """Measure the global model, (d,), and call report_evaluation(). Nothing is trained."""
@@ -156,14 +163,21 @@ def take_evaluation(participant: Participant) -> Evaluation | None:
 
 def call_init_weights(
     participant: Participant, dtype: np.dtype[Any]
-) -> tuple[NDArray[np.floating[Any]], int]:
-    """The first weights, (d,), and 0 samples. dtype: for weights that are not floats.
+) -> tuple[NDArray[np.floating[Any]], Layout]:
+    """The initial weights, (d,), and their layout. dtype: for weights that are not floats.
 
-    Raises TypeError as call_train_round() does.
+    Raises TypeError as call_train_round() does, and ValueError if weights and layout differ in
+    size.
     """
     weights = _checked_vector(participant.init_weights(), "init_weights()")
+    layout = tuple(participant.init_layout())
+    if layout and size_of(layout) != len(weights):
+        raise ValueError(
+            f"init_weights() returned {len(weights)} elements, and init_layout() describes "
+            f"{size_of(layout)}"
+        )
     # An empty global model has no dtype worth keeping: the first weights choose.
-    return _cast(weights, weights.dtype if weights.dtype.kind == "f" else dtype), 0
+    return _cast(weights, weights.dtype if weights.dtype.kind == "f" else dtype), layout
 
 
 def call_train_round(

@@ -142,8 +142,8 @@ class Work:
                 self._participant.evaluate_round(weights)
                 vector, num_samples = np.empty(0, weights.dtype), 0
             elif task == "initialise" or weights.size == 0:
-                vector, num_samples = call_init_weights(self._participant, weights.dtype)
-                layout = self._participant.init_layout()
+                vector, layout = call_init_weights(self._participant, weights.dtype)
+                num_samples = 0
             else:
                 vector, num_samples = call_train_round(
                     self._participant, weights, assignment.epochs, assignment.epoch_base
@@ -175,7 +175,9 @@ class Work:
             layout,
             evaluation,
         )
-        return e.Trained(round_, self._keep(self.result))
+        # Initial weights are made again sooner than read back, and their layout would be lost.
+        is_kept = weights.size > 0 and self._keep(self.result)
+        return e.Trained(round_, is_kept)
 
     def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of the model, since training may change the array that it is given. None if the

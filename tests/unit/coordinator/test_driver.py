@@ -14,7 +14,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.errors import NotAMember, Refusal, UploadMissing
 from xain_coordinator.core.selection import ControllerFailed
-from xain_coordinator.core.values import Phase
+from xain_coordinator.core.values import Phase, Task
 from xain_coordinator.driver import Driver
 from xain_coordinator.ports import JournalError, Record
 
@@ -101,7 +101,8 @@ async def test_what_to_train_does_not_wait_for_the_disk(bench):
     await bench.journal.writing()
     asking = await bench.submit(c.StartTrainingRound("b"))
     assert asking.done()
-    assert await asking == r.Assignment(0, 0, 0, MODEL, update_accepted=False)
+    initialise = r.Assignment(0, 0, 0, MODEL, update_accepted=False, task=Task.INITIALISE)
+    assert await asking == initialise
     told_of_it = await bench.submit(c.StartTrainingRound("a"))
     assert not handing_in.done()
     assert not told_of_it.done(), "that its update is accepted is not durable yet"

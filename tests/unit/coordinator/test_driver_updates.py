@@ -93,7 +93,14 @@ async def asynchronous_bench() -> Bench:
     """Round 1 of an ASP session is being aggregated with the update of a, and b trains on."""
     bench = Bench(
         CoordinatorConfig.model_validate(
-            {"rounds": {"min_participants": 1, "max_participants": 2, "consistency": "asp"}}
+            {
+                "rounds": {
+                    "min_participants": 1,
+                    "max_participants": 2,
+                    "consistency": "asp",
+                    "initial_weights": "average",
+                }
+            }
         ).rules()
     )
     for name in ("a", "b"):
@@ -202,7 +209,14 @@ async def test_who_is_late_stands_in_the_log():
     rules = {"min_participants": 1, "fraction_participants": 1, "deadline_s": 5.0}
     bench = Bench(
         CoordinatorConfig.model_validate(
-            {"rounds": {**rules, "max_participants": 2, "start_participants": 2}}
+            {
+                "rounds": {
+                    **rules,
+                    "max_participants": 2,
+                    "start_participants": 2,
+                    "initial_weights": "average",
+                }
+            }
         ).rules()
     )
     for name in ("a", "b"):
@@ -230,7 +244,9 @@ async def test_many_updates_are_one_line_of_the_log(num_more):
     them."""
     names = [f"p{i:02}" for i in range(1 + MAX_UPDATE_LINES + num_more)]
     bench = Bench(
-        CoordinatorConfig.model_validate({"rounds": {"min_participants": len(names)}}).rules()
+        CoordinatorConfig.model_validate(
+            {"rounds": {"min_participants": len(names), "initial_weights": "average"}}
+        ).rules()
     )
     for name in names:
         await bench.driver.submit(c.Rendezvous(name))

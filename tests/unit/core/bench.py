@@ -23,6 +23,7 @@ from xain_coordinator.core.session import Session, begin, fold, open_session
 from xain_coordinator.core.values import (
     DataProfile,
     GlobalModel,
+    Layout,
     ParticipantState,
     Phase,
     Point,
@@ -67,7 +68,7 @@ def make_rules(
     """
     exact = exact_fraction(fraction)
     required = num_required(min_participants, exact)
-    assert initial in ("empty", "workload")
+    assert initial in ("first", "empty", "workload")
     return Rules(
         rounds=rounds,
         epochs=epochs,
@@ -82,7 +83,7 @@ def make_rules(
         seed=seed,
         heartbeat_time_s=HEARTBEAT_TIME_S,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-        initial="empty" if initial == "empty" else "workload",
+        initial=initial,  # type: ignore[arg-type]  # as asserted
         **pacing,
     )
 
@@ -103,13 +104,14 @@ def model_from(effect: Owed) -> GlobalModel:
     """The model that carrying out this effect gives; the same effect gives the same model."""
     match effect:
         case InitialiseModel(initial):
-            shape = (0,) if initial == "empty" else SHAPE
+            shape = SHAPE if initial == "workload" else (0,)
             return GlobalModel(0, WeightsRef(model_key(0), 128, "initial"), "float32", shape)
         case Aggregate(round=number, updates=updates):
             first = updates[0].weights
             digest = "+".join(update.weights.ref.digest for update in updates)
             ref = WeightsRef(model_key(number + 1), 128, digest)
-            return GlobalModel(number + 1, ref, first.dtype, first.shape)
+            layout = effect.base.layout
+            return GlobalModel(number + 1, ref, first.dtype, first.shape, layout)
 
 
 def answer_to(effect: Owed) -> c.InitialisationDone | c.AggregationDone:
@@ -252,13 +254,16 @@ class Bench:
         dtype: str = "float32",
         first_bad: int | None = None,
         metrics: tuple[Point, ...] = (),
+        layout: Layout = (),
     ) -> Decision:
         """Hand in; a good update unless told otherwise, of the round that it trains."""
         under = name if upload_name is None else upload_name
         number = self.session.trained_by(name) if round_ is None else round_
         key = update_key(number, under)
         weights = stored(key, digest, shape=shape, dtype=dtype, first_bad=first_bad)
-        return self.send(c.EndTrainingRound(name, under, number, num_samples, weights, metrics))
+        return self.send(
+            c.EndTrainingRound(name, under, number, num_samples, weights, metrics, layout)
+        )
 
     def end_all(self) -> None:
         """Everybody selected hands in."""

@@ -114,9 +114,9 @@ def test_strided_weights_are_laid_out_flat() -> None:
 def test_the_first_weights_choose_the_dtype_unless_they_are_no_floats(
     given: Any, kept: Any
 ) -> None:
-    weights, num_samples = call_init_weights(Returns(np.ones(2, given)), np.dtype(np.float64))
+    weights, layout = call_init_weights(Returns(np.ones(2, given)), np.dtype(np.float64))
     assert weights.dtype == kept
-    assert num_samples == 0
+    assert layout == ()
 
 
 def test_the_defaults_say_nothing() -> None:

@@ -20,6 +20,7 @@ from xain_coordinator.core.values import (
     Phase,
     Point,
     Round,
+    Task,
     Update,
 )
 
@@ -183,7 +184,7 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         model=base.model,
         update_accepted=participant_id in round_.answers,
         train_config=session.rules.train_config,
-        task=round_.task,
+        task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
     )
 
@@ -228,7 +229,9 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     if command.weights is None:
         key = update_key(number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
-    update = Update(participant_id, command.weights, command.num_samples)
+    # A trained model keeps its layout, whatever an update says.
+    layout = command.layout if _model(session).is_empty else ()
+    update = Update(participant_id, command.weights, command.num_samples, layout)
     check_update(_model(session), round_, update)
     accepted = e.UpdateAccepted(
         round_.number,

@@ -7,6 +7,7 @@ from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
     GlobalModel,
+    Layout,
     ParticipantState,
     Point,
     StoredWeights,
@@ -63,6 +64,7 @@ class EndTrainingRound:
         holds nothing, or other bytes than the sender means.
     metrics: points for the metrics store. training: the newest value of each of their names.
     evaluation: of the model that the round started from; in an EVALUATE round all that is sent.
+    layout: how to cut initial weights, where the sender declares it.
     """
 
     participant_id: str
@@ -73,6 +75,7 @@ class EndTrainingRound:
     metrics: tuple[Point, ...] = ()
     training: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
+    layout: Layout = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from xain_coordinator.core.points import (
 from xain_coordinator.core.selection import Controller, builtin_controller
 from xain_coordinator.core.session import Session, evolve, fold
 from xain_coordinator.core.steps import next_step
-from xain_coordinator.core.values import GlobalModel, Phase, Point, Round, Rules
+from xain_coordinator.core.values import GlobalModel, Phase, Point, Round, Rules, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,13 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
     names = sorted(round_.updates)
     updates = tuple(round_.updates[p] for p in names)
     staleness = tuple(round_.number - round_.trained_by(p) for p in names)
-    # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
     if base.is_empty:
+        # Initialisations weigh the same: nothing has been learnt from anybody's samples yet.
         updates = tuple(replace(update, num_samples=0) for update in updates)
+        layouts = {update.layout for update in updates}
+        base = replace(base, layout=layouts.pop() if len(layouts) == 1 else ())
+    if round_.task is Task.INITIALISE:
+        return Aggregate(round_.number, "identity", updates, base)
     return Aggregate(
         round_.number,
         rules.aggregation,

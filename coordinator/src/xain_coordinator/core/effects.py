@@ -10,7 +10,8 @@ from xain_coordinator.core.values import DataProfile, GlobalModel, Option, Point
 class InitialiseModel:
     """Make and store model 0; answer with InitialisationDone.
 
-    initial: "empty", or "workload" to compute it from the profiles.
+    initial: as in Rules; "workload" computes the model from the profiles, the others store an empty
+        one, from which round 0 makes the initial weights.
     """
 
     initial: str

@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import ceil, floor
 
 from xain_coordinator.core.clock_table import ClockTable
-from xain_coordinator.core.values import Expression, Round, Rules
+from xain_coordinator.core.values import Expression, Round, Rules, Task
 from xain_messaging.conditional_events import Condition, parse
 
 # What a quorum counts: updates that participants have sent.
@@ -64,9 +64,14 @@ def num_required(min_participants: int, fraction: Fraction) -> int:
     return floor((min_participants - 1) / fraction) + 1
 
 
+def num_needed(round_: Round, rules: Rules) -> int:
+    """The least number of updates that a model may be made of."""
+    return 1 if round_.task is Task.INITIALISE else rules.min_participants
+
+
 def has_enough(round_: Round, rules: Rules) -> bool:
     """There are so many updates that a model may be made of them."""
-    return len(round_.updates) >= rules.min_participants
+    return len(round_.updates) >= num_needed(round_, rules)
 
 
 def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:

@@ -36,7 +36,7 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to train, from what, for how long.
+    """What to do in which round, from what model, for how long.
 
     train_config: as in Rules.
     evaluate: whether the model is to be measured on held-out data first.

@@ -276,7 +276,7 @@ class Session:
         """The last model has been published."""
         if self.model is None:
             return False
-        return self.model.round >= self.rules.rounds or self.stops_early
+        return self.model.round >= self.rules.num_rounds or self.stops_early
 
     @property
     def evaluators(self) -> tuple[str, ...]:
@@ -655,7 +655,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
     carried = carried_over(round_, session.rules) if session.is_buffered else {}
     known = {**session.bases, round_.number: session.base}
     # XAIN's round number stays at the last round when there is none after it.
-    number = min(model.round, session.rules.rounds - 1)
+    number = min(model.round, session.rules.num_rounds - 1)
     counted = session.counted
     if session.is_buffered:
         new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}

@@ -5,6 +5,7 @@ from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
     has_enough,
     is_complete,
+    num_needed,
     num_selected,
     num_wanted,
     round_deadline,
@@ -56,7 +57,7 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
 def _completed(session: Session, now: float) -> e.SessionFinished:
     model, best = session.model, session.evaluation.best
     assert model is not None, "nothing was trained"
-    is_early = model.round < session.rules.rounds and best is not None
+    is_early = model.round < session.rules.num_rounds and best is not None
     return e.SessionFinished("completed", now, why_stopped(best) if is_early and best else "")
 
 
@@ -68,7 +69,7 @@ def _why_given_up(session: Session) -> str:
     if round_ is not None and round_.overdue_at is not None:
         return (
             f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
-            f"{len(round_.updates)} of {rules.min_participants}"
+            f"{len(round_.updates)} of {num_needed(round_, rules)}"
         )
     connected = session.num_eligible
     if session.gathered and session.model is None and connected >= rules.num_required:
@@ -116,7 +117,7 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     num_free = round_.target - num_good
     if num_free > 0 and (pool := session.pool):
         return _selected(session, pool, num_free, controller)
-    missing = session.rules.min_participants - num_good - len(drafted)
+    missing = num_needed(round_, session.rules) - num_good - len(drafted)
     if drafted and missing < 0:
         # Enough others have come, and would wait for one of whom little is to be expected.
         participant_id = next(p for p in reversed(round_.selected) if p in drafted)
@@ -144,6 +145,8 @@ def _next_step_between_rounds(
         return _ask_for_model(session)
     if session.num_eligible < rules.num_required:
         return None
+    if session.model.is_empty and rules.initial == "first":
+        return _initialisation(session, now, controller)
     # An empty model has nothing to train: round 0 then only initialises.
     epochs = 0 if session.model.is_empty else rules.epochs
     carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
@@ -161,6 +164,12 @@ def _next_step_between_rounds(
     # A controller may choose more than it is asked for; then all of them are wanted.
     wanted = num_wanted(num_connected, fraction) if rules.over_selection else len(selected)
     return e.RoundOpened(session.round, selected, epochs, now, wanted)
+
+
+def _initialisation(session: Session, now: float, controller: Controller) -> e.RoundOpened:
+    """The round in which one participant makes the initial weights."""
+    first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
+    return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
 
 
 def _is_past(opened_at: float, rules: Rules, now: float) -> bool:

@@ -7,6 +7,9 @@ one.
 from xain_coordinator.core import errors
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Round, Update
+from xain_workloads.model import size_of
+
+_DTYPES = ("float16", "float32", "float64")
 
 
 def require_free_key(round_: Round, sender: str, name: str) -> None:
@@ -40,7 +43,7 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
             raise errors.InvalidUpdate(
                 f"the first weights must be a flat vector with elements, got shape {weights.shape}"
             )
-        if weights.dtype not in ("float16", "float32", "float64"):
+        if weights.dtype not in _DTYPES:
             raise errors.InvalidUpdate(
                 f"weights must be float16, float32 or float64, got {weights.dtype}"
             )
@@ -55,10 +58,35 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         )
     elif weights.dtype != dtype:
         raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
+    _check_layout(update)
     if weights.first_bad is not None:
         raise errors.InvalidUpdate(
             f"the weights are not finite, first at {_place(model.layout, weights.first_bad)}; "
             "train with a smaller learning rate"
+        )
+
+
+def _check_layout(update: Update) -> None:
+    """Raises InvalidUpdate if the layout that comes with initial weights does not describe them."""
+    names: set[str] = set()
+    for spec in update.layout:
+        if not spec.name or spec.name in names:
+            raise errors.InvalidUpdate(
+                f"the layout needs a name of its own for each tensor, and has {spec.name!r} "
+                f"{'twice' if spec.name else 'for one'}"
+            )
+        names.add(spec.name)
+        if min(spec.shape, default=0) < 0:
+            raise errors.InvalidUpdate(f"the layout gives {spec.name!r} the shape {spec.shape}")
+        if spec.dtype not in _DTYPES:
+            raise errors.InvalidUpdate(
+                f"the layout gives {spec.name!r} the dtype {spec.dtype!r}; it must be one of: "
+                f"{', '.join(_DTYPES)}"
+            )
+    size = size_of(update.layout)
+    if update.layout and update.weights.shape != (size,):
+        raise errors.InvalidUpdate(
+            f"the layout describes {size} elements, the weights have shape {update.weights.shape}"
         )
 
 

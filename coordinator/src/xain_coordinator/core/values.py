@@ -55,7 +55,7 @@ class Task(StrEnum):
 
     TRAIN = "train"
     EVALUATE = "evaluate"  # measure the model on held-out data; nothing is aggregated
-    INITIALISE = "initialise"  # make the initial weights
+    INITIALISE = "initialise"  # one participant makes the initial weights
 
 
 class ParticipantState(StrEnum):
@@ -91,7 +91,7 @@ class StoredWeights:
 class GlobalModel:
     """The model that round `round` starts from; the last one is numbered `rounds`.
 
-    shape (0,) is XAIN's empty model: round 0 then initialises.
+    shape (0,) is XAIN's empty model: round 0 then makes the initial weights.
     state: what the server's optimiser goes on from, by name; vectors as long as the model.
     """
 
@@ -121,11 +121,16 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An accepted local update. num_samples: n_k, non-negative."""
+    """An accepted local update.
+
+    num_samples: n_k, non-negative.
+    layout: how to cut initial weights; empty if the participant does not declare it.
+    """
 
     participant_id: str
     weights: StoredWeights
     num_samples: int
+    layout: Layout = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,9 @@ class Rules:
     num_required: N, how many must be connected for a round to be open.
     start_participants: how many to wait for before the first round; `start_timeout_s` after the
         first arrival, N are enough.
-    initial: "empty" lets round 0 initialise, as in XAIN; "workload" computes the initial model from
+    initial: where the initial weights come from. "first": one participant makes them in round 0,
+        and `rounds` rounds of training follow. "empty": all make some in round 0, which averages
+        them and is one of the `rounds`, as in XAIN. "workload": the coordinator computes them from
         the data profiles.
     deadline_s: after it a round makes do with min_participants updates.
     idle_timeout_s: how long the session waits for participants, for the updates of a round that is
@@ -306,7 +313,7 @@ class Rules:
     seed: int
     heartbeat_time_s: float
     heartbeat_timeout_s: float
-    initial: Literal["empty", "workload"]
+    initial: Literal["first", "empty", "workload"]
     deadline_s: float | None = None
     idle_timeout_s: float | None = None
     quorum: Expression = ""
@@ -334,6 +341,12 @@ class Rules:
     def evaluates(self, number: int) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""
         return self.evaluate_every > 0 and number % self.evaluate_every == 0
+
+    @property
+    def num_rounds(self) -> int:
+        """All rounds: those of training, and with "first" the one that makes the initial weights.
+        The last model has this number."""
+        return self.rounds + (self.initial == "first")
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
         """A participant with these tags may be selected, and counts towards N."""

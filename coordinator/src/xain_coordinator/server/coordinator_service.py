@@ -38,7 +38,13 @@ from xain_coordinator.server.identity import participant_of, waited_s
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.statuses import message_of
-from xain_coordinator.server.translate import layout_message, ref_message, wire_state, wire_task
+from xain_coordinator.server.translate import (
+    layout_message,
+    layout_of,
+    ref_message,
+    wire_state,
+    wire_task,
+)
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.turns import Turns
 from xain_messaging.names import shortened
@@ -233,6 +239,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                         metrics=points,
                         training=newest_metrics(points, evaluation),
                         evaluation=evaluation,
+                        layout=layout_of(request.layout),
                     )
                 )
         except errors.UnusableUpdate as refusal:

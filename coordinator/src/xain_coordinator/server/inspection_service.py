@@ -85,7 +85,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             metric_is_minimised=best.is_minimised if best else rules.evaluate_minimised,
             ended_because=session.evaluation.ended_because,
             round=session.round,
-            num_rounds=session.rules.rounds,
+            num_rounds=session.rules.num_rounds,
             num_connected=self._num_connected(now),
             num_required=session.rules.num_required,
             num_selected=len(round_.selected) if round_ else 0,

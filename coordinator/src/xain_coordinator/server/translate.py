@@ -1,8 +1,9 @@
 """The core's values as messages."""
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterable, Mapping
+from typing import Literal, cast
 
+from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.points import STATE_NUMBERS
 from xain_coordinator.core.values import (
     Evaluation,
@@ -15,6 +16,7 @@ from xain_coordinator.core.values import (
 )
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
+from xain_workloads.model import TensorSpec
 
 
 def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
@@ -47,7 +49,32 @@ def ref_message(ref: WeightsRef, data: bytes = b"", url: str = "") -> pb.Weights
 
 
 def layout_message(layout: Layout) -> list[pb.Tensor]:
-    return [pb.Tensor(name=spec.name, shape=spec.shape, dtype=spec.dtype) for spec in layout]
+    """The kind "weight" is left out: it is what an absent kind means."""
+    return [
+        pb.Tensor(
+            name=spec.name,
+            shape=spec.shape,
+            dtype=spec.dtype,
+            kind="" if spec.kind == "weight" else spec.kind,
+        )
+        for spec in layout
+    ]
+
+
+def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
+    """The layout that a participant declares. Raises InvalidUpdate if a tensor is none."""
+    layout: list[TensorSpec] = []
+    for tensor in tensors:
+        if tensor.kind not in ("", "weight", "statistic"):
+            raise InvalidUpdate(
+                f"tensor {tensor.name!r} is of kind {tensor.kind!r}; "
+                'it must be "weight" or "statistic"'
+            )
+        kind: Literal["weight", "statistic"] = (
+            "statistic" if tensor.kind == "statistic" else "weight"
+        )
+        layout.append(TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind))
+    return tuple(layout)
 
 
 def model_message(model: GlobalModel) -> inspection.ModelStatus:

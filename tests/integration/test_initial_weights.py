@@ -1,0 +1,83 @@
+"""One participant of a session without a workload makes the initial weights, with their layout."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_participant.agent import Agent
+from xain_participant.participant import Participant
+from xain_workloads.model import Layout, TensorSpec
+
+PATIENCE_S = 60.0
+LAYOUT = (
+    TensorSpec("w", (2, 2), "float32"),
+    TensorSpec("running_mean", (2,), "float32", "statistic"),
+)
+
+
+class Named(Participant):
+    """Adds 1 to the weights each round, and writes down what it was asked to do."""
+
+    def __init__(self, first: float, length: int = 6) -> None:
+        self.first = first
+        self.length = length
+        self.num_initialised = 0
+        self.trained: list[tuple[float, int]] = []
+        self.layouts: list[Layout] = []
+
+    def init_weights(self) -> NDArray[Any]:
+        self.num_initialised += 1
+        return np.full(self.length, self.first, np.float32)
+
+    def init_layout(self) -> Layout:
+        return LAYOUT if self.length == 6 else ()
+
+    def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
+        self.layouts.append(layout)
+
+    def train_round(
+        self, weights: NDArray[Any], epochs: int, epoch_base: int
+    ) -> tuple[NDArray[Any], int]:
+        self.trained.append((float(weights[0]), epoch_base))
+        return weights + 1, 1
+
+
+async def run(port: int, participants: Mapping[str, Participant]) -> list[int]:
+    """Exit statuses of the participants' agents, which run to the end of the session."""
+    agents = [Agent(one, f"127.0.0.1:{port}", name) for name, one in participants.items()]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
+    finally:
+        for agent in agents:
+            agent.stop()
+
+
+async def test_all_train_each_configured_round_from_the_weights_of_one(start):
+    """The layout that it declares, with its kinds, comes with every model."""
+    coordinator = await start(
+        rounds={"rounds": 3, "min_participants": 3, "initial_weights": "first"}
+    )
+    participants = {f"p{i}": Named(100.0 * i) for i in range(3)}
+    assert await run(coordinator.port, participants) == [0, 0, 0]
+    (first,) = [one for one in participants.values() if one.num_initialised]
+    assert first.num_initialised == 1
+    for one in participants.values():
+        assert one.trained == [(first.first + i, i) for i in range(3)]
+        assert one.layouts[-3:] == [LAYOUT] * 3
+    session = coordinator.driver.session
+    assert session.model.layout == LAYOUT
+    assert session.cause == "completed"
+
+
+async def test_initial_weights_of_another_length_refuse_nobody_else(start):
+    """All participants get the weights of one, so their own length does not matter."""
+    coordinator = await start(
+        rounds={"rounds": 1, "min_participants": 2, "initial_weights": "first"}
+    )
+    participants = {"a": Named(0.0), "b": Named(0.0, length=9)}
+    assert await run(coordinator.port, participants) == [0, 0]
+    assert [len(one.trained) for one in participants.values()] == [1, 1]
