@@ -310,6 +310,7 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
     """One coordinator and so many participants."""
     settings: dict[str, object] = {
         "rounds.rounds": rounds + 1,
+        "rounds.initial_weights": "average",
         "rounds.min_participants": number,
         "server.heartbeat_time_s": scale.interval_s,
     }
@@ -393,6 +394,7 @@ def measure_aggregation(number: int, scale: Scale) -> Figures:
     settings: dict[str, object] = {
         "server.heartbeat_time_s": scale.interval_s,
         "rounds.rounds": HEAVY_ROUNDS,
+        "rounds.initial_weights": "average",
         "rounds.min_participants": HEAVY,
         "rounds.fraction_participants": f"{(HEAVY - 0.5) / (number + HEAVY):.9f}",
         "rounds.start_participants": number + HEAVY,

@@ -237,6 +237,7 @@ def session(
     """Run one to its end. size: of the model, in float32."""
     rules: dict[str, object] = {
         "rounds.rounds": rounds,
+        "rounds.initial_weights": "average",
         "rounds.min_participants": num_participants,
         "logging.level": "info",
         **(settings or {}),

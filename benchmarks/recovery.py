@@ -48,6 +48,7 @@ def session(participants: int, size: int, rounds: int, kills: int) -> Found:
         folder = stack.enter_context(results.scratch())
         rules = {
             "rounds.rounds": WARM_UP_ROUNDS + rounds,
+            "rounds.initial_weights": "average",
             "rounds.min_participants": participants,
         }
         coordinator = processes.CoordinatorProcess(folder, rules)

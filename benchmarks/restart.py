@@ -69,7 +69,11 @@ class Journal:
         self.num_records = 0
         self._store = PrefixedStore(FileStore(folder / "weights"), SESSION)
         self._names = tuple(f"site-{i:04}" for i in range(num_participants))
-        rounds = {"rounds": num_rounds + 1, "min_participants": num_participants}
+        rounds = {
+            "rounds": num_rounds + 1,
+            "min_participants": num_participants,
+            "initial_weights": "average",
+        }
         rules = CoordinatorConfig.model_validate({"rounds": rounds}).rules()
         # Nothing is due while a coordinator is up for a moment, so that it writes nothing here.
         self._rules = replace(rules, deadline_s=None, idle_timeout_s=None)

@@ -454,6 +454,8 @@ class PacingMachine(RuleBasedStateMachine):
         if self.session.phase is Phase.FINISHED:
             return True
         closed = len(self.aggregated)
+        if closed == self.rules.num_rounds:
+            return True
         from_nothing = self.rules.initial == "empty" and held.round == 0
         if from_nothing or self.rules.consistency == "bsp":
             return held.round < closed

@@ -395,7 +395,7 @@ async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Pa
                 "journal": {"path": str(tmp_path / name / "journal.sqlite")},
                 "metrics": {"kind": "none"},
                 "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
-                "rounds": {"rounds": 2, "min_participants": 2},
+                "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
             }
         )
 

@@ -212,12 +212,46 @@ def test_while_a_model_is_made_the_slow_keep_their_results() -> None:
     assert bench.begin_upload("b", round_=0) == r.UploadTo("0/b"), "it need not wait with that"
     bench.refuses(c.BeginUpload("b", 1, "x"), errors.StaleRound)
     bench.refuses(c.BeginUpload("a", 0, "x"), errors.RoundAlreadyClosed)
-    bench.refuses(c.StartTrainingRound("b"), errors.NotInRound)
+    bench.refuses(c.StartTrainingRound("a"), errors.RoundAlreadyClosed)
     bench.refuses_end(errors.StaleRound, "b", round_=1)
     bench.refuses_end(errors.RoundAlreadyClosed, "a", "other", round_=0)
     bench.answer()
     bench.end("b", round_=0)
     assert bench.happened(e.UpdateAccepted)[-1].staleness == 1
+
+
+def test_work_is_assigned_while_a_model_is_made() -> None:
+    """With small buffers a model is nearly always being made. A participant that was refused its
+    work then would back off, and miss the moments in which none is."""
+    bench = buffered_round("a", "b", "c")
+    for digest in "xyz":  # b and c are told of round 0 and have not asked for their work yet
+        bench.answers = False
+        bench.end("a", digest)
+        assert bench.phase is Phase.AGGREGATING
+        work = bench.start("b")
+        assert (work.round, work.model.round, work.update_accepted) == (0, 0, False)
+        bench.answer()
+    assert bench.start("b") == work
+    bench.answers = True
+    bench.end("b")
+    assert staleness(bench) == {"b": 3}
+
+
+def test_in_ssp_work_is_assigned_while_a_model_is_made() -> None:
+    bench = ssp_round("a", "b", staleness=1)
+    bench.answers = False
+    bench.end("a")
+    assert bench.phase is Phase.AGGREGATING
+    assert bench.start("b").round == 0
+
+
+def test_nothing_goes_on_while_the_last_model_is_made() -> None:
+    bench = buffered_round("a", "b", rounds=1)
+    bench.answers = False
+    bench.end("a")
+    assert bench.phase is Phase.AGGREGATING
+    bench.refuses(c.StartTrainingRound("b"), errors.RoundAlreadyClosed)
+    bench.refuses_end(errors.RoundAlreadyClosed, "b")
 
 
 def test_the_last_model_is_the_end_for_the_slow() -> None:

@@ -173,7 +173,9 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
-    round_ = _require_selected(session, participant_id)
+    # A participant that goes on while a model is made does not wait for that model.
+    is_carried_over = session.is_carried_over(participant_id)
+    round_ = _require_selected(session, participant_id, may_be_closed=is_carried_over)
     number = round_.trained_by(participant_id)
     base = session.bases[number] if number != round_.number else session.base
     rules = session.rules

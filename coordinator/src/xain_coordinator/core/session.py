@@ -304,9 +304,11 @@ class Session:
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
 
     def is_carried_over(self, participant_id: str) -> bool:
-        """It trains while a model is made, and what it brings goes into the next one."""
+        """The participant trains while a model is made, and its update goes into the next one."""
         is_being_made = self.phase is Phase.AGGREGATING and self.is_buffered
-        return is_being_made and is_carried_over(self.opened, self.rules, participant_id)
+        if not is_being_made or self.round + 1 == self.rules.num_rounds:  # no model comes after it
+            return False
+        return is_carried_over(self.opened, self.rules, participant_id)
 
     def eligible_profiles(self) -> Iterator[DataProfile]:
         """Of the eligible members that sent one, in the order in which they came."""
