@@ -27,7 +27,14 @@ LAYOUT = re.compile(r"[a-z]+/ +\w")  # of "Where things are": a folder and what 
 
 # What this test does not do: it would set up another environment, needs a program that is not ours,
 # or measures.
-NOT_RUN = ("make ", "grpcurl ", "docker ", "kubectl ", ".venv/bin/python benchmarks/")
+NOT_RUN = (
+    "make ",
+    "grpcurl ",
+    "docker ",
+    "kubectl ",
+    ".venv/bin/python benchmarks/",
+    ".venv/bin/python examples/",
+)
 
 
 def example(name: str) -> str:

@@ -202,7 +202,7 @@ class Loop:
         self._thread = threading.Thread(
             target=self._run, name=f"agent-{self.participant_id}", daemon=True
         )
-        _hooks.add(self)
+        hooks.add(self)
         self._thread.start()
 
     # --- the agent's threads ---
@@ -220,7 +220,7 @@ class Loop:
             if self._state is not None:
                 self._state.close()
             self._handed_in.set()
-            _hooks.remove(self)
+            hooks.remove(self)
             self._inbox.put(Ended(code, self._message, error))
             # A script that has left does not answer any more. What the worker makes of this is not
             # kept: the agent has ended.
@@ -530,9 +530,7 @@ class _Hooks:
     def add(self, loop: Loop) -> None:
         with self._lock:
             self._loops.add(loop)
-            if not self._is_installed:
-                self._is_installed = True
-                self._install()
+        self.install()
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -541,7 +539,12 @@ class _Hooks:
         with self._lock:
             self._loops.discard(loop)
 
-    def _install(self) -> None:
+    def install(self) -> None:
+        """From now on Ctrl-C ends a script with 130 and without a traceback."""
+        with self._lock:
+            if self._is_installed:
+                return
+            self._is_installed = True
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         atexit.register(self._on_exit)
@@ -554,7 +557,7 @@ class _Hooks:
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         loops = self._here()
-        if issubclass(kind, KeyboardInterrupt) and loops:
+        if issubclass(kind, KeyboardInterrupt):
             for loop in loops:
                 loop.stop(EXIT_SIGINT)
             for loop in loops:
@@ -583,4 +586,4 @@ class _Hooks:
             loop.join()
 
 
-_hooks = _Hooks()
+hooks = _Hooks()

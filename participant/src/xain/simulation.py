@@ -24,13 +24,14 @@ from functools import partial
 from importlib.util import find_spec
 from math import ceil
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
-from xain.loop import EXIT_SIGTERM, Loop, Rounds, rounds_of_site
+from xain.loop import EXIT_SIGTERM, Loop, Rounds, hooks, rounds_of_site
 from xain.round import Round
 from xain.weights import Declared
 from xain_participant.client import CoordinatorClient, open_channel
@@ -116,6 +117,14 @@ def simulate(
             f"participants is {participants} and fraction {fraction}; at least one participant "
             "trains, and at most all do"
         )
+    try:
+        ForkingPickler.dumps(main)
+    except Exception as error:
+        raise SimulationError(
+            f"main cannot be given to another process ({error}); define it at the top of a module, "
+            "not within a function or a notebook"
+        ) from None
+    hooks.install()
     given = {
         "rounds.rounds": rounds,
         "rounds.epochs": epochs,
@@ -277,12 +286,6 @@ class _Workers:
                 process.start()
                 theirs.close()
                 self.ends[ours] = process
-        except (AttributeError, TypeError, OSError) as error:
-            self.__exit__()
-            raise SimulationError(
-                f"main cannot be given to another process ({error}); define it at the top of a "
-                "module, not within a function or a notebook"
-            ) from None
         except BaseException:
             self.__exit__()
             raise

@@ -1,0 +1,90 @@
+"""100 participants simulated in two processes: a small CNN on scikit-learn's digits.
+
+    python benchmarks/simulation.py [--participants 100] [--rounds 40]
+
+Runs examples/simulate.py: a tenth of the participants trains each round, five passes over a
+hundredth of the data each. The first rounds, in which PyTorch's imports settle, are left out of the
+median. Beside a round stands one epoch of the same network on all of the data, in one process with
+all cores. Prints figures; writes bench-results/simulation.json. Needs PyTorch: make setup-torch.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import flags
+import results
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LEFT_OUT = 3  # rounds
+EPOCHS = 10  # of the centralised training
+
+
+@contextmanager
+def examples() -> Iterator[None]:
+    """Workers import the script by its name."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+def main() -> None:
+    parser = flags.parser(__doc__)
+    parser.add_argument("--participants", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=40)
+    args = parser.parse_args()
+    if args.quick:
+        args.participants, args.rounds = 10, 5
+    results.begin(quick=args.quick, any_load=args.any_load)
+    with examples():
+        import simulate
+        import torch
+
+        import xain
+
+        done = xain.simulate(
+            simulate.main,
+            args.participants,
+            workers=2,
+            rounds=args.rounds,
+            fraction=0.1,
+            epochs=5,
+            progress=False,
+        )
+        rounds = [entry["seconds"] for entry in done.history][LEFT_OUT:]
+        x, y, *_ = simulate.digits()
+        torch.manual_seed(0)
+        model = simulate.make_model()
+        epochs = []
+        for _ in range(EPOCHS):
+            begin = time.perf_counter()
+            simulate.train(model, x, y, epochs=1)
+            epochs.append(time.perf_counter() - begin)
+        epoch_s = statistics.median(epochs)
+        round_s = statistics.median(rounds)
+        results.report(
+            "simulation",
+            {
+                "participants": args.participants,
+                "trained_a_round": max(1, args.participants // 10),
+                "workers": 2,
+                "rounds": args.rounds,
+                "accuracy": simulate.accuracy(done.weights),
+                "accuracy_centralised": simulate.accuracy(
+                    {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+                ),
+                "round_s_median": round_s,
+                "centralised_epoch_s": epoch_s,
+                "ratio_to_centralised_epoch": round_s / epoch_s,
+                "whole_s": done.seconds,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()

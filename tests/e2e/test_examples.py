@@ -1,0 +1,173 @@
+"""The scripts in examples/, each against a real coordinator."""
+
+import asyncio
+import difflib
+import importlib
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from integration.conftest import config_for
+from support.process import PATIENCE_S
+from xain_coordinator.app import Coordinator
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.e2e
+
+
+def needs(*modules: str) -> None:
+    for name in modules:
+        pytest.importorskip(name, reason=f"{name} is not installed; `make setup-torch` installs it")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Import an example, as one that its folder is the working directory of."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """Three files with a third of the digits each, and one to test on."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    files = []
+    for i, rows in enumerate(np.array_split(order, 4)):
+        files.append(tmp_path / f"part-{i}.npz")
+        np.savez(files[-1], x=x[rows], y=y[rows])
+    return files
+
+
+async def train(
+    module: ModuleType, files: list[Path], folder: Path, **sections: dict[str, Any]
+) -> Coordinator:
+    """Run main() of an example in a thread for each file. Returns the coordinator, stopped."""
+    sections.setdefault("rounds", {})["min_participants"] = len(files)
+    coordinator = Coordinator(config_for(folder, **sections))
+    await coordinator.start()
+    os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"] = str(coordinator.port)
+    original = module.load
+    module.load = lambda _: original(threading.current_thread().name)  # type: ignore[attr-defined]
+    sys.argv, argv = [module.__name__, ""], sys.argv
+    try:
+        threads = [threading.Thread(target=module.main, name=str(file)) for file in files]
+        for thread in threads:
+            thread.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+        assert coordinator.driver.session.cause == "completed"
+        return coordinator
+    finally:
+        module.load = original  # type: ignore[attr-defined]
+        sys.argv = argv
+        del os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"]
+        await coordinator.stop()
+
+
+def last_model(coordinator: Coordinator) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors of the last model by name, and the kind of each."""
+    model = coordinator.driver.session.model
+    assert model is not None
+    with coordinator.store.open(model.ref.key) as reader:
+        vector = np.load(io.BytesIO(reader.read(0, reader.size)))
+    tensors, start = {}, 0
+    for spec in model.layout:
+        tensors[spec.name] = vector[start : start + spec.size].reshape(spec.shape)
+        start += spec.size
+    return tensors, {spec.name: spec.kind for spec in model.layout}
+
+
+def test_federated_script_differs_in_six_lines_at_most() -> None:
+    """From the local one; blank lines and the docstring are not counted."""
+    before, after = (
+        [
+            line
+            for line in (EXAMPLES / name).read_text().split('"""')[2].splitlines()
+            if line.strip()
+        ]
+        for name in ("torch_local.py", "torch_federated.py")
+    )
+    changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    changed = [max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in changes if tag != "equal"]
+    assert 0 < sum(changed) <= 6
+
+
+async def test_torch_script_learns(
+    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
+) -> None:
+    """Three sites with their own data; the statistics of the batch normalisation come along."""
+    needs("torch")
+    import torch
+
+    module = example("torch_federated")
+    coordinator = await train(module, parts[:3], tmp_path, rounds={"rounds": 6, "epochs": 2})
+    tensors, kinds = last_model(coordinator)
+    assert {name for name, kind in kinds.items() if kind == "statistic"} == {
+        "1.running_mean",
+        "1.running_var",
+    }
+    model = module.make_model()
+    model.load_state_dict({n: torch.tensor(t) for n, t in tensors.items()}, strict=False)
+    x, y = module.load(parts[3])
+    model.eval()
+    assert (model(x).argmax(1) == y).float().mean() > 0.9
+
+
+async def test_fedprox_keeps_sites_near_the_global_model(
+    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
+) -> None:
+    """The larger mu is, the nearer: the term is mu / 2 times the squared distance."""
+    needs("torch")
+    module = example("fedprox")
+    distances = []
+    for mu in (0.01, 1.0):
+        folder = tmp_path / str(mu)
+        folder.mkdir()
+        await train(module, parts[:2], folder, rounds={"rounds": 2}, train={"proximal_mu": mu})
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        terms = [
+            float(line.split('"proximal":')[1].split(",")[0]) for line in lines if "prox" in line
+        ]
+        distances.append(2 * max(terms) / mu)
+    assert distances[1] < 0.5 * distances[0]
+
+
+async def test_lora_sends_adapters_only(
+    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
+) -> None:
+    needs("torch", "peft")
+    module = example("lora")
+    coordinator = await train(module, parts[:2], tmp_path, rounds={"rounds": 4, "epochs": 3})
+    tensors, _ = last_model(coordinator)
+    model = module.make_model()
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    assert all("lora_" in name or "modules_to_save" in name for name in tensors)
+    assert 0 < sum(tensor.size for tensor in tensors.values()) < frozen / 10
+    import torch
+
+    model.load_state_dict({n: torch.tensor(t) for n, t in tensors.items()}, strict=False)
+    x, y = module.load(parts[3])
+    model.eval()
+    assert (model(x).argmax(1) == y).float().mean() > 0.8
+
+
+def test_scaffold_finds_the_optimum_that_averaging_misses(
+    example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = example("scaffold")
+    module.main()
+    lines = capsys.readouterr().out.splitlines()
+    distances = {line.split(":")[0]: float(line.split()[1]) for line in lines}
+    assert distances["averaging"] > 0.01
+    assert distances["scaffold"] < 1e-4

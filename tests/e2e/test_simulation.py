@@ -1,0 +1,78 @@
+"""xain.simulate(): many participants in a few processes, against a coordinator of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import support.simulated as scripts
+import xain
+from support.process import PATIENCE_S
+
+pytestmark = pytest.mark.e2e
+
+
+def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFixture[str]) -> None:
+    """main() is called for each round of a site; round.state is the site's, and lasts."""
+    done = xain.simulate(scripts.count, 12, workers=2, rounds=6, fraction=0.25)
+    assert done.weights["w"].tolist() == [6.0] * 3
+    assert [entry["num_updates"] for entry in done.history][-6:] == [3] * 6
+    assert all(entry["calls"] == 1 for entry in done.history if "calls" in entry)
+    assert max(entry["n"] for entry in done.history if "n" in entry) > 1
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1].startswith("round 6/6: 3 updates in ")
+
+
+def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:
+    with pytest.raises(xain.SimulationError) as caught:
+        xain.simulate(scripts.fail, 3, workers=1, progress=False)
+    text = str(caught.value)
+    assert text.startswith("main() failed at site-2: ZeroDivisionError('a mistake of the script')")
+    assert "simulated.py" in text
+
+
+@pytest.mark.parametrize(
+    ("main", "settings", "message"),
+    [
+        (scripts.forget, {}, "main\\(\\) ended without a loop over xain.rounds\\(\\)"),
+        (lambda site: None, {}, "main cannot be given to another process"),
+        (scripts.count, {"rounds": {"no": 1}}, "the coordinator has ended:"),
+    ],
+)
+def test_simulation_that_cannot_run_says_why(main: Any, settings: Any, message: str) -> None:
+    with pytest.raises(xain.SimulationError, match=message):
+        xain.simulate(main, 1, workers=1, rounds=1, settings=settings, progress=False)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"participants": 0}, {"participants": 3, "fraction": 0.0}, {"workers": 0}]
+)
+def test_numbers_that_make_no_sense_are_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match=r"it must be at least 1|at least one participant"):
+        xain.simulate(scripts.count, **{"participants": 1, **settings})
+
+
+async def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
+    """Ctrl-C, which the terminal sends to the script and to its workers: status 130."""
+    begun = tmp_path / "begun"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        scripts.__file__,
+        str(begun),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while not begun.exists():  # noqa: ASYNC110  # another process makes it
+            await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+    assert process.returncode == 130, errors.decode()
+    assert b"Traceback" not in errors
+    left = await asyncio.to_thread(lambda: list(tmp_path.glob("xain-*")))
+    assert not left, "the folder of the coordinator is removed"

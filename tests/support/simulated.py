@@ -1,0 +1,42 @@
+"""Scripts for xain.simulate(): a worker imports them by name."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import xain
+
+
+def count(site: xain.Site) -> None:
+    """Add 1 to every weight; count the rounds of the site in its state."""
+    for calls, round_ in enumerate(xain.rounds({"w": np.zeros(3, np.float32)}), 1):
+        round_.state["n"] = round_.state.get("n", 0) + 1
+        metrics = {"calls": calls, "n": round_.state["n"], "index": site.index, "pid": os.getpid()}
+        assert site.id == round_.participant_id
+        round_.submit({"w": round_.weights["w"] + 1}, samples=1, metrics=metrics)
+    raise AssertionError("the code after the loop does not run")
+
+
+def fail(site: xain.Site) -> None:
+    for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        if site.index == 2 and round_.number > 0:
+            raise ZeroDivisionError("a mistake of the script")
+        round_.submit(round_.weights, samples=1)
+
+
+def forget(site: xain.Site) -> None:
+    """Has no loop."""
+
+
+def wait(site: xain.Site) -> None:
+    for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        Path(sys.argv[1]).touch()
+        time.sleep(600)
+        round_.submit(round_.weights, samples=1)
+
+
+if __name__ == "__main__":
+    xain.simulate(wait, 2, workers=1)
