@@ -36,6 +36,7 @@ from xain.round import Round
 from xain.weights import Declared
 from xain_participant.client import CoordinatorClient, open_channel
 from xain_participant.config import ENV_PREFIX
+from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.model import TensorSpec, unflatten
@@ -433,6 +434,8 @@ class _Watcher:
         except grpc.RpcError:
             return  # it is busy or has ended, which is seen elsewhere
         for r in answer.rounds:
+            if r.task != pb.TRAIN:
+                continue  # the initial weights, or the evaluation of the last model
             self._rounds[r.round] = {
                 "phase": r.phase,
                 "num_updates": r.num_contributors,
@@ -443,15 +446,15 @@ class _Watcher:
         for number in done:
             if number > self._shown:
                 self._shown = number
-                self._show(number)
+                self._show(number, done.index(number) + 1)
 
-    def _show(self, number: int) -> None:
+    def _show(self, number: int, place: int) -> None:
         if not self._shows:
             return
         r = self._rounds[number]
         metrics = "".join(f", {name} {v:.4g}" for name, v in self._metrics(number).items())
         print(  # noqa: T201  # asked for with progress=True
-            f"round {number + 1}/{self._num_rounds}: {r['num_updates']} updates in "
+            f"round {place}/{self._num_rounds}: {r['num_updates']} updates in "
             f"{r['seconds']:.1f} s{metrics}",
             file=sys.stderr,
         )
