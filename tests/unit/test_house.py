@@ -44,6 +44,7 @@ CORE_MAY_KNOW = {
     "xain_workloads.model",
     "xain_workloads.profile",
     "xain_workloads.schema",
+    "xain_workloads.statistics",
 }
 # What is installed under another name than it is imported by.
 INSTALLED_AS = {

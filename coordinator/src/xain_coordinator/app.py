@@ -145,6 +145,7 @@ class Coordinator:
             self.store,
             self._metrics,
             workloads.create(name, options) if name else None,
+            preprocessing=config.workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
             own_data=own_data,
         )

@@ -31,6 +31,7 @@ from xain_messaging.process.logs import LoggingSettings
 if TYPE_CHECKING:
     from xain_coordinator.aggregation.aggregator import Aggregator
     from xain_coordinator.aggregation.optimizers import Optimizer
+    from xain_workloads.preprocessing import PreprocessingOptions
 
 ENV_PREFIX = "XAIN_COORDINATOR_"
 
@@ -71,11 +72,26 @@ class ServerSettings(Section):
         return join_host_port(self.host, port)
 
 
+class PreprocessingSettings(Section):
+    """[workload.preprocessing]"""
+
+    scaling: Literal["", "standard", "robust", "none"] = ""
+    missing: Literal["median", "mean"] = "median"
+    indicate_missing: bool = False
+
+    def options(self) -> "PreprocessingOptions":
+        """What the initial model is made with."""
+        from xain_workloads.preprocessing import PreprocessingOptions
+
+        return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing)
+
+
 class WorkloadSettings(Section):
     """[workload]"""
 
     name: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
+    preprocessing: PreprocessingSettings = PreprocessingSettings()
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -37,7 +37,7 @@ from xain_coordinator.core.effects import (
     RecordMetrics,
 )
 from xain_coordinator.core.errors import StaleModel, Unavailable
-from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.keys import PREPROCESSING, model_key
 from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
@@ -48,7 +48,8 @@ from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, W
 from xain_coordinator.rebuilding import rebuild_damaged_model
 from xain_proto.np import npy_header
 from xain_workloads.model import Model
-from xain_workloads.workload import Workload
+from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
+from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +70,7 @@ class StoreWorker:
     """Works on a weights store and a metrics store.
 
     workload: makes the initial model; None where the participants bring it.
+    preprocessing: how columns are prepared for it.
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
     own_data: what the coordinator evaluates models on; None if it has nothing.
@@ -84,6 +86,7 @@ class StoreWorker:
         metrics: MetricsStore,
         workload: Workload | None,
         *,
+        preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
         publish_further: Callable[[GlobalModel], None] | None = None,
         own_data: OwnData | None = None,
         first_retry_s: float = FIRST_RETRY_S,
@@ -94,6 +97,7 @@ class StoreWorker:
         self._store = store
         self._metrics = metrics
         self._workload = workload
+        self._preprocessing = preprocessing
         self._publish_further = publish_further
         self._own_data = own_data
         self._first_retry_s = first_retry_s
@@ -246,7 +250,7 @@ class StoreWorker:
                 "the session has no initial model yet and needs a workload to make it: "
                 "set [workload] name to the one that the session was opened with"
             )
-        return self._workload.initial_model(effect.profiles)
+        return initial_model(self._workload, effect.profiles, self._preprocessing)
 
     # --- effects ---
 
@@ -257,10 +261,27 @@ class StoreWorker:
             # The data that have come so far do not suffice; the session knows what to do.
             log.warning("initialisation_failed", round=0, error=str(error))
             return InitialisationFailed(str(error))
-        return InitialisationDone(self._store_initial(model))
+        self._record_preprocessing(model)
+        return InitialisationDone(self._published(store_model(self._store, 0, model)))
 
-    def _store_initial(self, model: Model) -> GlobalModel:
-        return self._published(store_model(self._store, 0, model))
+    def _record_preprocessing(self, model: Model) -> None:
+        """Store the preprocessing beside the models, as people read it. The model's metadata hold
+        the same for programs."""
+        preprocessing = preprocessing_of(model.metadata)
+        if preprocessing is None:
+            if self._workload is not None:
+                log.warning(
+                    "no_preprocessing",
+                    round=0,
+                    hint="a participant sent no statistics of its columns, so nothing is scaled",
+                )
+            return
+        upload = self._store.upload(PREPROCESSING)
+        try:
+            upload.write(preprocessing.to_readable_json().encode())
+            upload.commit(overwrite=True)
+        finally:
+            upload.abort()
 
     def _aggregate(self, effect: Aggregate) -> Command:
         try:

@@ -226,25 +226,17 @@ def _opened_state(settings: "ParticipantConfig") -> "Iterator[StateDirectory | N
 
 def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
     from xain_participant.workload_participant import WorkloadParticipant
-    from xain_workloads.data import load
     from xain_workloads.errors import DataError
     from xain_workloads.partition import split_train_test
 
     data, seed = settings.data, settings.training.seed
     try:
-        everything = load(
-            data.source,
-            target=data.target,
-            task=data.task,
-            scale=data.scale,
-            num_features=data.num_features,
-            zero_based=data.zero_based,
-        )
+        everything = data.load()
     except DataError as error:
         fail(PROGRAM, str(error), EXIT_BAD_DATA)
     ours = settings.partition.partition().apply(everything)
     train, test = split_train_test(ours, data.test_fraction, seed)
-    return WorkloadParticipant(train, seed, test)
+    return WorkloadParticipant(train, seed, test, min_category_count=data.min_category_count)
 
 
 def main() -> int:

@@ -206,6 +206,7 @@ class CoordinatorClient:
                     ],
                     target=profile.target,
                     task=profile.task,
+                    statistics=profile.statistics,
                 )
             )
         return self._contact(lambda stub: stub.Rendezvous, request)

@@ -25,6 +25,7 @@ from xain_messaging.process.logs import LoggingSettings
 from xain_workloads.data import BUNDLED, SUFFIXES, load_table
 from xain_workloads.partition import MAX_ALPHA, Partition
 from xain_workloads.schema import ColumnType
+from xain_workloads.statistics import MIN_CATEGORY_COUNT
 from xain_workloads.table import Table
 
 ENV_PREFIX = "XAIN_PARTICIPANT_"
@@ -109,6 +110,7 @@ class DataSettings(Section):
     classes: Texts = ()
     missing: Texts = ()
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -7,34 +7,51 @@ from typing import Any
 from numpy.typing import NDArray
 
 from xain_participant.participant import Assignment, Participant
-from xain_workloads.data import Dataset
+from xain_workloads.dataset import Dataset
 from xain_workloads.model import Layout, Model
+from xain_workloads.preprocessing import KEY, prepare
 from xain_workloads.profile import DataProfile
+from xain_workloads.statistics import MIN_CATEGORY_COUNT
+from xain_workloads.table import Table
 from xain_workloads.workload import Workload, from_metadata
 
 
 class WorkloadParticipant(Participant):
-    """Trains on one local data set. It reports what the workload measures, and "samples" and
+    """Trains on one local table. It reports what the workload measures, and "samples" and
     "seconds" of its training.
 
+    data: the rows to train on; a Dataset is taken as a table of number columns. They are prepared
+        as the model says, by the preprocessing that the coordinator fits from the statistics in
+        all profiles.
     seed: of the shuffles, 0 or more. The same seed, data and model give the same update.
     test: rows that are not trained on. If there are any, the global models that the coordinator
         wants evaluated are measured on them; what is measured is also sent as metrics whose names
         begin with "test_".
+    min_category_count: rows that a category must have for its name to travel, 1 or more.
+    Raises DataError if two features of a Dataset have the same name.
     """
 
-    def __init__(self, data: Dataset, seed: int = 0, test: Dataset | None = None) -> None:
-        self._data = data
+    def __init__(
+        self,
+        data: Table | Dataset,
+        seed: int = 0,
+        test: Table | Dataset | None = None,
+        *,
+        min_category_count: int = MIN_CATEGORY_COUNT,
+    ) -> None:
+        self._data = _as_table(data)
         self._seed = seed
-        self._test = test
+        self._test = None if test is None else _as_table(test)
+        self._min_category_count = min_category_count
+        self._prepared: tuple[str | None, Dataset, Dataset | None] | None = None
         self._workload: Workload | None = None
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
         self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
-        """Sizes and classes of the data."""
-        return self._data.profile()
+        """Sizes, columns, classes and statistics of the data."""
+        return self._data.profile(self._min_category_count)
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         """Raises ValueError if the metadata name a workload or options that we do not know."""
@@ -52,13 +69,14 @@ class WorkloadParticipant(Participant):
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         """Measure the global model on the rows that were set aside. Raises as train_round()."""
-        assert self._test is not None, "only one that can evaluate is asked"
         if self._workload is None:
             raise RuntimeError(_NO_WORKLOAD)
         model = Model(weights, self._layout, self._metadata)
-        measured = self._workload.evaluate(model, self._test)
+        _, test = self._datasets()
+        assert test is not None, "only one that can evaluate is asked"
+        measured = self._workload.evaluate(model, test)
         self.update_metrics(**{f"test_{name}": value for name, value in measured.items()})
-        self.report_evaluation(measured, self._test.num_samples)
+        self.report_evaluation(measured, test.num_samples)
 
     def init_weights(self) -> NDArray[Any]:
         """Raises RuntimeError always: a workload's initial model depends on the data of all, so
@@ -75,16 +93,34 @@ class WorkloadParticipant(Participant):
         model = Model(weights, self._layout, self._metadata)
         if self._is_evaluated and self.can_evaluate:
             self.evaluate_round(weights)
+        data, _ = self._datasets()
         if epochs == 0:  # a round that only measures
-            self.update_metrics(**self._workload.evaluate(model, self._data))
-            return weights, self._data.num_samples
+            self.update_metrics(**self._workload.evaluate(model, data))
+            return weights, data.num_samples
         started_at = time.monotonic()
         result = self._workload.train(
-            model, self._data, epochs=epochs, epoch_base=epoch_base, seed=self._seed
+            model, data, epochs=epochs, epoch_base=epoch_base, seed=self._seed
         )
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
         return result.vector, result.num_samples
+
+    def _datasets(self) -> tuple[Dataset, Dataset | None]:
+        """The rows to train on, and those to test on if there are any, as the model takes them.
+        They are prepared once for all rounds of a session."""
+        text = self._metadata.get(KEY)
+        if self._prepared is None or self._prepared[0] != text:
+            test = None
+            if self._test is not None and self._test.num_samples > 0:
+                test = prepare(self._metadata, self._test, fill_absent=True)
+            # The coordinator has compared the columns with the schema, so absent ones are allowed.
+            data = prepare(self._metadata, self._data, fill_absent=True)
+            self._prepared = text, data, test
+        return self._prepared[1:]
+
+
+def _as_table(data: Table | Dataset) -> Table:
+    return data if isinstance(data, Table) else Table.from_dataset(data)
 
 
 _NO_WORKLOAD = (

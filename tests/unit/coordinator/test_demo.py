@@ -19,7 +19,7 @@ from xain_coordinator.demo.training import accuracy_on, split
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.data import Dataset
-from xain_workloads.workload import create, fit_centralised
+from xain_workloads.workload import create, evaluate, fit_centralised
 
 
 def test_rows_of_classes_that_the_model_does_not_know_count_as_wrong():
@@ -34,9 +34,8 @@ def test_rows_of_classes_that_the_model_does_not_know_count_as_wrong():
 def test_accuracy_is_that_of_the_workload():
     """Where all classes are known the measure is the workload's own."""
     data = split(2, 0.5, 0)
-    workload = create("sgd")
-    model = fit_centralised(workload, data.train, epochs=1, seed=0)
-    assert accuracy_on(model, data.test) == workload.evaluate(model, data.test)["accuracy"]
+    model = fit_centralised(create("sgd"), data.train, epochs=1, seed=0)
+    assert accuracy_on(model, data.test) == evaluate(model, data.test)["accuracy"]
 
 
 def test_alpha_has_a_largest_value():

@@ -13,6 +13,7 @@ from xain_participant.participant import (
 from xain_participant.workload_participant import WorkloadParticipant
 from xain_workloads.data import Dataset, load
 from xain_workloads.model import Model
+from xain_workloads.table import Table
 from xain_workloads.workload import create
 
 
@@ -46,8 +47,11 @@ def test_it_trains_what_the_metadata_declare(iris: Dataset, model: Model) -> Non
     }
 
 
-def test_its_profile_is_that_of_the_data(iris: Dataset) -> None:
-    assert WorkloadParticipant(iris).profile() == iris.profile()
+def test_profile_has_the_statistics_of_the_columns(iris: Dataset) -> None:
+    """A Dataset is taken as a table of number columns."""
+    table = Table.from_dataset(iris)
+    assert WorkloadParticipant(iris).profile() == table.profile()
+    assert table.profile().statistics
 
 
 def test_rows_set_aside_measure_the_global_model(iris: Dataset, model: Model) -> None:

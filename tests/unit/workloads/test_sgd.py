@@ -117,7 +117,7 @@ def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
     ("metadata", "complaint"),
     [
         ({}, "do not name its workload"),
-        ({"workload": "os"}, "unknown workload 'os'; known: sgd"),
+        ({"workload": "os"}, "unknown workload 'os'; known: mlp, sgd"),
         ({"workload": "sgd", "options": "{"}, "not JSON"),
         ({"workload": "sgd", "options": "[" * 100_000}, "not JSON"),
         ({"workload": "sgd", "options": "[]"}, "not a JSON object"),
@@ -159,7 +159,7 @@ def test_wrong_options_are_named(options: dict[str, object], complaint: str) -> 
 
 def test_unknown_workload_lists_the_known() -> None:
     """A typo in a configuration is told with the choices."""
-    with pytest.raises(ValueError, match="unknown workload 'sdg'; known: sgd"):
+    with pytest.raises(ValueError, match="unknown workload 'sdg'; known: mlp, sgd"):
         create("sdg")
     assert "sgd" in known_workloads()
 

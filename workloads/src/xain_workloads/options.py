@@ -9,7 +9,8 @@ Options = TypeVar("Options")
 
 
 def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload: str) -> Options:
-    """Build the options dataclass `cls`, whose fields are of type str, bool, int or float.
+    """Build the options dataclass `cls`, whose fields are of type str, bool, int, float or
+    tuple[int, ...].
 
     A whole number is accepted for a float, since TOML writes 1 where 1.0 is meant.
     Raises ValueError that names the key if it is unknown or its value is of another type; the
@@ -62,6 +63,10 @@ def _convert(key: str, value: object, expected: type) -> object:
             return float(value)
         except OverflowError:
             raise ValueError(f"{key} is too large a number") from None
+    elif expected == tuple[int, ...]:
+        if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise ValueError(f"{key} is {value!r}; it must be a list of whole numbers")
     else:
         matches = isinstance(value, expected)
     if not matches:

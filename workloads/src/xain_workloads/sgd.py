@@ -9,20 +9,30 @@ row of the global model, also those of classes that it has never seen: to it, al
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from json import JSONDecodeError, dumps, loads
+from json import dumps
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads.data import Dataset, Task
-from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.dataset import Dataset, Task
+from xain_workloads.errors import Diverged
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
 from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.supervised import (
+    Array,
+    best_class,
+    classes_of,
+    classes_to_learn,
+    coded_target,
+    num_outputs,
+    regression_metrics,
+    require_width,
+    rows_to_predict,
+)
 from xain_workloads.workload import TrainResult
-
-_Array = NDArray[np.float64]
 
 # The first loss of each task is its default.
 LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -95,6 +105,7 @@ class SgdWorkload:
 
     options: SgdOptions = SgdOptions()
     name: ClassVar[str] = "sgd"
+    scaling: ClassVar[str] = "standard"
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
@@ -104,15 +115,8 @@ class SgdWorkload:
     def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
         """All zeros. Classification needs two classes in all profiles together."""
         profile = union(profiles)
-        classes: tuple[str, ...] = ()
-        if self.options.task == "classification":
-            classes = profile.classes
-            if len(classes) < 2:
-                raise DataError(
-                    f"classification needs two classes or more; all participants together have"
-                    f" {len(classes)}: {list(classes)}"
-                )
-        num_rows = _num_rows(classes)
+        classes = classes_to_learn(self.options.task, profile)
+        num_rows = num_outputs(classes)
         layout = (
             TensorSpec("coef", (num_rows, profile.num_features), self.options.dtype),
             TensorSpec("intercept", (num_rows,), self.options.dtype),
@@ -132,8 +136,11 @@ class SgdWorkload:
         require_range("epoch_base", epoch_base, at_least=0)
         require_range("seed", seed, at_least=0)
         classes, coef, intercept = self._open(model)
-        target = self._target(classes, data)
-        self._require_width(coef, data.features)
+        target = coded_target(self.options.task, classes, data)
+        require_width(coef.shape[1], data.features)
+        scale = target_scale(model.metadata)
+        if not classes:
+            target = (target - scale.center) / scale.scale
 
         estimator = self._estimator(classes, coef, intercept)
         # The clock of the learning rate goes on where the rounds before left it, on the supposition
@@ -161,7 +168,7 @@ class SgdWorkload:
             raise self._diverged(epoch_base + epochs - 1)
         with np.errstate(over="ignore", invalid="ignore"):
             scores = data.features @ arrays["coef"].T + arrays["intercept"]
-            metrics = self._metrics(scores, target)
+            metrics = self._metrics(scores, target, scale)
         if not np.abs(scores).max() < DIVERGED_SCORE or not np.isfinite([*metrics.values()]).all():
             raise self._diverged(epoch_base + epochs - 1)
         return TrainResult(vector, data.num_samples, metrics)
@@ -171,46 +178,46 @@ class SgdWorkload:
 
         loss: what training minimises, without the penalty: the mean over rows of the loss, summed
         over the one-versus-rest problems. For two classes and log_loss that is the cross-entropy.
-        r2: 1 - (sum of squared errors) / (sum of squares around the mean); if the target is
-        constant, 1 for perfect predictions and 0 for others, as scikit-learn has it.
+        mse: in the unit of the target, squared. r2: see regression_metrics().
         """
         classes, coef, intercept = self._open(model)
-        target = self._target(classes, data)
-        self._require_width(coef, data.features)
-        return self._metrics(data.features @ coef.T + intercept, target)
+        target = coded_target(self.options.task, classes, data)
+        require_width(coef.shape[1], data.features)
+        scale = target_scale(model.metadata)
+        if not classes:
+            target = (target - scale.center) / scale.scale
+        return self._metrics(data.features @ coef.T + intercept, target, scale)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
         classes, coef, intercept = self._open(model)
-        try:
-            matrix = np.asarray(features, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"the features are not a matrix of numbers: {error}") from error
-        self._require_width(coef, matrix)
-        if not np.isfinite(matrix).all():
-            raise DataError("the features are not all finite")
-        scores = matrix @ coef.T + intercept
+        scores = rows_to_predict(coef.shape[1], features) @ coef.T + intercept
         if not classes:
-            return np.asarray(scores[:, 0])
-        return np.array(classes, dtype=np.str_)[_best_class(scores)]
+            scale = target_scale(model.metadata)
+            return np.asarray(scores[:, 0] * scale.scale + scale.center)
+        return np.array(classes, dtype=np.str_)[best_class(scores)]
 
-    def _open(self, model: Model) -> tuple[tuple[str, ...], _Array, _Array]:
+    def to_sklearn(self, model: Model) -> Any:
+        """See Workload.to_sklearn: an SGDClassifier or SGDRegressor."""
+        classes, coef, intercept = self._open(model)
+        if not classes:  # predictions in the unit of the target
+            scale = target_scale(model.metadata)
+            coef, intercept = coef * scale.scale, intercept * scale.scale + scale.center
+        estimator = self._estimator(classes, coef, intercept)
+        if classes:
+            estimator.classes_ = np.array(classes, dtype=np.str_)
+        estimator.n_features_in_ = coef.shape[1]
+        estimator.n_iter_, estimator.t_ = 1, 1.0
+        return estimator
+
+    def _open(self, model: Model) -> tuple[tuple[str, ...], Array, Array]:
         """(classes, coef, intercept) of a model; float64 copies, since training writes into them.
 
         Raises ValueError if the model is none of this workload.
         """
-        try:
-            classes = loads(model.metadata.get("classes", "null"))
-        except JSONDecodeError as error:
-            raise ValueError(
-                f"the classes in the model's metadata are not JSON: {error}"
-            ) from error
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise ValueError("the classes in the model's metadata are not a JSON list of names")
-        if (self.options.task == "classification") != (len(classes) >= 2):
-            raise ValueError(f"a model of {len(classes)} classes is none for {self.options.task}")
+        classes = classes_of(self.options.task, model.metadata)
         arrays = unflatten(model.vector, model.layout)
-        num_rows = _num_rows(tuple(classes))
+        num_rows = num_outputs(classes)
         shapes = {name: array.shape for name, array in arrays.items()}
         coef = arrays.get("coef", np.empty(0))
         if coef.ndim != 2 or shapes != {
@@ -222,33 +229,12 @@ class SgdWorkload:
                 f" 'intercept' ({num_rows},)"
             )
         return (
-            tuple(classes),
+            classes,
             np.array(coef, dtype=np.float64, order="C"),
             np.array(arrays["intercept"], dtype=np.float64),
         )
 
-    def _target(self, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
-        """(n,) positions in classes, int64, or float64 for regression."""
-        if data.num_samples == 0:
-            raise NoData("there are no rows")
-        if data.task != self.options.task:
-            raise DataError(f"the data are for {data.task}, the workload for {self.options.task}")
-        if not classes:
-            return data.target
-        position = {name: code for code, name in enumerate(classes)}
-        labels, codes = np.unique(data.target, return_inverse=True)
-        for label in labels.tolist():
-            if label not in position:
-                raise DataError(f"label {label!r} is none of the model's classes: {list(classes)}")
-        return np.array([position[label] for label in labels.tolist()], dtype=np.int64)[codes]
-
-    def _require_width(self, coef: _Array, features: _Array) -> None:
-        if features.ndim != 2 or features.shape[1] != coef.shape[1]:
-            raise DataError(
-                f"the features have shape {features.shape}, the model needs (n, {coef.shape[1]})"
-            )
-
-    def _estimator(self, classes: tuple[str, ...], coef: _Array, intercept: _Array) -> Any:
+    def _estimator(self, classes: tuple[str, ...], coef: Array, intercept: Array) -> Any:
         """An estimator in the state that partial_fit() would have left it in with these weights."""
         # Here, because a coordinator, which never trains, need not have it.
         from sklearn.linear_model import SGDClassifier, SGDRegressor
@@ -276,25 +262,19 @@ class SgdWorkload:
         estimator.intercept_ = intercept
         return estimator
 
-    def _metrics(self, scores: _Array, target: NDArray[Any]) -> dict[str, float]:
-        """scores: (n, k). target: (n,), as _target() gives it."""
+    def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
+        """scores: (n, k). target: (n,), as training has it: positions of classes, or scaled."""
         if self.options.task == "classification":
             # (n, k): +1 where the row is of the problem's class, -1 elsewhere.
             positive = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.array([1])
             signs = np.where(target[:, np.newaxis] == positive, 1.0, -1.0)
             losses = _margin_loss(self.options.loss, signs * scores)
             return {
-                "accuracy": float(np.mean(_best_class(scores) == target)),
+                "accuracy": float(np.mean(best_class(scores) == target)),
                 "loss": float(losses.sum(axis=1).mean()),
             }
-        squared_errors = np.square(target - scores[:, 0])
-        spread = float(np.square(target - target.mean()).sum())
-        total = float(squared_errors.sum())
-        constant = 1.0 if total == 0 else 0.0
-        return {
-            "mse": float(squared_errors.mean()),
-            "r2": 1 - total / spread if spread > 0 else constant,
-        }
+        metrics = regression_metrics(scores[:, 0], target)
+        return {**metrics, "mse": metrics["mse"] * scale.scale**2}
 
     def _diverged(self, epoch: int) -> Diverged:
         if self.options.learning_rate == "optimal":  # it does not use eta0
@@ -307,19 +287,7 @@ class SgdWorkload:
         )
 
 
-def _num_rows(classes: tuple[str, ...]) -> int:
-    return len(classes) if len(classes) > 2 else 1
-
-
-def _best_class(scores: _Array) -> NDArray[np.intp]:
-    """(n, k) scores to (n,) positions of classes."""
-    if scores.shape[1] == 1:
-        return (scores[:, 0] > 0).astype(np.intp)
-    best: NDArray[np.intp] = np.argmax(scores, axis=1)
-    return best
-
-
-def _margin_loss(loss: str, margin: _Array) -> _Array:
+def _margin_loss(loss: str, margin: Array) -> Array:
     """Loss of each margin, which is the score times +1 or -1. Source: scikit-learn's user guide,
     section 1.5, "Mathematical formulation" of stochastic gradient descent."""
     match loss:

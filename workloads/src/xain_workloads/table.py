@@ -6,7 +6,7 @@ gaps: a table becomes one by preprocessing, or by to_dataset() if nothing has to
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +15,7 @@ from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
 from xain_workloads.schema import Column
+from xain_workloads.statistics import MIN_CATEGORY_COUNT, describe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +90,13 @@ class Table:
         """The task that the type of the target stands for."""
         return "regression" if self.target.dtype.kind == "f" else "classification"
 
-    def profile(self) -> DataProfile:
-        """Sizes, names and types of this table, as a participant tells them. No rows."""
+    def profile(self, min_category_count: int = MIN_CATEGORY_COUNT) -> DataProfile:
+        """Sizes, names, types and statistics of this table, as a participant tells them. No rows.
+
+        min_category_count: rows that a category must have for its name to travel.
+        """
+        columns = {column.name: self.values[column.name] for column in self.columns}
+        statistics = describe(columns, self.target, min_category_count=min_category_count)
         return DataProfile(
             num_samples=self.num_samples,
             num_features=len(self.columns),
@@ -98,7 +104,14 @@ class Table:
             columns=self.columns,
             target=self.target_name,
             task=self.task,
+            statistics=statistics.to_json(),
         )
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset) -> Self:
+        """A table of number columns. Raises DataError if two features have the same name."""
+        values = dict(zip(dataset.feature_names, dataset.features.T, strict=True))
+        return cls(tuple(map(Column, dataset.feature_names)), values, dataset.target)
 
     def subset(self, rows: ArrayLike) -> "Table":
         """Copy of the given rows, in the given order. rows: (m,) integers, 0 <= row < n."""

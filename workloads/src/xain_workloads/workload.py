@@ -8,9 +8,15 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads.data import Dataset
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError
 from xain_workloads.model import Model, Vector
+from xain_workloads.preprocessing import KEY, PreprocessingOptions, fit, prepare
 from xain_workloads.profile import DataProfile
+from xain_workloads.table import Table
+
+DEFAULT_PREPROCESSING = PreprocessingOptions()
+MAX_WEIGHTS = 100_000_000  # prepared features times classes, as of a coordinator's sessions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +39,10 @@ class Workload(Protocol):
     @property
     def name(self) -> str:
         """Its key in the registry, and in a model's metadata."""
+
+    @property
+    def scaling(self) -> str:
+        """Scaling of number columns that it needs if none is chosen; see PreprocessingOptions."""
 
     def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
         """The global model before the first round.
@@ -63,10 +73,15 @@ class Workload(Protocol):
         Raises DataError if the features do not fit the model.
         """
 
+    def to_sklearn(self, model: Model) -> Any:
+        """The model as a fitted estimator of scikit-learn, which predicts the same from prepared
+        features."""
+
 
 # Named, not imported: who trains linear models need not wait for the import of the others. And a
 # name that comes with a model from the network can reach these classes and nothing else.
 _WORKLOADS = {
+    "mlp": "xain_workloads.mlp:MlpWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",
     "xgboost": "xain_workloads.boosting:BoostingWorkload",
 }
@@ -104,8 +119,46 @@ def from_metadata(metadata: Mapping[str, str]) -> Workload:
     return create(metadata["workload"], options)
 
 
-def fit_centralised(workload: Workload, data: Dataset, *, epochs: int, seed: int) -> Model:
+def initial_model(
+    workload: Workload,
+    profiles: Sequence[DataProfile],
+    options: PreprocessingOptions = DEFAULT_PREPROCESSING,
+) -> Model:
+    """The global model before the first round, with the preprocessing of all sites in its metadata.
+
+    Without statistics of each site there is no preprocessing, and the workload makes the model for
+    the columns as they are. Raises ValueError as Workload.initial_model does.
+    """
+    known = [profile for profile in profiles if profile.num_samples > 0]
+    if not known or not all(profile.statistics for profile in known):
+        return workload.initial_model(profiles)
+    preprocessing = fit(known, replace(options, scaling=options.scaling or workload.scaling))
+    width = preprocessing.num_features
+    num_classes = len({name for profile in known for name in profile.classes})
+    if width * max(num_classes, 1) > MAX_WEIGHTS:
+        raise DataError(
+            f"{width} prepared features times {num_classes} classes need a model of more than"
+            f" {MAX_WEIGHTS} weights; drop columns, or raise min_category_count"
+        )
+    model = workload.initial_model([replace(profile, num_features=width) for profile in known])
+    return replace(model, metadata={**model.metadata, KEY: preprocessing.to_json()})
+
+
+def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:
+    """Metrics of a model on rows as they are in a file. Raises as Workload.evaluate does."""
+    return from_metadata(model.metadata).evaluate(model, prepare(model.metadata, data))
+
+
+def predict(model: Model, data: Table | Dataset) -> NDArray[Any]:
+    """Predictions for rows as they are in a file. Raises as Workload.predict does."""
+    features = prepare(model.metadata, data).features
+    return from_metadata(model.metadata).predict(model, features)
+
+
+def fit_centralised(workload: Workload, data: Table | Dataset, *, epochs: int, seed: int) -> Model:
     """Train on all data in one place: the baseline that federated training is measured against."""
-    model = workload.initial_model([data.profile()])
-    result = workload.train(model, data, epochs=epochs, epoch_base=0, seed=seed)
+    table = data if isinstance(data, Table) else Table.from_dataset(data)
+    model = initial_model(workload, [table.profile()])
+    prepared = prepare(model.metadata, table)
+    result = workload.train(model, prepared, epochs=epochs, epoch_base=0, seed=seed)
     return replace(model, vector=result.vector)

@@ -7,6 +7,7 @@ from xain_messaging.names import GLOBAL
 
 INCOMING = "incoming/"
 OPTIMIZER = "optimizer/"
+PREPROCESSING = "preprocessing.json"  # of the columns, for people
 
 # Keys come from participants, too: int() refuses thousands of digits.
 _ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]{1,19})-([0-9]{1,19}))?\Z")

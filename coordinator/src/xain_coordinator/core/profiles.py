@@ -17,6 +17,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
 from xain_workloads.schema import OPEN_SCHEMA, match, shown
+from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
 
@@ -38,6 +39,8 @@ def check_profile(
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
+    if profile.statistics:
+        _check_statistics(profile)
     width: int | None = None
     known_classes = set(schema.classes)
     for other in others:
@@ -164,3 +167,21 @@ def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile
         else profile
         for profile in profiles
     )
+
+
+def _check_statistics(profile: DataProfile) -> None:
+    """Refuse statistics that no preprocessing can be fitted from."""
+    try:
+        columns = from_json(profile.statistics).columns
+    except DataError as error:
+        raise ProfileMismatch(f"the statistics of the data cannot be read: {error}") from None
+    if len(columns) != profile.num_features:
+        raise ProfileMismatch(
+            f"the statistics are of {len(columns)} columns; the data have {profile.num_features}"
+        )
+    declared = {column.name: column.type for column in profile.columns}
+    for name, column in columns.items():
+        if declared and declared.get(name) != column.type:
+            raise ProfileMismatch(
+                f"the statistics have a {column.type} column {name!r}, which the data do not have"
+            )

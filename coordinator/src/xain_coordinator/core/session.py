@@ -367,6 +367,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, lease_floor=at)
         case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate):
             is_eligible = session.rules.is_eligible(tags)
+            if session.model is not None and profile is not None:
+                profile = _without_statistics(profile)
             profile = _sharing_columns(session, profile)
             member = Member(participant_id, profile, at, tags, is_eligible, can_evaluate)
             # Whoever has handed in, gone, and come back is still one of the selected.
@@ -400,6 +402,7 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, requested=None, refused=session.requested, trouble=reason)
         case e.ModelInitialised(model, at):
             since = session.since if at is None else at
+            session = _forget_statistics(session)
             session = replace(session, model=model, refused=None, trouble="", since=since)
             return _owing_evaluation(session)
         case e.RoundOpened(number, selected, epochs, at, wanted, task):
@@ -652,6 +655,27 @@ def _well_again(session: Session, participant_id: str) -> Session:
     )
 
 
+def _without_statistics(profile: DataProfile) -> DataProfile:
+    return dataclasses.replace(profile, statistics="") if profile.statistics else profile
+
+
+def _used(profiles: tuple[DataProfile, ...] | None) -> tuple[DataProfile, ...] | None:
+    """The profiles of the initial model, once there is a later one."""
+    return None if profiles is None else tuple(map(_without_statistics, profiles))
+
+
+def _forget_statistics(session: Session) -> Session:
+    """Drop the statistics of the members: the preprocessing is fitted, and they would be in every
+    snapshot. `requested` keeps them as long as the initial model may have to be made again."""
+    members = dict(session.members)
+    if not any(member.profile and member.profile.statistics for member in members.values()):
+        return session
+    for name, member in members.items():
+        if member.profile is not None:
+            members[name] = dataclasses.replace(member, profile=_without_statistics(member.profile))
+    return replace(session, members=including_all(session.members, members))
+
+
 def _after_publication(session: Session, model: GlobalModel, at: float) -> Session:
     round_ = session.opened
     carried = carried_over(round_, session.rules) if session.is_buffered else {}
@@ -668,6 +692,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         round=number,
         epoch_base=session.epoch_base + round_.epochs,
         model=model,
+        requested=_used(session.requested),
         open_round=None,
         last_round=round_,
         carried=carried,

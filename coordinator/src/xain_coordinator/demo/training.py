@@ -14,7 +14,7 @@ from xain_proto.np.ndarray_pb2 import NDArray
 from xain_workloads.data import Dataset, load
 from xain_workloads.model import Model, TensorSpec
 from xain_workloads.partition import Partition, split_train_test
-from xain_workloads.workload import create, fit_centralised, from_metadata
+from xain_workloads.workload import create, evaluate, fit_centralised, predict
 
 SOURCE = "digits"
 SCALE = 1 / 16  # the pixels are 0 to 16
@@ -75,7 +75,7 @@ def centralised_accuracy(data: Split, epochs: int, eta0: float, seed: int) -> fl
     """Test accuracy of the same model trained on all rows in one place."""
     workload = create("sgd", {"eta0": eta0})
     model = fit_centralised(workload, data.train, epochs=epochs, seed=seed)
-    return workload.evaluate(model, data.test)["accuracy"]
+    return evaluate(model, data.test)["accuracy"]
 
 
 def accuracy_on(model: Model, test: Dataset) -> float:
@@ -84,8 +84,7 @@ def accuracy_on(model: Model, test: Dataset) -> float:
     The model knows the classes of those who were there at the beginning; it gets the rows of all
     other classes wrong, which are tested too.
     """
-    predicted = from_metadata(model.metadata).predict(model, test.features)
-    return float(np.mean(predicted == test.target))
+    return float(np.mean(predict(model, test) == test.target))
 
 
 class Observer:

@@ -410,4 +410,5 @@ def _profile(message: pb.DataProfile) -> DataProfile:
         tuple(Column(c.name, cast(ColumnType, c.type), c.unit) for c in message.columns),
         message.target,
         message.task,
+        message.statistics,
     )

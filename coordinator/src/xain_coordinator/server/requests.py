@@ -16,6 +16,7 @@ from xain_coordinator.metrics.points import MAX_BYTES as MAX_METRICS_BYTES
 from xain_coordinator.server.uploads import MAX_INLINE_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAMES_BYTES
+from xain_workloads.statistics import MAX_STATISTICS_BYTES
 
 # Names, keys and digests, and as much again for fields of later versions.
 MAX_REQUEST_BYTES = 16 << 10
@@ -24,12 +25,13 @@ _COORDINATOR = "/xain_proto.fl.Coordinator/"
 
 # Bytes. None: gRPC's own limit, [server] max_message_bytes.
 _LIMITS: Mapping[str, int | None] = {
-    # The classes of the data, each with up to 4 bytes for its length, and the tags.
-    # And the columns, each with its type and the lengths of its texts.
+    # The classes of the data, each with up to 4 bytes for its length, the columns, each with its
+    # type and the lengths of its texts, their statistics, and the tags.
     f"{_COORDINATOR}Rendezvous": MAX_CLASS_NAMES_BYTES
     + 4 * MAX_CLASSES
     + MAX_NAMES_BYTES
     + 24 * MAX_COLUMNS
+    + MAX_STATISTICS_BYTES
     + MAX_REQUEST_BYTES,
     # A small update, and metrics. Longer metrics are dropped, and the update counts without them.
     f"{_COORDINATOR}EndTrainingRound": MAX_INLINE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES,

@@ -7,7 +7,7 @@ also what would mean something else to a system: a dot at the beginning or end, 
 of a device's name such as con or nul.
 
 An object's file name ends in ".weights" and no folder's does, so that "3" and "3/global" may both
-be keys.
+be keys. Only PREPROCESSING, a text for people, is called what it is.
 """
 
 import re
@@ -15,6 +15,7 @@ import re
 MAX_KEY_BYTES = 1024  # that of S3, so that a key that fits one store fits all
 
 SUFFIX = ".weights"
+PREPROCESSING = "preprocessing.json"  # a key, or the last part of one
 # File systems take 255 bytes. A longer name continues in a folder: every part of it but the last
 # ends with a bare '%', which cannot stand at the end of a name that is not cut.
 _MAX_PART = 200
@@ -51,8 +52,8 @@ def key_to_path(key: str) -> str:
     """
     check_key(key)
     *folders, name = key.split("/")
-    names = [*(_encode(folder) for folder in folders), _encode(name, SUFFIX)]
-    return "/".join(names)
+    last = name if name == PREPROCESSING else _encode(name, SUFFIX)
+    return "/".join([*(_encode(folder) for folder in folders), last])
 
 
 def folder_to_path(folder: str) -> str:
@@ -66,7 +67,7 @@ def folder_to_path(folder: str) -> str:
 
 def path_to_key(path: str) -> str | None:
     """The key whose object lies at this relative path; None if the file is none of ours."""
-    if not path.endswith(SUFFIX):
+    if not path.endswith((SUFFIX, PREPROCESSING)):
         return None
     whole = path.removesuffix(SUFFIX).replace(f"{_CUT}/", "")
     try:

@@ -1,0 +1,61 @@
+"""Statistics in data profiles: refused if damaged, kept while a model may be made from them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.core.bench import Bench, make_rules
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core.effects import InitialiseModel
+from xain_workloads.profile import DataProfile
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+
+
+def profile(*names: str) -> DataProfile:
+    target = np.array(["x", "y"] * 5)
+    values = {name: np.arange(10.0) for name in names}
+    return Table(tuple(Column(name) for name in names), values, target).profile()
+
+
+@pytest.mark.parametrize(
+    ("statistics", "complaint"),
+    [
+        ("{}", "cannot be read: the statistics have version None"),
+        ("no JSON", "cannot be read: the statistics are not JSON"),
+        (profile("a").statistics, "are of 1 columns; the data have 2"),
+        (profile("a", "c").statistics, "a number column 'c', which the data do not have"),
+    ],
+)
+def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
+    statistics: str, complaint: str
+) -> None:
+    """Else the initial model could not be made, and the session would wait for all."""
+    bench = Bench(make_rules(min_participants=2))
+    damaged = replace(profile("a", "b"), statistics=statistics)
+    refusal = bench.refuses(c.Rendezvous("x", damaged), errors.ProfileMismatch)
+    assert complaint in str(refusal)
+    bench.join("a", "b", profile=profile("a", "b"))
+    assert bench.session.model is not None
+    assert complaint in str(bench.refuses(c.Rendezvous("x", damaged), errors.ProfileMismatch))
+
+
+def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more() -> None:
+    """Snapshots hold all members, so they would grow by the statistics of each."""
+    bench = Bench(make_rules(min_participants=2, rounds=3), answers=False)
+    told = profile("a")
+    bench.join("a", "b", profile=told)
+    assert bench.owed == [InitialiseModel("workload", (told, told))]
+    bench.restart()
+    assert bench.owed == [InitialiseModel("workload", (told, told))]
+    bench.answer()
+    bench.join("late", profile=told)
+    known = bench.session.members.values()
+    assert [member.profile for member in known] == [replace(told, statistics="")] * 3
+    assert bench.session.requested == (told, told)  # the model of round 0 may be made again
+    bench.end_all()
+    bench.answer()
+    assert bench.session.requested == (replace(told, statistics=""),) * 2
+    bench.restart()

@@ -1,0 +1,176 @@
+"""Multi-layer perceptrons by scikit-learn, driven by their weights."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.neural_network import MLPClassifier
+
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError, Diverged, NoData
+from xain_workloads.mlp import ACTIVATIONS, MlpWorkload
+from xain_workloads.model import Model, unflatten
+from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
+
+
+@pytest.fixture(scope="module")
+def iris() -> Dataset:
+    return load("iris")
+
+
+def mlp(**options: Any) -> MlpWorkload:
+    return MlpWorkload.from_options(options)
+
+
+def train(workload: MlpWorkload, model: Model, data: Dataset, **more: int) -> Model:
+    given = {"epochs": 1, "epoch_base": 0, "seed": 0, **more}
+    return replace(model, vector=workload.train(model, data, **given).vector)
+
+
+def test_initial_weights_come_from_the_seed_alone(iris: Dataset) -> None:
+    """They are those of all sites, and the same after a restart."""
+    first = mlp().initial_model([iris.profile()])
+    parts = [iris.subset(range(100)).profile(), iris.subset(range(100, 150)).profile()]
+    assert mlp().initial_model(parts).vector.tobytes() == first.vector.tobytes()
+    other = mlp(seed=1).initial_model(parts)
+    assert other.vector.tobytes() != first.vector.tobytes()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_initial_weights_have_the_range_of_scikit_learn(iris: Dataset, activation: str) -> None:
+    model = mlp(activation=activation, hidden_layers=[50, 20]).initial_model([iris.profile()])
+    estimator = MLPClassifier((50, 20), activation=activation, random_state=0)
+    estimator.partial_fit(iris.features[:1], [0], classes=[0, 1, 2])
+    ours = list(unflatten(model.vector, model.layout).values())
+    for array, theirs in zip(ours[::2], estimator.coefs_, strict=True):
+        assert array.shape == theirs.shape
+        assert np.abs(array).max() == pytest.approx(np.abs(theirs).max(), rel=0.1)
+
+
+def test_same_inputs_give_the_same_bytes(iris: Dataset) -> None:
+    """And the model that was trained from stays as it is."""
+    for solver in ("sgd", "adam"):
+        workload = mlp(solver=solver)
+        model = workload.initial_model([iris.profile()])
+        before = model.vector.copy()
+        first, second = (train(workload, model, iris, epochs=2, seed=5) for _ in range(2))
+        assert first.vector.tobytes() == second.vector.tobytes()
+        assert model.vector.tobytes() == before.tobytes()
+        assert train(workload, model, iris, epochs=2, seed=6).vector.tobytes() != (
+            first.vector.tobytes()
+        )
+
+
+def test_one_training_is_that_of_scikit_learn(iris: Dataset) -> None:
+    """An estimator of scikit-learn with the same weights and shuffles ends with the same ones."""
+    workload = mlp(dtype="float64", batch_size=50)
+    model = workload.initial_model([iris.profile()])
+    estimator = MLPClassifier((64,), solver="sgd", learning_rate_init=0.01, batch_size=50)
+    codes = np.repeat([0, 1, 2], 50)
+    estimator.partial_fit(iris.features, codes, classes=[0, 1, 2])
+    arrays = list(unflatten(model.vector.copy(), model.layout).values())
+    estimator.coefs_, estimator.intercepts_ = list(arrays[::2]), list(arrays[1::2])
+    del estimator._optimizer
+    estimator.random_state = int(np.random.SeedSequence((7, 3)).generate_state(1)[0])
+    estimator.partial_fit(iris.features, codes)
+    expected = [
+        array
+        for pair in zip(estimator.coefs_, estimator.intercepts_, strict=True)
+        for array in pair
+    ]
+    trained = train(workload, model, iris, epoch_base=3, seed=7)
+    assert trained.vector.tobytes() == np.concatenate([a.ravel() for a in expected]).tobytes()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_predictions_are_those_of_scikit_learn(
+    iris: Dataset, activation: str, classes: int
+) -> None:
+    data = iris.subset(range(50 * classes))
+    workload = mlp(activation=activation, hidden_layers=[16, 8])
+    model = train(workload, workload.initial_model([data.profile()]), data, epochs=10)
+    estimator = workload.to_sklearn(model)
+    predicted = workload.predict(model, data.features)
+    assert predicted.tolist() == estimator.predict(data.features).tolist()
+    assert estimator.score(data.features, data.target) == workload.evaluate(model, data)["accuracy"]
+
+
+def test_site_without_some_classes_trains_all_outputs(iris: Dataset) -> None:
+    workload = mlp()
+    model = workload.initial_model([iris.profile()])
+    trained = train(workload, model, iris.subset(range(50)), epochs=20)
+    assert trained.vector.shape == model.vector.shape
+    assert set(workload.predict(trained, iris.features[:50])) == {"setosa"}
+
+
+def test_one_row_is_enough_to_train_on(iris: Dataset) -> None:
+    workload = mlp()
+    model = workload.initial_model([iris.profile()])
+    assert np.isfinite(train(workload, model, iris.subset([0])).vector).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "task", "metric", "least"),
+    [("wine", "classification", "accuracy", 0.97), ("diabetes", "regression", "r2", 0.45)],
+)
+def test_network_learns(source: str, task: Any, metric: str, least: float) -> None:
+    """On columns and a target as they are in the file, since both are scaled."""
+    data = load(source, task=task)
+    workload = create("mlp", {"task": task})
+    model = fit_centralised(workload, data, epochs=20, seed=0)
+    assert evaluate(model, data)[metric] >= least
+
+
+def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
+    workload = mlp(hidden_layers=[8, 8], activation="tanh")
+    model = workload.initial_model([iris.profile()])
+    assert from_metadata(model.metadata) == workload
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"hidden_layers": []}, "hidden_layers is"),
+        ({"hidden_layers": [0]}, "hidden_layers is 0"),
+        ({"hidden_layers": 64}, "must be a list of whole numbers"),
+        ({"hidden_layers": [True]}, "must be a list of whole numbers"),
+        ({"activation": "step"}, "activation is 'step'"),
+        ({"solver": "lbfgs"}, "solver is 'lbfgs'"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"learning_rate_init": 0}, "learning_rate_init is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"dropout": 0.5}, "unknown option 'dropout'"),
+    ],
+)
+def test_wrong_option_is_named(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        create("mlp", options)
+
+
+def test_data_that_do_not_fit_the_model_are_refused(iris: Dataset) -> None:
+    workload = mlp()
+    model = workload.initial_model([iris.profile()])
+    with pytest.raises(NoData):
+        train(workload, model, iris.subset([]))
+    with pytest.raises(DataError, match=r"shape \(150, 2\), the model needs \(n, 4\)"):
+        train(workload, model, Dataset(iris.features[:, :2], iris.target))
+    with pytest.raises(DataError, match="label 'rose' is none"):
+        workload.evaluate(model, Dataset(iris.features[:1], np.array(["rose"])))
+    with pytest.raises(DataError, match="for regression, the workload for classification"):
+        train(workload, model, Dataset(iris.features, np.arange(150.0)))
+
+
+def test_model_of_other_layers_is_refused(iris: Dataset) -> None:
+    model = mlp(hidden_layers=[8]).initial_model([iris.profile()])
+    with pytest.raises(ValueError, match="the model's arrays are"):
+        mlp().train(model, iris, epochs=1, epoch_base=0, seed=0)
+
+
+def test_training_that_runs_away_is_told(iris: Dataset) -> None:
+    workload = mlp(task="regression", learning_rate_init=100.0)
+    data = Dataset(1e6 * iris.features, np.arange(150.0))
+    with pytest.raises(Diverged, match="lower learning_rate_init"):
+        train(workload, workload.initial_model([data.profile()]), data, epochs=3)

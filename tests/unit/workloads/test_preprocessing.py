@@ -1,0 +1,338 @@
+"""Preprocessing fitted from several sites prepares rows as one fitted on all rows does."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.compose import ColumnTransformer
+from sklearn.preprocessing import StandardScaler
+
+from xain_workloads.data import load_table
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import (
+    KEY,
+    MAX_PREPROCESSING_BYTES,
+    SCALINGS,
+    CategoryColumn,
+    NumberColumn,
+    Preprocessing,
+    PreprocessingOptions,
+    Scale,
+    fit,
+    prepare,
+)
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+from xain_workloads.workload import create, evaluate, initial_model, predict
+
+STANDARD = PreprocessingOptions("standard")
+
+
+def mixed_table(num_rows: int = 300, seed: int = 0, *, task: str = "regression") -> Table:
+    """Numbers of several scales with gaps, categories with gaps, and a constant."""
+    chance = np.random.RandomState(seed)
+    income = np.exp(chance.normal(10, 1, num_rows))
+    income[chance.random_sample(num_rows) < 0.2] = np.nan
+    colour = np.array(
+        [None if i == 0 else "xabcde"[i] for i in chance.randint(0, 6, num_rows)], dtype=object
+    )
+    noise = chance.normal(0, 1e-4, num_rows)
+    target: Any = np.nan_to_num(np.log(income), nan=10.0) + 1e3 * noise
+    if task == "classification":
+        target = np.where(target > 10, "rich", "poor")
+    return Table(
+        (Column("income"), Column("colour", "category"), Column("noise"), Column("constant")),
+        {"income": income, "colour": colour, "noise": noise, "constant": np.full(num_rows, 0.1)},
+        target,
+    )
+
+
+def parts_of(table: Table, num_parts: int) -> list[Table]:
+    return [table.subset(rows) for rows in np.array_split(np.arange(table.num_samples), num_parts)]
+
+
+def matrix_of(table: Table, preprocessing: Preprocessing) -> Any:
+    """The rows as objects, in the order of the columns that scikit-learn's transformer expects."""
+    columns = [table.values[column.name].astype(object) for column in preprocessing.columns]
+    return np.column_stack(columns)
+
+
+@pytest.mark.parametrize("num_sites", [1, 3, 7])
+def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: int) -> None:
+    """scikit-learn's StandardScaler on all rows gives the same numbers, to 1e-9."""
+    table = load_table("breast_cancer")
+    parts = parts_of(table, num_sites)
+    preprocessing = fit([part.profile() for part in parts], STANDARD)
+    pooled = StandardScaler().fit_transform(table.to_dataset().features)
+    np.testing.assert_allclose(preprocessing.apply(table).features, pooled, rtol=0, atol=1e-9)
+
+
+@given(
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    scaling=st.sampled_from(SCALINGS),
+    indicate=st.booleans(),
+    missing=st.sampled_from(["mean", "median"]),
+)
+def test_sklearn_transformer_gives_the_same_numbers(
+    cuts: list[int], scaling: str, indicate: bool, missing: str
+) -> None:
+    """For any split into sites and all options; unknown and missing categories are zeros."""
+    table = mixed_table(60)
+    parts = [table.subset(rows) for rows in np.split(np.arange(60), sorted(cuts)) if len(rows)]
+    options = PreprocessingOptions(scaling, missing, indicate)
+    preprocessing = fit([part.profile(2) for part in parts], options)
+    table.values["colour"][0] = "never seen"
+    prepared = preprocessing.apply(table).features
+    transformer = preprocessing.to_sklearn()
+    assert isinstance(transformer, ColumnTransformer)
+    rows = matrix_of(table, preprocessing)
+    np.testing.assert_allclose(transformer.transform(rows), prepared, rtol=0, atol=1e-12)
+    rows[[cell is None for cell in rows.ravel()] and np.equal(rows, None)] = np.nan  # as pandas
+    np.testing.assert_allclose(transformer.transform(rows), prepared, rtol=0, atol=1e-12)
+    assert not prepared[0, [i for i, n in enumerate(preprocessing.feature_names) if "=" in n]].any()
+
+
+def test_order_of_sites_changes_nothing_but_the_order_of_columns() -> None:
+    profiles = [part.profile() for part in parts_of(mixed_table(), 5)]
+    text = fit(profiles, STANDARD).to_json()
+    assert fit(profiles[::-1], STANDARD).to_json() == text
+
+
+def test_constant_column_becomes_zeros() -> None:
+    """Its standard deviation is 0 but for rounding, which is not divided by."""
+    table = mixed_table()
+    for scaling in ("standard", "robust"):
+        options = PreprocessingOptions(scaling)
+        prepared = fit([part.profile() for part in parts_of(table, 3)], options).apply(table)
+        at = prepared.feature_names.index("constant")
+        np.testing.assert_allclose(prepared.features[:, at], 0.0, atol=1e-12)
+
+
+def test_missing_numbers_become_the_median_or_the_mean() -> None:
+    table = mixed_table()
+    gaps = np.isnan(table.values["income"])
+    known = table.values["income"][~gaps]
+    profiles = [part.profile() for part in parts_of(table, 3)]
+    for missing, expected, tolerance in (
+        ("mean", known.mean(), 1e-9),
+        ("median", np.median(known), 0.1),  # from sketches
+    ):
+        prepared = fit(profiles, PreprocessingOptions("none", missing)).apply(table)
+        at = prepared.feature_names.index("income")
+        assert prepared.features[gaps, at] == pytest.approx(expected, rel=tolerance)
+
+
+def test_indicator_tells_where_numbers_were_missing() -> None:
+    table = mixed_table()
+    options = PreprocessingOptions(indicate_missing=True)
+    prepared = fit([table.profile()], options).apply(table)
+    assert [name for name in prepared.feature_names if "missing" in name] == ["income is missing"]
+    at = prepared.feature_names.index("income is missing")
+    assert (prepared.features[:, at] == np.isnan(table.values["income"])).all()
+
+
+def test_robust_scaling_ignores_one_wild_value() -> None:
+    numbers = np.random.RandomState(0).standard_normal(640)
+    numbers[0] = 1e9
+    table = Table((Column("x"),), {"x": numbers}, numbers)
+    scale = fit([table.profile()], PreprocessingOptions("robust")).numbers[0].scale
+    assert scale.center == pytest.approx(0.0, abs=0.15)
+    assert scale.scale == pytest.approx(1.35, abs=0.15)
+
+
+def test_preprocessing_is_read_back_as_it_was_written() -> None:
+    preprocessing = fit([mixed_table().profile()], PreprocessingOptions(indicate_missing=True))
+    assert Preprocessing.from_json(preprocessing.to_json()) == preprocessing
+    assert Preprocessing.from_json(preprocessing.to_readable_json()) == preprocessing
+
+
+GOOD = Preprocessing(
+    (
+        NumberColumn("age", 50.0, Scale(50.0, 10.0)),
+        CategoryColumn("ward", ("a", "b")),
+    ),
+    Scale(1.0, 2.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (["version"], 2, "version 2"),
+        (["columns"], None, "'columns' is not a JSON list"),
+        (["columns", 0], 1, "not a JSON object"),
+        (["columns", 0, "name"], None, "'name' is None"),
+        (["columns", 0, "name"], "ward", "has a column twice"),
+        (["columns", 0, "type"], "text", "type 'text'"),
+        (["columns", 0, "scale"], 0.0, "must be above 0"),
+        (["columns", 0, "scale"], -1, "must be above 0"),
+        (["columns", 0, "center"], float("inf"), "'center' is inf"),
+        (["columns", 0, "fill"], "x", "'fill' is 'x'"),
+        (["columns", 0, "indicate_missing"], 1, "neither true nor false"),
+        (["columns", 1, "categories"], "ab", "'categories' is not a JSON list"),
+        (["columns", 1, "categories"], ["a", 1], "is not text"),
+        (["columns", 1, "categories"], ["a", "a"], "a category twice"),
+        (["target"], 5, "a scale of the model's preprocessing"),
+    ],
+)
+def test_damaged_preprocessing_is_refused(path: list[Any], value: Any, complaint: str) -> None:
+    """At a participant it comes from the network."""
+    entry = json.loads(GOOD.to_json())
+    inner = entry
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(DataError, match=complaint):
+        prepare({KEY: json.dumps(entry)}, mixed_table())
+
+
+def test_text_that_is_no_preprocessing_is_refused() -> None:
+    for text in ("[]", "{", "[" * 100_000, " " * (MAX_PREPROCESSING_BYTES + 1)):
+        with pytest.raises(DataError):
+            Preprocessing.from_json(text)
+
+
+def test_table_without_a_needed_column_is_refused_with_its_name() -> None:
+    table = mixed_table()
+    preprocessing = fit([table.profile()], STANDARD)
+    with pytest.raises(DataError, match="needs column 'colour'"):
+        preprocessing.apply(table.arranged(["income", "noise", "constant"]))
+    other = replace(
+        table,
+        columns=(Column("income"), Column("colour"), Column("noise"), Column("constant")),
+        values={**table.values, "colour": table.values["noise"]},
+    )
+    with pytest.raises(DataError, match="column 'colour' holds numbers"):
+        preprocessing.apply(other)
+
+
+def test_absent_column_may_count_as_missing() -> None:
+    """As a session's schema allows it; the numbers are then the fill of that column."""
+    table = mixed_table()
+    preprocessing = fit([table.profile()], STANDARD)
+    without = table.arranged(["noise", "constant"])
+    prepared = preprocessing.apply(without, fill_absent=True)
+    income = preprocessing.numbers[0]
+    expected = (income.fill - income.scale.center) / income.scale.scale
+    assert (prepared.features[:, prepared.feature_names.index("income")] == expected).all()
+    assert not prepared.features[:, 3:].any()
+
+
+def test_columns_in_another_order_are_prepared_alike() -> None:
+    table = mixed_table()
+    preprocessing = fit([table.profile()], STANDARD)
+    turned = table.arranged(["constant", "noise", "colour", "income"])
+    assert (preprocessing.apply(turned).features == preprocessing.apply(table).features).all()
+
+
+def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
+    """As a participant of an earlier version, which could not prepare its rows."""
+    iris = load_table("iris").to_dataset()
+    with_statistics = Table.from_dataset(iris).profile()
+    model = initial_model(create("sgd"), [with_statistics, iris.profile()])
+    assert KEY not in model.metadata
+    assert model.layout == create("sgd").initial_model([iris.profile()]).layout
+    assert prepare(model.metadata, iris) is iris
+
+
+def test_same_profiles_give_the_same_model_and_preprocessing() -> None:
+    """A coordinator that is started again makes the same initial model once more."""
+    profiles = [part.profile() for part in parts_of(mixed_table(), 3)]
+    workload = create("mlp", {"task": "regression"})
+    first, second = (initial_model(workload, profiles) for _ in range(2))
+    assert first.vector.tobytes() == second.vector.tobytes()
+    assert first.metadata == second.metadata
+
+
+def test_too_many_categories_are_refused_before_a_model_is_made() -> None:
+    names = np.array([f"c{i:04}" + "x" * 190 for i in range(900)] * 5, dtype=object)
+    columns = tuple(Column(f"k{i}", "category") for i in range(2))
+    table = Table(columns, {c.name: names for c in columns}, np.arange(4500.0))
+    profiles = []
+    for i in range(4):  # each site has categories of its own
+        at_site = {c.name: np.array([f"{i}{n[1:]}" for n in names], object) for c in columns}
+        profiles.append(replace(table, values=at_site).profile())
+    with pytest.raises(DataError, match="drop columns, or raise min_category_count"):
+        initial_model(create("sgd", {"task": "regression"}), profiles)
+
+
+def federated(tables: list[Table], model: Model, rounds: int) -> Model:
+    """Rounds of training and weighted averaging, without a network."""
+    workload = create(model.metadata["workload"], json.loads(model.metadata["options"]))
+    for round_ in range(rounds):
+        results = [
+            workload.train(
+                model, prepare(model.metadata, table), epochs=1, epoch_base=round_, seed=i
+            )
+            for i, table in enumerate(tables)
+        ]
+        total = sum(result.num_samples for result in results)
+        vector = sum(result.num_samples / total * result.vector for result in results)
+        model = replace(model, vector=np.asarray(vector, dtype=model.vector.dtype))
+    return model
+
+
+def badly_scaled(num_rows: int) -> Table:
+    """Two columns decide, one of scale 1e4 and one of scale 1e-3."""
+    chance = np.random.RandomState(1)
+    big, small = chance.normal(5e4, 1e4, num_rows), chance.normal(0, 1e-3, num_rows)
+    target = np.where((big - 5e4) / 1e4 + small / 1e-3 > 0, "yes", "no")
+    return Table((Column("big"), Column("small")), {"big": big, "small": small}, target)
+
+
+def test_linear_model_learns_from_badly_scaled_columns() -> None:
+    """Without preprocessing the same training stays far below, or diverges."""
+    table = badly_scaled(600)
+    train, test = table.subset(range(400)), table.subset(range(400, 600))
+    parts = parts_of(train, 3)
+    workload = create("sgd")
+    model = federated(parts, initial_model(workload, [p.profile() for p in parts]), rounds=10)
+    assert evaluate(model, test)["accuracy"] >= 0.95
+    bare = workload.initial_model([part.to_dataset().profile() for part in parts])
+    bare = federated(parts, bare, rounds=10)
+    assert evaluate(bare, test)["accuracy"] <= 0.8
+
+
+@pytest.mark.parametrize("name", ["sgd", "mlp"])
+def test_regression_trains_on_a_scaled_target_and_predicts_in_its_unit(name: str) -> None:
+    """A target around 1e6 needs no other step size than one around 0."""
+    table = mixed_table(400)
+    table = replace(table, target=1e6 + 1e4 * np.asarray(table.target))
+    parts = parts_of(table, 3)
+    workload = create(name, {"task": "regression"})
+    model = federated(parts, initial_model(workload, [p.profile() for p in parts]), rounds=20)
+    metrics = evaluate(model, table)
+    errors = predict(model, table) - np.asarray(table.target, dtype=np.float64)
+    assert metrics["r2"] >= 0.5
+    assert metrics["mse"] == pytest.approx(float(np.square(errors).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("name", ["sgd", "mlp"])
+def test_exported_estimator_predicts_the_same_from_the_same_rows(name: str, task: str) -> None:
+    """Preprocessing and estimator of plain scikit-learn, without this package's code."""
+    table = mixed_table(task=task)
+    workload = create(name, {"task": task, "dtype": "float64"})
+    model = federated([table], initial_model(workload, [table.profile()]), rounds=3)
+    preprocessing = Preprocessing.from_json(model.metadata[KEY])
+    rows = preprocessing.to_sklearn().transform(matrix_of(table, preprocessing))
+    predicted = workload.to_sklearn(model).predict(rows)
+    if task == "classification":
+        assert predicted.tolist() == predict(model, table).tolist()
+    else:
+        np.testing.assert_allclose(predicted, predict(model, table), rtol=1e-12)
+
+
+def test_dataset_is_prepared_as_a_table_of_numbers() -> None:
+    table = load_table("wine")
+    model = initial_model(create("sgd"), [table.profile()])
+    dataset = table.to_dataset()
+    assert isinstance(dataset, Dataset)
+    prepared = prepare(model.metadata, dataset)
+    assert (prepared.features == prepare(model.metadata, table).features).all()

@@ -1,0 +1,258 @@
+"""Statistics of sites merge to those of all their rows, tell no row, and are refused if damaged."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.preprocessing import StandardScaler
+
+from xain_workloads.errors import DataError
+from xain_workloads.statistics import (
+    MAX_CATEGORIES,
+    MAX_NAME_BYTES,
+    MAX_STATISTICS_BYTES,
+    MIN_BUCKET,
+    CategoryStatistics,
+    NumberStatistics,
+    Statistics,
+    describe,
+    from_json,
+    merge,
+)
+
+NO_TARGET = np.array([], dtype=np.str_)
+
+
+def of_numbers(numbers: NDArray[np.float64]) -> Statistics:
+    return describe({"x": numbers}, NO_TARGET)
+
+
+def number(statistics: Statistics, name: str = "x") -> NumberStatistics:
+    column = statistics.columns[name]
+    assert isinstance(column, NumberStatistics)
+    return column
+
+
+def category(statistics: Statistics, name: str = "x") -> CategoryStatistics:
+    column = statistics.columns[name]
+    assert isinstance(column, CategoryStatistics)
+    return column
+
+
+def texts(*values: str | None) -> NDArray[Any]:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), min_size=1, max_size=60),
+    offset=st.sampled_from([0.0, 1e6, -1e9]),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+    data=st.data(),
+)
+def test_merged_moments_equal_those_of_the_pooled_rows(
+    values: list[float], offset: float, cuts: list[int], data: st.DataObject
+) -> None:
+    """For any split into sites, some of them empty, and in any order of the sites."""
+    numbers = np.array(values) + offset
+    parts = [of_numbers(part) for part in np.split(numbers, sorted(cuts))]
+    merged = merge(parts)
+    shuffled = merge(data.draw(st.permutations(parts)))
+    assert merged.to_json() == shuffled.to_json()
+    known = numbers[~np.isnan(numbers)]
+    column = number(merged)
+    assert (column.moments.count, column.missing) == (len(known), len(numbers) - len(known))
+    if len(known):
+        scaler = StandardScaler().fit(known[:, np.newaxis])
+        size = max(1.0, float(np.abs(known).max()))
+        assert column.moments.mean == pytest.approx(scaler.mean_[0], rel=1e-9, abs=1e-9)
+        spread = float(np.square(known - known.mean()).mean())
+        assert column.moments.variance == pytest.approx(
+            spread, rel=1e-9, abs=(size * 1e-13) ** 2 + 1e-12
+        )
+
+
+@given(
+    labels=st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+)
+def test_merged_categories_are_counted_as_in_the_pooled_rows(
+    labels: list[str | None], cuts: list[int]
+) -> None:
+    """Every row is missing, counted by its name, or infrequent."""
+    column = texts(*labels)
+    parts = np.split(column, sorted(cuts))
+    target = [np.array(["y"] * len(part), dtype=np.str_) for part in parts]
+    described = [
+        describe({"x": part}, one, min_category_count=2)
+        for part, one in zip(parts, target, strict=True)
+    ]
+    merged = category(merge(described))
+    assert merged.missing == labels.count(None)
+    assert sum(merged.counts.values()) + merged.infrequent == len(labels) - labels.count(None)
+    for name, count in merged.counts.items():
+        at_sites = [part.tolist().count(name) for part in parts]
+        assert count == sum(number for number in at_sites if number >= 2)
+    exact = category(
+        merge(
+            [
+                describe({"x": part}, one, min_category_count=1)
+                for part, one in zip(parts, target, strict=True)
+            ]
+        )
+    )
+    assert dict(exact.counts) == {n: labels.count(n) for n in ("a", "b", "c") if n in labels}
+
+
+@pytest.mark.parametrize("sizes", [(1000,), (1000, 400), (400, 330, 500, 1000), (30, 7, 11, 700)])
+@pytest.mark.parametrize("draw", ["normal", "exponential", "integers"])
+def test_quantiles_of_merged_sketches_have_the_stated_rank_error(
+    sizes: tuple[int, ...], draw: str
+) -> None:
+    """The rank of a quantile is off by one bucket of each site at most, two with ties."""
+    chance = np.random.RandomState(len(sizes))
+    parts = []
+    for i, size in enumerate(sizes):
+        match draw:
+            case "normal":
+                parts.append(chance.normal(i, 1, size))
+            case "exponential":
+                parts.append(np.exp(3 * chance.normal(0, 1, size)))
+            case _:
+                parts.append(chance.randint(0, 5, size).astype(np.float64))
+    pooled = np.sort(np.concatenate(parts))
+    column = number(merge([of_numbers(part) for part in parts]))
+    allowed = sum(max(size / 64, MIN_BUCKET) + 1 for size in sizes) * 2
+    for share in (0.25, 0.5, 0.75):
+        value = column.quantile(share)
+        below = np.searchsorted(pooled, value, "left")
+        not_above = np.searchsorted(pooled, value, "right")
+        assert below - allowed <= share * len(pooled) <= not_above + allowed
+
+
+def test_no_single_row_is_in_the_sketch() -> None:
+    """A bucket is the mean of several rows; neither the smallest nor the largest value travels."""
+    numbers = np.random.RandomState(0).standard_normal(100)
+    told = {value for value, _ in number(of_numbers(numbers)).buckets}
+    assert len(told) == 100 // MIN_BUCKET
+    assert not told & set(numbers.tolist())
+
+
+def test_rare_categories_and_long_texts_do_not_travel() -> None:
+    statistics = describe(
+        {"x": texts(*["often"] * 5, *["rare"] * 4, *["t" * (MAX_NAME_BYTES + 1)] * 9, None)},
+        NO_TARGET,
+    )
+    assert category(statistics) == CategoryStatistics(1, {"often": 5}, 13)
+    assert "rare" not in statistics.to_json()
+
+
+def test_column_with_very_many_categories_tells_the_most_frequent() -> None:
+    names = [f"c{i}" for i in range(MAX_CATEGORIES + 10)]
+    column = category(describe({"x": texts(*names, names[-1])}, NO_TARGET, min_category_count=1))
+    assert len(column.counts) == MAX_CATEGORIES
+    assert column.counts[names[-1]] == 2
+    assert column.infrequent == 10
+
+
+@pytest.mark.parametrize("num_columns", [1, 100, 1000])
+def test_statistics_of_a_wide_table_are_bounded(num_columns: int) -> None:
+    """Sketches of a wide table are coarser; means and variances are exact all the same."""
+    chance = np.random.RandomState(0)
+    values = {f"column number {i}": chance.standard_normal(400) for i in range(num_columns)}
+    statistics = describe(values, chance.standard_normal(400))
+    text = statistics.to_json()
+    assert len(text) <= MAX_STATISTICS_BYTES
+    assert from_json(text) == statistics
+    last = f"column number {num_columns - 1}"
+    assert number(statistics, last).moments.mean == pytest.approx(values[last].mean(), rel=1e-12)
+
+
+def test_same_statistics_give_the_same_text() -> None:
+    """Also after they were read from JSON, so that a rebuilt model has the same metadata."""
+    values = {"n": np.array([1.5, np.nan, 0.1, 7.0]), "c": texts("a", "b", "a", None)}
+    statistics = describe(values, np.array([1.0, 2.0, 3.0, 4.0]), min_category_count=1)
+    text = statistics.to_json()
+    assert from_json(text) == statistics
+    assert from_json(text).to_json() == text
+
+
+def test_column_of_other_types_at_two_sites_is_named() -> None:
+    numbers = describe({"age": np.array([1.0])}, NO_TARGET)
+    names = describe({"age": texts("old")}, NO_TARGET)
+    with pytest.raises(DataError, match="column 'age' holds numbers at some sites"):
+        merge([numbers, names])
+
+
+def test_column_that_a_site_lacks_is_missing_in_its_rows() -> None:
+    both = describe({"a": np.ones(3), "b": np.ones(3)}, np.ones(3))
+    one = describe({"a": np.ones(4)}, np.ones(4))
+    merged = merge([one, both], ["b", "a", "nowhere"])
+    assert list(merged.columns) == ["b", "a"]
+    assert number(merged, "b").missing == 4
+    assert number(merged, "a").missing == 0
+
+
+def test_number_that_cannot_be_squared_is_refused_with_its_column() -> None:
+    with pytest.raises(DataError, match="column 'x' has a value of 1e\\+200"):
+        of_numbers(np.array([1.0, 1e200]))
+
+
+GOOD = json.loads(
+    describe({"n": np.arange(10.0), "c": texts(*"ab" * 5)}, np.arange(10.0)).to_json()
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (["version"], 7, "version 7"),
+        (["rows"], -1, "'rows' is -1"),
+        (["columns"], {}, "'columns' is not a JSON list"),
+        (["columns", 0], [], "not a JSON object"),
+        (["columns", 0, "name"], 5, "'name' is 5"),
+        (["columns", 0, "name"], "c", "column 'c' twice"),
+        (["columns", 0, "type"], "date", "type 'date'"),
+        (["columns", 0, "mean"], 1e200, "'mean' is 1e\\+200"),
+        (["columns", 0, "mean"], float("nan"), "'mean' is nan"),
+        (["columns", 0, "mean"], True, "'mean' is True"),
+        (["columns", 0, "mean"], "0", "'mean' is '0'"),
+        (["columns", 0, "m2"], -1.0, "not negative"),
+        (["columns", 0, "m2"], float("inf"), "'m2' is inf"),
+        (["columns", 0, "count"], 1.5, "'count' is 1.5"),
+        (["columns", 0, "buckets"], [0.0] * 11, "11 buckets for 10 values"),
+        (["columns", 0, "buckets"], [[]], "'buckets' is"),
+        (["columns", 1, "counts"], [], "'counts' is not"),
+        (["columns", 1, "counts", "a"], -5, "'a' is -5"),
+        (["target"], 3, "moments are not"),
+    ],
+)
+def test_damaged_statistics_are_refused(path: list[Any], value: Any, complaint: str) -> None:
+    """A profile comes from the network."""
+    entry = json.loads(json.dumps(GOOD))
+    inner = entry
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(DataError, match=complaint):
+        from_json(json.dumps(entry))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"rows":' + "9" * 5000 + "}", "not JSON"),
+        (" " * (MAX_STATISTICS_BYTES + 1), "more than"),
+    ],
+)
+def test_text_that_is_no_statistics_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint):
+        from_json(text)

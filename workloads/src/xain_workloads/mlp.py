@@ -1,0 +1,304 @@
+"""Multi-layer perceptrons, through scikit-learn's MLPClassifier and MLPRegressor.
+
+The output is softmax for more than two classes, one logistic unit for two, and linear for
+regression. A participant trains all outputs of the global model, also those of classes that it has
+never seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from json import dumps
+from typing import Any, ClassVar, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_workloads.dataset import Dataset, Task
+from xain_workloads.errors import Diverged
+from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unflatten
+from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.preprocessing import Scale, target_scale
+from xain_workloads.profile import DataProfile, union
+from xain_workloads.supervised import (
+    Array,
+    best_class,
+    classes_of,
+    classes_to_learn,
+    coded_target,
+    num_outputs,
+    regression_metrics,
+    require_width,
+    rows_to_predict,
+)
+from xain_workloads.workload import TrainResult
+
+ACTIVATIONS = ("relu", "tanh", "logistic", "identity")
+SOLVERS = ("sgd", "adam")
+MAX_LAYERS = 10
+MAX_UNITS = 100_000  # of a layer
+DIVERGED_SCORE = 1e11  # as of the workload "sgd"
+
+
+@dataclass(frozen=True, slots=True)
+class MlpOptions:
+    """Options of the workload "mlp", named as scikit-learn names them.
+
+    task: "classification" or "regression".
+    hidden_layers: units of each hidden layer, at least one layer.
+    activation: of the hidden layers, one of ACTIVATIONS.
+    solver: "sgd" with Nesterov's momentum, or "adam". Each round starts with a fresh optimiser:
+        neither velocity nor moments are kept between rounds.
+    learning_rate_init: step size, constant. momentum: for "sgd", 0 to below 1.
+    batch_size: rows of a step; a site with fewer rows takes all of them.
+    alpha: weight of the L2 penalty.
+    seed: of the initial weights, which the coordinator draws once for all sites.
+    dtype: of the weights between participants, "float32" or "float64". Training is in float64.
+    Raises ValueError that names the field.
+    """
+
+    task: str = "classification"
+    hidden_layers: tuple[int, ...] = (64,)
+    activation: str = "relu"
+    solver: str = "sgd"
+    learning_rate_init: float = 0.01
+    momentum: float = 0.9
+    batch_size: int = 32
+    alpha: float = 1e-4
+    seed: int = 0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        require_choice("task", self.task, get_args(Task))
+        require_choice("activation", self.activation, ACTIVATIONS)
+        require_choice("solver", self.solver, SOLVERS)
+        require_choice("dtype", self.dtype, ("float32", "float64"))
+        if not 1 <= len(self.hidden_layers) <= MAX_LAYERS:
+            raise ValueError(
+                f"hidden_layers is {self.hidden_layers}; it must have 1 to {MAX_LAYERS} layers"
+            )
+        for units in self.hidden_layers:
+            require_range("hidden_layers", units, at_least=1, at_most=MAX_UNITS)
+        require_range("learning_rate_init", self.learning_rate_init, above=0)
+        require_range("momentum", self.momentum, at_least=0)
+        if self.momentum >= 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be below 1")
+        require_range("batch_size", self.batch_size, at_least=1)
+        require_range("alpha", self.alpha, at_least=0)
+        require_range("seed", self.seed, at_least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWorkload:
+    """Multi-layer perceptrons. The arrays of a Model are "hidden0.coef" (p, units),
+    "hidden0.intercept" (units,), the same for each further layer, "output.coef" and
+    "output.intercept"; its metadata hold "classes" as those of the workload "sgd" do."""
+
+    options: MlpOptions = MlpOptions()
+    name: ClassVar[str] = "mlp"
+    scaling: ClassVar[str] = "standard"
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """Raises ValueError that names an option that is unknown or wrong."""
+        return cls(from_mapping(MlpOptions, options, workload=cls.name))
+
+    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+        """Uniform weights drawn from the seed. Classification needs two classes in all profiles.
+
+        Source: Glorot and Bengio 2010, with the factors of scikit-learn's _init_coef.
+        """
+        profile = union(profiles)
+        classes = classes_to_learn(self.options.task, profile)
+        layout = self._layout(profile.num_features, num_outputs(classes))
+        # RandomState, because its streams never change: a rebuilt model has the same bytes.
+        chance = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(self.options.seed)))
+        factor = 2.0 if self.options.activation == "logistic" else 6.0
+        arrays: dict[str, NDArray[Any]] = {}
+        for coef, intercept in zip(layout[::2], layout[1::2], strict=True):
+            bound = float(np.sqrt(factor / sum(coef.shape)))
+            for spec in (coef, intercept):
+                arrays[spec.name] = chance.uniform(-bound, bound, spec.shape)
+        metadata = {
+            "workload": self.name,
+            "options": dumps(asdict(self.options), sort_keys=True),
+            "classes": dumps(list(classes)),
+        }
+        return Model(flatten(arrays, layout), layout, metadata)
+
+    def train(
+        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+    ) -> TrainResult:
+        """See Workload.train. Metrics: as evaluate(), after training."""
+        require_range("epochs", epochs, at_least=1)
+        require_range("epoch_base", epoch_base, at_least=0)
+        require_range("seed", seed, at_least=0)
+        classes, layers = self._open(model)
+        codes = coded_target(self.options.task, classes, data)
+        require_width(len(layers[0][0]), data.features)
+        scale = target_scale(model.metadata)
+        target = codes if classes else (codes - scale.center) / scale.scale
+
+        estimator = self._estimator(classes, layers, min(self.options.batch_size, len(target)))
+        for epoch in range(epoch_base, epoch_base + epochs):
+            # partial_fit shuffles anew from random_state each time, as in the workload "sgd".
+            estimator.random_state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+            try:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    estimator.partial_fit(data.features, target)
+            except ValueError as error:
+                # What scikit-learn says when a weight is not finite after the epoch.
+                if "non-finite" not in str(error):
+                    raise
+                raise self._diverged(epoch) from error
+        trained = list(zip(estimator.coefs_, estimator.intercepts_, strict=True))
+        arrays = {
+            spec.name: array
+            for spec, array in zip(
+                model.layout, [array for layer in trained for array in layer], strict=True
+            )
+        }
+        with np.errstate(over="ignore"):  # beyond float32: infinite, and told below
+            vector: Vector = flatten(arrays, model.layout)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self._scores(trained, data.features)
+        is_finite = np.isfinite(vector).all() and np.abs(scores).max() < DIVERGED_SCORE
+        if not is_finite:
+            raise self._diverged(epoch_base + epochs - 1)
+        return TrainResult(vector, data.num_samples, self._metrics(scores, codes, scale))
+
+    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+        """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
+
+        loss: the mean cross-entropy, without the penalty. mse: in the unit of the target, squared.
+        """
+        classes, layers = self._open(model)
+        target = coded_target(self.options.task, classes, data)
+        require_width(len(layers[0][0]), data.features)
+        scores = self._scores(layers, data.features)
+        return self._metrics(scores, target, target_scale(model.metadata))
+
+    def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
+        """See Workload.predict. Two scores that are equal go to the class that comes first."""
+        classes, layers = self._open(model)
+        scores = self._scores(layers, rows_to_predict(len(layers[0][0]), features))
+        if not classes:
+            scale = target_scale(model.metadata)
+            return np.asarray(scores[:, 0] * scale.scale + scale.center)
+        return np.array(classes, dtype=np.str_)[best_class(scores)]
+
+    def to_sklearn(self, model: Model) -> Any:
+        """See Workload.to_sklearn: an MLPClassifier or MLPRegressor."""
+        classes, layers = self._open(model)
+        if not classes:  # the output is linear: predictions in the unit of the target
+            scale = target_scale(model.metadata)
+            coef, intercept = layers[-1]
+            layers[-1] = coef * scale.scale, intercept * scale.scale + scale.center
+        estimator = self._estimator(classes, layers, self.options.batch_size)
+        if classes:
+            names = np.array(classes, dtype=np.str_)
+            # The binarizer turns outputs into class names; it has no public way to rename them.
+            estimator.classes_ = estimator._label_binarizer.classes_ = names
+        return estimator
+
+    def _layout(self, num_features: int, num_outputs: int) -> Layout:
+        names = [f"hidden{i}" for i in range(len(self.options.hidden_layers))]
+        widths = [num_features, *self.options.hidden_layers, num_outputs]
+        specs: list[TensorSpec] = []
+        for i, name in enumerate([*names, "output"]):
+            specs.append(TensorSpec(f"{name}.coef", (widths[i], widths[i + 1]), self.options.dtype))
+            specs.append(TensorSpec(f"{name}.intercept", (widths[i + 1],), self.options.dtype))
+        return tuple(specs)
+
+    def _open(self, model: Model) -> tuple[tuple[str, ...], list[tuple[Array, Array]]]:
+        """(classes, (coef, intercept) of each layer) of a model; float64 copies, since training
+        writes into them. Raises ValueError if the model is none of this workload."""
+        classes = classes_of(self.options.task, model.metadata)
+        first = model.layout[0].shape if model.layout else ()
+        expected = self._layout(first[0] if first else 0, num_outputs(classes))
+        found = {spec.name: spec.shape for spec in model.layout}
+        if found != {spec.name: spec.shape for spec in expected}:
+            raise ValueError(
+                f"the model's arrays are {found}; expected"
+                f" { {spec.name: spec.shape for spec in expected} }"
+            )
+        arrays = unflatten(model.vector, model.layout)
+        copies = [np.array(arrays[spec.name], dtype=np.float64, order="C") for spec in expected]
+        return classes, list(zip(copies[::2], copies[1::2], strict=True))
+
+    def _estimator(
+        self, classes: tuple[str, ...], layers: list[tuple[Array, Array]], batch_size: int
+    ) -> Any:
+        """An estimator in the state that partial_fit() would have left it in with these weights."""
+        # Here, because a coordinator, which never trains, need not have it.
+        from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+        options = self.options
+        settings = {
+            "hidden_layer_sizes": options.hidden_layers,
+            "activation": options.activation,
+            "solver": options.solver,
+            "alpha": options.alpha,
+            "batch_size": batch_size,
+            "learning_rate_init": options.learning_rate_init,
+            "momentum": options.momentum,
+            "n_iter_no_change": np.inf,
+            "random_state": 0,
+        }
+        # One row is fitted, for scikit-learn to set all that it keeps beside the weights; then the
+        # weights are replaced, and the optimiser is dropped: the next fit makes a fresh one.
+        row = np.zeros((1, len(layers[0][0])))
+        estimator: Any
+        if classes:
+            # Positions, not names: scikit-learn would sort names as text, "10" before "9".
+            estimator = MLPClassifier(**{**settings, "batch_size": 1})
+            estimator.partial_fit(row, np.zeros(1, dtype=np.int64), classes=np.arange(len(classes)))
+        else:
+            estimator = MLPRegressor(**{**settings, "batch_size": 1})
+            estimator.partial_fit(row, np.zeros(1))
+        estimator.batch_size = batch_size
+        estimator.coefs_ = [coef for coef, _ in layers]
+        estimator.intercepts_ = [intercept for _, intercept in layers]
+        del estimator._optimizer
+        return estimator
+
+    def _scores(self, layers: Sequence[tuple[Array, Array]], features: Array) -> Array:
+        """(n, k) outputs before softmax or logistic function."""
+        values = features
+        for coef, intercept in layers[:-1]:
+            values = _activated(self.options.activation, values @ coef + intercept)
+        coef, intercept = layers[-1]
+        return np.asarray(values @ coef + intercept)
+
+    def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
+        """scores: (n, k). target: (n,), as coded_target() gives it."""
+        if self.options.task == "regression":
+            return regression_metrics(scores[:, 0] * scale.scale + scale.center, target)
+        if scores.shape[1] == 1:
+            losses = np.logaddexp(0.0, np.where(target == 1, -1.0, 1.0) * scores[:, 0])
+        else:
+            largest = scores.max(axis=1)
+            log_sums = largest + np.log(np.exp(scores - largest[:, np.newaxis]).sum(axis=1))
+            losses = log_sums - scores[np.arange(len(target)), target]
+        return {
+            "accuracy": float(np.mean(best_class(scores) == target)),
+            "loss": float(losses.mean()),
+        }
+
+    def _diverged(self, epoch: int) -> Diverged:
+        return Diverged(
+            f"training diverged in epoch {epoch + 1} with solver = {self.options.solver!r} and"
+            f" learning_rate_init = {self.options.learning_rate_init:g}: lower"
+            " learning_rate_init, or scale the data"
+        )
+
+
+def _activated(activation: str, values: Array) -> Array:
+    match activation:
+        case "relu":
+            return np.maximum(values, 0.0)
+        case "tanh":
+            return np.tanh(values)
+        case "logistic":
+            with np.errstate(over="ignore"):
+                return 1.0 / (1.0 + np.exp(-values))
+    return values

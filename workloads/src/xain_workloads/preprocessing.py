@@ -1,0 +1,382 @@
+"""Preprocessing of tables: fitted once from the statistics of all sites, then part of the model.
+
+fit() computes from data profiles what every column needs. A model carries the result as JSON in
+metadata["preprocessing"], so each participant prepares its rows alike. The features of a prepared
+Dataset are, in this order: all number columns, the indicators of missing numbers, and the
+categories of each category column as zeros and ones (one-hot).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_workloads.dataset import Dataset
+from xain_workloads.errors import DataError
+from xain_workloads.options import from_mapping, require_choice
+from xain_workloads.profile import DataProfile
+from xain_workloads.statistics import (
+    CategoryStatistics,
+    Moments,
+    NumberStatistics,
+    expect_list,
+    expect_number,
+    expect_text,
+    from_json,
+    merge,
+    parse_object,
+)
+from xain_workloads.table import Table
+
+if TYPE_CHECKING:
+    from sklearn.compose import ColumnTransformer
+
+KEY = "preprocessing"  # in the metadata of a model
+VERSION = 1
+SCALINGS = ("standard", "robust", "none")
+MAX_PREPROCESSING_BYTES = 1 << 20  # it travels with every assignment
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessingOptions:
+    """Options of [workload.preprocessing].
+
+    scaling: "standard" subtracts the mean of a number column and divides by its standard
+        deviation, "robust" takes the median and the distance of the quartiles, "none" leaves
+        numbers as they are; "" chooses what the workload needs.
+    missing: "median" or "mean", which replaces a missing number.
+    indicate_missing: add a column of zeros and ones for each number column with missing values.
+    Raises ValueError that names the field.
+    """
+
+    scaling: str = ""
+    missing: str = "median"
+    indicate_missing: bool = False
+
+    name: ClassVar[str] = "preprocessing"
+
+    def __post_init__(self) -> None:
+        require_choice("scaling", self.scaling, ("", *SCALINGS))
+        require_choice("missing", self.missing, ("median", "mean"))
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """Raises ValueError that names an option that is unknown or wrong."""
+        return from_mapping(cls, options, workload=cls.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Standardisation of numbers: (value - center) / scale. scale: above 0."""
+
+    center: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NumberColumn:
+    """A column of numbers. fill: replaces a missing value, before scaling.
+
+    has_indicator: whether a column of zeros and ones tells where values are missing.
+    """
+
+    name: str
+    fill: float
+    scale: Scale
+    has_indicator: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryColumn:
+    """A column of categories. A missing or unknown category is all zeros."""
+
+    name: str
+    categories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """What turns a Table into the Dataset that a model was made for.
+
+    columns: in the order of the session's schema, which is that of to_sklearn()'s input.
+    target: scale of a target of numbers, on which linear models and networks train; their
+        predictions are in the target's own unit. None for classification, and without scaling.
+    """
+
+    columns: tuple[NumberColumn | CategoryColumn, ...]
+    target: Scale | None = None
+
+    @property
+    def numbers(self) -> tuple[NumberColumn, ...]:
+        """Columns of numbers."""
+        return tuple(column for column in self.columns if isinstance(column, NumberColumn))
+
+    @property
+    def categories(self) -> tuple[CategoryColumn, ...]:
+        """Columns of categories, those without any known category among them."""
+        return tuple(column for column in self.columns if isinstance(column, CategoryColumn))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the prepared features, in order."""
+        return (
+            *(column.name for column in self.numbers),
+            *(f"{column.name} is missing" for column in self.numbers if column.has_indicator),
+            *(f"{column.name}={name}" for column in self.categories for name in column.categories),
+        )
+
+    @property
+    def num_features(self) -> int:
+        """Number of prepared features."""
+        num_indicators = sum(column.has_indicator for column in self.numbers)
+        num_categories = sum(len(column.categories) for column in self.categories)
+        return len(self.numbers) + num_indicators + num_categories
+
+    def apply(self, table: Table, *, fill_absent: bool = False) -> Dataset:
+        """Prepare the rows of a table. Columns are matched by name.
+
+        fill_absent: a column that the table does not have counts as missing in all of its rows,
+            which the schema of a session may allow; else it is an error.
+        Raises DataError that names a column that is missing or of another type.
+        """
+        features = np.zeros((table.num_samples, self.num_features))
+        found = {
+            column.name: _values(table, column, fill_absent=fill_absent) for column in self.columns
+        }
+        for i, number in enumerate(self.numbers):
+            values = found[number.name]
+            known = np.where(np.isnan(values), number.fill, values)
+            features[:, i] = (known - number.scale.center) / number.scale.scale
+        at = len(self.numbers)
+        for number in self.numbers:
+            if number.has_indicator:
+                features[:, at] = np.isnan(found[number.name])
+                at += 1
+        for category in self.categories:
+            values = found[category.name]
+            position = {name: at + i for i, name in enumerate(category.categories)}
+            columns = np.array([position.get(value, -1) for value in values.tolist()], np.intp)
+            rows = np.flatnonzero(columns >= 0)
+            features[rows, columns[rows]] = 1.0
+            at += len(category.categories)
+        return Dataset(features, table.target, self.feature_names)
+
+    def to_sklearn(self) -> "ColumnTransformer":
+        """The same as a fitted ColumnTransformer of scikit-learn's own transformers.
+
+        Its input has the columns in the order of `columns`: a pandas.DataFrame, or an array of
+        objects with NaN for missing numbers and None or NaN for missing categories.
+        """
+        # Here, because a coordinator fits and a participant applies without scikit-learn.
+        from sklearn.compose import ColumnTransformer
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.pipeline import Pipeline
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+        position = {column.name: i for i, column in enumerate(self.columns)}
+        indicated = [column for column in self.numbers if column.has_indicator]
+        encoded = [column for column in self.categories if column.categories]
+        scaling = Pipeline(
+            [("impute", SimpleImputer(keep_empty_features=True)), ("scale", StandardScaler())]
+        )
+        encoder = OneHotEncoder(
+            categories=[np.array(column.categories, dtype=object) for column in encoded],
+            handle_unknown="ignore",
+            sparse_output=False,
+        )
+        parts = [
+            ("numbers", scaling, [position[column.name] for column in self.numbers]),
+            (
+                "missing",
+                MissingIndicator(features="all"),
+                [position[column.name] for column in indicated],
+            ),
+            ("categories", encoder, [position[column.name] for column in encoded]),
+        ]
+        transformer = ColumnTransformer([part for part in parts if part[2]], sparse_threshold=0)
+        # Fitted on one row that has every column, for scikit-learn to set all that it keeps
+        # beside what is learnt; then what is learnt is replaced.
+        row = np.empty((1, len(self.columns)), dtype=object)
+        for i, column in enumerate(self.columns):
+            row[0, i] = 0.0 if isinstance(column, NumberColumn) else "".join(column.categories[:1])
+        transformer.fit(row)
+        if self.numbers:
+            imputer, scaler = (step for _, step in transformer.named_transformers_["numbers"].steps)
+            scales = np.array([column.scale.scale for column in self.numbers])
+            imputer.statistics_ = np.array([column.fill for column in self.numbers])
+            scaler.mean_ = np.array([column.scale.center for column in self.numbers])
+            scaler.scale_, scaler.var_ = scales, np.square(scales)
+        return transformer
+
+    def to_json(self) -> str:
+        """JSON text; the same preprocessing gives the same text."""
+        return dumps(self._entry(), separators=(",", ":"), allow_nan=False)
+
+    def to_readable_json(self) -> str:
+        """The same with a line for each value, for people."""
+        return dumps(self._entry(), indent=2, allow_nan=False) + "\n"
+
+    def _entry(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"version": VERSION, "columns": []}
+        for column in self.columns:
+            if isinstance(column, CategoryColumn):
+                one: dict[str, Any] = {"type": "category", "categories": list(column.categories)}
+            else:
+                one = {
+                    "type": "number",
+                    "fill": column.fill,
+                    "center": column.scale.center,
+                    "scale": column.scale.scale,
+                    "indicate_missing": column.has_indicator,
+                }
+            entry["columns"].append({"name": column.name, **one})
+        if self.target is not None:
+            entry["target"] = {"center": self.target.center, "scale": self.target.scale}
+        return entry
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what came with a model. Raises DataError that names what is wrong.
+
+        The text comes from the network: every value is checked.
+        """
+        if len(text) > MAX_PREPROCESSING_BYTES:
+            raise DataError(f"the preprocessing takes more than {MAX_PREPROCESSING_BYTES} bytes")
+        entry = parse_object(text, "the model's preprocessing steps")
+        if entry.get("version") != VERSION:
+            raise DataError(
+                f"the model's preprocessing has version {entry.get('version')!r}, not {VERSION}"
+            )
+        columns = tuple(_column_from_json(column) for column in expect_list(entry, "columns"))
+        if len({column.name for column in columns}) < len(columns):
+            raise DataError("the model's preprocessing has a column twice")
+        target = entry.get("target")
+        return cls(columns, None if target is None else _scale_from_json(target))
+
+
+def preprocessing_of(metadata: Mapping[str, str]) -> Preprocessing | None:
+    """The preprocessing of a model; None if the model takes rows as they are. Raises DataError."""
+    return Preprocessing.from_json(metadata[KEY]) if metadata.get(KEY) else None
+
+
+def target_scale(metadata: Mapping[str, str]) -> Scale:
+    """Scale of the target that a model was trained on. Raises DataError."""
+    preprocessing = preprocessing_of(metadata)
+    return (preprocessing.target if preprocessing else None) or Scale()
+
+
+def prepare(
+    metadata: Mapping[str, str], data: Table | Dataset, *, fill_absent: bool = False
+) -> Dataset:
+    """The rows of a site as the model of these metadata takes them. fill_absent: as in apply().
+
+    Raises DataError if the data do not fit the model, or if they need preprocessing and the model
+    has none.
+    """
+    preprocessing = preprocessing_of(metadata)
+    if isinstance(data, Dataset):
+        if preprocessing is None:
+            return data
+        data = Table.from_dataset(data)
+    if preprocessing is None:
+        return data.to_dataset()
+    return preprocessing.apply(data, fill_absent=fill_absent)
+
+
+def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Preprocessing:
+    """Fit the preprocessing of all sites from their data profiles, each with rows and statistics.
+
+    The order of the profiles decides the order of columns only: it is that of the first profile. A
+    column that a site does not have is missing in all of its rows.
+    Raises DataError if the sites' columns do not fit together.
+    """
+    names = [column.name for column in profiles[0].columns]
+    merged = merge([from_json(profile.statistics) for profile in profiles], names)
+    columns: list[NumberColumn | CategoryColumn] = []
+    for name, column in merged.columns.items():
+        if isinstance(column, CategoryStatistics):
+            columns.append(CategoryColumn(name, tuple(sorted(column.counts))))
+            continue
+        fill = column.quantile(0.5) if options.missing == "median" else column.moments.mean
+        has_indicator = options.indicate_missing and column.missing > 0
+        columns.append(NumberColumn(name, fill, _scale(column, options.scaling), has_indicator))
+    target = None
+    if merged.target is not None and options.scaling != "none":
+        target = Scale(merged.target.mean, _deviation(merged.target))
+    fitted = Preprocessing(tuple(columns), target)
+    if fitted.num_features == 0:
+        raise DataError("no column is left: there is no number column, and no frequent category")
+    if len(fitted.to_json()) > MAX_PREPROCESSING_BYTES:
+        raise DataError(
+            f"the preprocessing of {len(columns)} columns and {fitted.num_features} features takes "
+            f"more than {MAX_PREPROCESSING_BYTES} bytes; drop columns, or raise min_category_count"
+        )
+    return fitted
+
+
+def _scale(column: NumberStatistics, scaling: str) -> Scale:
+    match scaling:
+        case "none":
+            return Scale()
+        case "robust":
+            width = column.quantile(0.75) - column.quantile(0.25)
+            # A column that is mostly one value has quartiles without distance.
+            return Scale(column.quantile(0.5), width if width > 0 else _deviation(column.moments))
+    return Scale(column.moments.mean, _deviation(column.moments))
+
+
+def _deviation(moments: Moments) -> float:
+    """The standard deviation; 1 where it is 0 but for rounding, as scikit-learn decides it."""
+    epsilon = float(np.finfo(np.float64).eps)
+    bound = moments.count * epsilon * moments.variance
+    bound += (moments.count * moments.mean * epsilon) ** 2
+    return 1.0 if moments.variance <= bound else float(np.sqrt(moments.variance))
+
+
+def _values(
+    table: Table, column: NumberColumn | CategoryColumn, *, fill_absent: bool
+) -> NDArray[Any]:
+    is_number = isinstance(column, NumberColumn)
+    values = table.values.get(column.name)
+    if values is None:
+        if not fill_absent:
+            raise DataError(f"the model needs column {column.name!r}, which the data do not have")
+        return np.full(table.num_samples, np.nan if is_number else None)
+    if (values.dtype.kind == "f") != is_number:
+        found, expected = ("categories", "numbers") if is_number else ("numbers", "categories")
+        raise DataError(f"column {column.name!r} holds {found}; the model takes {expected}")
+    return values
+
+
+def _column_from_json(entry: object) -> NumberColumn | CategoryColumn:
+    if not isinstance(entry, dict):
+        raise DataError("a column of the model's preprocessing is not a JSON object")
+    name = expect_text(entry, "name")
+    match entry.get("type"):
+        case "number":
+            has_indicator = entry.get("indicate_missing")
+            if not isinstance(has_indicator, bool):
+                raise DataError(f"'indicate_missing' of column {name!r} is neither true nor false")
+            return NumberColumn(
+                name, expect_number(entry, "fill"), _scale_from_json(entry), has_indicator
+            )
+        case "category":
+            categories = expect_list(entry, "categories")
+            if not all(isinstance(category, str) for category in categories):
+                raise DataError(f"a category of column {name!r} is not text")
+            if len(set(categories)) < len(categories):
+                raise DataError(f"column {name!r} has a category twice")
+            return CategoryColumn(name, tuple(categories))
+    raise DataError(f"column {name!r} is of type {entry.get('type')!r}, not number or category")
+
+
+def _scale_from_json(entry: object) -> Scale:
+    if not isinstance(entry, dict):
+        raise DataError("a scale of the model's preprocessing is not a JSON object")
+    scale = expect_number(entry, "scale")
+    if scale <= 0:
+        raise DataError(f"'scale' is {scale}; it must be above 0")
+    return Scale(expect_number(entry, "center"), scale)

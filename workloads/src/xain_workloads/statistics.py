@@ -1,0 +1,353 @@
+"""Statistics of the columns of one site, from which the preprocessing of all sites is fitted.
+
+A site sends the statistics as JSON text in its data profile. Statistics of several sites merge to
+the statistics of all their rows. No row travels, and no minimum or maximum of a column.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from json import JSONDecodeError, dumps, loads
+from math import fsum
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_workloads.errors import DataError
+
+VERSION = 1
+MIN_CATEGORY_COUNT = 5
+MAX_CATEGORIES = 1000  # of a column; the others count as infrequent
+MAX_NAME_BYTES = 200  # of a category; free text counts as infrequent
+# Of the whole text. A data profile travels in one message and is kept in the journal.
+MAX_STATISTICS_BYTES = 512 << 10
+
+# A bucket of the quantile sketch has at least MIN_BUCKET rows, so its mean is not one row's value.
+MAX_BUCKETS = 64
+MIN_BUCKET = 5
+_BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
+
+# The square of a value, times any number of rows, stays finite.
+MAX_VALUE = 1e140
+_MAX_SQUARES = 1e300
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and M2, the sum of squared differences from the mean, of known values."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    @property
+    def variance(self) -> float:
+        """Population variance, as scikit-learn's StandardScaler has it; 0 without values."""
+        return self.m2 / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NumberStatistics:
+    """Statistics of a column of numbers.
+
+    buckets: (value, rows) pairs in ascending order: the sorted values are cut into buckets of
+        nearly equal size, and each bucket tells its mean. Empty if a table is too wide for them.
+    """
+
+    missing: int
+    moments: Moments
+    buckets: tuple[tuple[float, int], ...] = ()
+    type: ClassVar[str] = "number"
+
+    def quantile(self, share: float) -> float:
+        """The value below which a share of the rows lies, 0 <= share <= 1; 0 without values, the
+        mean without buckets.
+
+        Interpolated linearly between the middles of the buckets. The share of rows that are really
+        below it differs from `share` by at most one bucket of each site: 1/64 of the site's rows,
+        or MIN_BUCKET rows if the site has fewer than 320 (twice that at most with ties).
+        """
+        if not self.buckets:
+            return self.moments.mean
+        values = np.array([value for value, _ in self.buckets])
+        rows = np.array([count for _, count in self.buckets], dtype=np.float64)
+        middles = np.cumsum(rows) - rows / 2
+        return float(np.interp(share * rows.sum(), middles, values))
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryStatistics:
+    """Statistics of a column of categories.
+
+    counts: rows by category, for categories with at least the site's minimum count.
+    infrequent: rows of all other categories.
+    """
+
+    missing: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    infrequent: int = 0
+    type: ClassVar[str] = "category"
+
+
+ColumnStatistics = NumberStatistics | CategoryStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Statistics of a table, by column name in the order of the table.
+
+    rows: of the table. target: moments of a target of numbers; None for classification.
+    """
+
+    rows: int
+    columns: Mapping[str, ColumnStatistics]
+    target: Moments | None = None
+
+    def to_json(self) -> str:
+        """JSON text; the same statistics give the same text."""
+        entry = {
+            "version": VERSION,
+            "rows": self.rows,
+            "columns": [_column_to_json(name, column) for name, column in self.columns.items()],
+        }
+        if self.target is not None:
+            entry["target"] = _moments_to_json(self.target)
+        return dumps(entry, separators=(",", ":"), allow_nan=False)
+
+
+def describe(
+    values: Mapping[str, NDArray[Any]],
+    target: NDArray[Any],
+    *,
+    min_category_count: int = MIN_CATEGORY_COUNT,
+) -> Statistics:
+    """Compute the statistics of a table's columns.
+
+    values: by column, (n,) float64 with NaN for missing, or (n,) objects: str, None for missing.
+    target: (n,); moments are computed if it is float64.
+    min_category_count: rows that a category must have for its name to travel, 1 or more.
+    Raises DataError that names the column if one of its numbers is above MAX_VALUE.
+    """
+    num_numbers = sum(column.dtype.kind == "f" for column in values.values())
+    # A wide table has coarser sketches; one of more than some 5000 columns has none.
+    room = MAX_STATISTICS_BYTES // 2 // max(num_numbers, 1)
+    max_buckets = min(MAX_BUCKETS, room // _BUCKET_BYTES)
+    columns: dict[str, ColumnStatistics] = {}
+    for name, column in values.items():
+        if column.dtype.kind == "f":
+            columns[name] = _describe_numbers(name, column, max_buckets)
+        else:
+            columns[name] = _describe_categories(column, min_category_count)
+    moments = _moments("the target", target) if target.dtype.kind == "f" else None
+    return Statistics(len(target), columns, moments)
+
+
+def _describe_numbers(name: str, column: NDArray[Any], max_buckets: int) -> NumberStatistics:
+    known = np.sort(column[~np.isnan(column)])
+    num_buckets = min(max_buckets, len(known) // MIN_BUCKET)
+    buckets: tuple[tuple[float, int], ...] = ()
+    moments = _moments(f"column {name!r}", known)
+    if num_buckets > 1:  # one bucket would repeat the mean
+        pieces = np.array_split(known, num_buckets)
+        buckets = tuple((float(piece.mean()), len(piece)) for piece in pieces)
+    elif len(known):
+        buckets = ((moments.mean, moments.count),)
+    return NumberStatistics(len(column) - len(known), moments, buckets)
+
+
+def _describe_categories(column: NDArray[Any], min_count: int) -> CategoryStatistics:
+    counts = Counter(value for value in column.tolist() if value is not None)
+    frequent = sorted(
+        (-count, name)
+        for name, count in counts.items()
+        if count >= min_count and len(name.encode(errors="replace")) <= MAX_NAME_BYTES
+    )[:MAX_CATEGORIES]
+    kept = {name: -count for count, name in sorted(frequent, key=lambda pair: pair[1])}
+    num_known = sum(counts.values())
+    return CategoryStatistics(len(column) - num_known, kept, num_known - sum(kept.values()))
+
+
+def _moments(where: str, known: NDArray[Any]) -> Moments:
+    if not len(known):
+        return Moments()
+    largest = float(np.abs(known).max())
+    if not largest <= MAX_VALUE:
+        raise DataError(f"{where} has a value of {largest:g}; at most {MAX_VALUE:g} is taken")
+    mean = float(known.mean())
+    return Moments(len(known), mean, float(np.square(known - mean).sum()))
+
+
+def merge(parts: Sequence[Statistics], names: Sequence[str] = ()) -> Statistics:
+    """Merge the statistics of several sites into those of all their rows.
+
+    The result does not depend on the order of the sites: sums are correctly rounded (fsum).
+    names: of the columns, in their order; by default those of the first site. A column that a site
+        does not have is missing in all of its rows; one that no site has is left out.
+    Raises DataError that names a column of numbers at some sites and of categories at others.
+    Source: Chan, Golub and LeVeque 1979, for the moments.
+    """
+    columns: dict[str, ColumnStatistics] = {}
+    for name in names or parts[0].columns:
+        having = [part for part in parts if name in part.columns]
+        if having:
+            missing = sum(part.rows for part in parts if name not in part.columns)
+            columns[name] = _merge_column(name, [part.columns[name] for part in having], missing)
+    targets = [part.target for part in parts if part.target is not None]
+    rows = sum(part.rows for part in parts)
+    return Statistics(rows, columns, _merge_moments(targets) if targets else None)
+
+
+def _merge_column(name: str, found: Sequence[ColumnStatistics], missing: int) -> ColumnStatistics:
+    """missing: rows of the sites that do not have the column."""
+    numbers = [column for column in found if isinstance(column, NumberStatistics)]
+    categories = [column for column in found if isinstance(column, CategoryStatistics)]
+    if numbers and categories:
+        raise DataError(f"column {name!r} holds numbers at some sites and categories at others")
+    missing += sum(column.missing for column in found)
+    if categories:
+        counts: Counter[str] = Counter()
+        for column in categories:
+            counts.update(column.counts)
+        infrequent = sum(column.infrequent for column in categories)
+        return CategoryStatistics(missing, dict(sorted(counts.items())), infrequent)
+    known = [column for column in numbers if column.moments.count]
+    buckets: tuple[tuple[float, int], ...] = ()
+    if all(column.buckets for column in known):  # else some sites would not count in a quantile
+        buckets = tuple(sorted(bucket for column in known for bucket in column.buckets))
+    return NumberStatistics(missing, _merge_moments([one.moments for one in known]), buckets)
+
+
+def _merge_moments(parts: Iterable[Moments]) -> Moments:
+    known = [part for part in parts if part.count]
+    count = sum(part.count for part in known)
+    if not count:
+        return Moments()
+    # Around a value that is close to all means, so that a large common offset loses no digits.
+    centre = min(part.mean for part in known)
+    mean = centre + fsum(part.count * (part.mean - centre) for part in known) / count
+    between = fsum(part.count * (part.mean - mean) ** 2 for part in known)
+    return Moments(count, mean, fsum([*(part.m2 for part in known), between]))
+
+
+def from_json(text: str) -> Statistics:
+    """Read the statistics that a site sent. Raises DataError that names what is wrong.
+
+    The text comes from the network: every value is checked.
+    """
+    if len(text.encode(errors="replace")) > MAX_STATISTICS_BYTES:
+        raise DataError(f"the statistics take more than {MAX_STATISTICS_BYTES} bytes")
+    entry = parse_object(text, "the statistics")
+    if entry.get("version") != VERSION:
+        raise DataError(f"the statistics have version {entry.get('version')!r}, not {VERSION}")
+    columns: dict[str, ColumnStatistics] = {}
+    for column in expect_list(entry, "columns"):
+        if not isinstance(column, dict):
+            raise DataError("the statistics of a column are not a JSON object")
+        name = expect_text(column, "name")
+        if name in columns:
+            raise DataError(f"the statistics have column {name!r} twice")
+        columns[name] = _column_from_json(column)
+    target = entry.get("target")
+    rows = expect_count(entry, "rows")
+    return Statistics(rows, columns, None if target is None else _moments_from_json(target))
+
+
+def _moments_to_json(moments: Moments) -> dict[str, Any]:
+    return {"count": moments.count, "mean": moments.mean, "m2": moments.m2}
+
+
+def _column_to_json(name: str, column: ColumnStatistics) -> dict[str, Any]:
+    if isinstance(column, CategoryStatistics):
+        return {
+            "name": name,
+            "type": "category",
+            "missing": column.missing,
+            "counts": dict(column.counts),
+            "infrequent": column.infrequent,
+        }
+    entry = {"name": name, "type": "number", "missing": column.missing}
+    entry |= _moments_to_json(column.moments)
+    # Sizes of buckets differ by one at most and follow from their number, so they do not travel.
+    return {**entry, "buckets": [value for value, _ in column.buckets]}
+
+
+def _column_from_json(entry: Mapping[str, Any]) -> ColumnStatistics:
+    missing = expect_count(entry, "missing")
+    match entry.get("type"):
+        case "category":
+            counts = entry.get("counts")
+            if not isinstance(counts, dict) or len(counts) > MAX_CATEGORIES:
+                raise DataError(f"'counts' is not a JSON object of at most {MAX_CATEGORIES} names")
+            checked = {name: expect_count(counts, name) for name in sorted(counts)}
+            return CategoryStatistics(missing, checked, expect_count(entry, "infrequent"))
+        case "number":
+            moments = _moments_from_json(entry)
+            values = expect_list(entry, "buckets")
+            if len(values) > min(MAX_BUCKETS, moments.count):
+                raise DataError(f"{len(values)} buckets for {moments.count} values")
+            numbers = [expect_number({"buckets": value}, "buckets") for value in values]
+            sizes = _sizes(moments.count, len(numbers))
+            return NumberStatistics(missing, moments, tuple(zip(numbers, sizes, strict=True)))
+    raise DataError(f"a column is of type {entry.get('type')!r}, neither number nor category")
+
+
+def _sizes(count: int, num_buckets: int) -> list[int]:
+    """Rows of each bucket, as numpy.array_split cuts them."""
+    size, more = divmod(count, num_buckets or 1)
+    return [size + (i < more) for i in range(num_buckets)]
+
+
+def _moments_from_json(entry: object) -> Moments:
+    if not isinstance(entry, dict):
+        raise DataError("moments are not a JSON object")
+    m2 = expect_number(entry, "m2", largest=_MAX_SQUARES)
+    if m2 < 0:
+        raise DataError(f"'m2' is {m2}; a sum of squares is not negative")
+    return Moments(expect_count(entry, "count"), expect_number(entry, "mean"), m2)
+
+
+# --- reading JSON that comes from the network ---
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """A JSON object. what: how messages call it. Raises DataError."""
+    try:
+        entry = loads(text)
+    except (JSONDecodeError, RecursionError, ValueError) as error:
+        raise DataError(f"{what} are not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise DataError(f"{what} are not a JSON object")
+    return entry
+
+
+def expect_list(entry: Mapping[str, Any], key: str) -> list[Any]:
+    """Raises DataError that names the key."""
+    value = entry.get(key)
+    if not isinstance(value, list):
+        raise DataError(f"{key!r} is not a JSON list")
+    return value
+
+
+def expect_text(entry: Mapping[str, Any], key: str) -> str:
+    """Raises DataError that names the key."""
+    value = entry.get(key)
+    if not isinstance(value, str):
+        raise DataError(f"{key!r} is {value!r}; it must be text")
+    return value
+
+
+def expect_number(entry: Mapping[str, Any], key: str, largest: float = MAX_VALUE) -> float:
+    """A number of at most this size. Raises DataError that names the key."""
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
+        raise DataError(f"{key!r} is {value!r:.50}; it must be a number of at most {largest:g}")
+    return float(value)
+
+
+def expect_count(entry: Mapping[str, Any], key: str) -> int:
+    """A whole number, 0 or more. Raises DataError that names the key."""
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+        raise DataError(f"{key!r} is {value!r}; it must be a whole number, 0 or more")
+    return value
