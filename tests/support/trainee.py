@@ -1,6 +1,7 @@
 """A participant whose training is a function of its name, the model and the round alone.
 
     python trainee.py TARGET ID BOOK --size N [--pace-s S] [--state-dir DIR] [--gates DIR]
+                      [--scores A,B,...]
 
 BOOK gets a line for each step that the agent tells of: what, and the round. A line outlives the
 process, however that ends.
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_participant import Participant, Progress, StateDirectory, run
+from xain_participant.participant import Assignment
 
 STEPS = ("training", "trained", "handed_in", "dropped")
 
@@ -28,7 +31,10 @@ class Trainee(Participant):
 
     pace_s: a training takes up to this long, by name and round, so that the moments at which
         something is killed are not always the same.
-    gates: a training waits as long as there is a file {id}-{round} in this folder.
+    gates: a training waits as long as there is a file {id}-{round} in this folder; so does the
+        evaluation of the last model, whose round is one more.
+    scores: the accuracy of each model, the last one also of all later models; empty: it does not
+        evaluate.
     """
 
     def __init__(
@@ -39,12 +45,15 @@ class Trainee(Participant):
         pace_s: float = 0.0,
         book: Path | None = None,
         gates: Path | None = None,
+        scores: Sequence[float] = (),
     ) -> None:
         self._name = participant_id
         self._number = zlib.crc32(participant_id.encode())
         self._size = size
         self._pace_s = pace_s
         self._gates = gates
+        self._scores = scores
+        self._asked = Assignment("", 0)
         self._round = -1
         self._book = -1
         if book is not None:
@@ -64,9 +73,27 @@ class Trainee(Participant):
         self._take_time(np.random.default_rng(self._number))
         return self._noise(np.random.default_rng(self._number))
 
+    @property
+    def can_evaluate(self) -> bool:
+        return bool(self._scores)
+
+    def on_round(self, assignment: Assignment) -> None:
+        self._asked = assignment
+
+    def evaluate_round(self, weights: NDArray[Any]) -> None:
+        self._take_time(np.random.default_rng(self._number))
+        self._write("evaluated")
+        self._report_score()
+
+    def _report_score(self) -> None:
+        score = self._scores[min(self._asked.round, len(self._scores) - 1)]
+        self.report_evaluation({"accuracy": score}, 10)
+
     def train_round(
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
+        if self._asked.evaluate and self.can_evaluate:
+            self._report_score()
         chance = np.random.default_rng([self._number, epoch_base])
         self._take_time(chance)
         # Neither linear nor the same for all: whatever is lost, doubled or exchanged shows.
@@ -93,9 +120,15 @@ def main() -> int:
     parser.add_argument("--pace-s", type=float, default=0.0)
     parser.add_argument("--state-dir", type=Path)
     parser.add_argument("--gates", type=Path)
+    parser.add_argument("--scores", default="")
     flags = parser.parse_args()
     trainee = Trainee(
-        flags.participant_id, flags.size, pace_s=flags.pace_s, book=flags.book, gates=flags.gates
+        flags.participant_id,
+        flags.size,
+        pace_s=flags.pace_s,
+        book=flags.book,
+        gates=flags.gates,
+        scores=[float(score) for score in flags.scores.split(",") if score],
     )
     with ExitStack() as stack:
         state = None

@@ -126,7 +126,8 @@ def _plain(message: Message) -> dict[str, Any]:
 def _field(field: Any, message: Message) -> Any:  # a FieldDescriptor, of Python's or upb's
     value = getattr(message, field.name)
     if isinstance(value, Mapping):
-        return dict(sorted(value.items()))
+        of_values = field.message_type.fields_by_name["value"]
+        return {key: _value(of_values, value[key]) for key in sorted(value)}
     if field.is_repeated:
         return [_value(field, item) for item in value]
     if field.message_type is not None and not message.HasField(field.name):

@@ -1,0 +1,230 @@
+"""Evaluations of global models, over real processes."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
+from support.training import close_gates
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+Launch = Callable[..., CoordinatorProcess]
+
+SITES = 3
+SCALE = 0.0625
+
+
+class Site(Process):
+    """The command xain-participant with a part of digits; a fifth of the rows is held out."""
+
+    def __init__(self, folder: Path, index: int, port: int) -> None:
+        super().__init__(folder, f"site-{index}")
+        self._flags = [
+            f"--coordinator=127.0.0.1:{port}",
+            f"--id=site-{index}",
+            "--data=digits",
+            "--partition=iid",
+            f"--num-parts={SITES}",
+            f"--index={index}",
+            f"--set=data.scale={SCALE}",
+            "--set=data.test_fraction=0.2",
+        ]
+
+    async def start(self) -> None:
+        self._process = await self.run(["-m", "xain_participant", *self._flags])
+
+
+@pytest.fixture
+async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+    """Coordinators of one data folder; all are gone at the end."""
+    launched: list[CoordinatorProcess] = []
+
+    def make(**settings: object) -> CoordinatorProcess:
+        dotted = {key.replace("__", "."): value for key, value in settings.items()}
+        launched.append(CoordinatorProcess(tmp_path / "data", dotted))
+        return launched[-1]
+
+    yield make
+    for coordinator in launched:
+        await coordinator.end()
+
+
+async def until(found: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if found():
+                return
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when it is found
+
+
+async def status(coordinator: CoordinatorProcess, *flags: str) -> str:
+    """What `xain-coordinator status` prints."""
+    address = f"--address=127.0.0.1:{coordinator.port}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "xain_coordinator", "status", address, *flags),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 0
+    return output.decode()
+
+
+async def status_json(coordinator: CoordinatorProcess) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(await status(coordinator, "--json"))
+    return shown
+
+
+async def test_digits_are_evaluated_each_round_and_at_the_end(launch, tmp_path):
+    """Three sites measure each global model on their held-out rows, and so does the coordinator on
+    data of its own; all of it is in status, in the journal and in the metrics."""
+    coordinator = launch(
+        rounds__rounds=3,
+        rounds__min_participants=SITES,
+        workload__name="sgd",
+        evaluate__data="digits",
+        evaluate__scale=SCALE,
+    )
+    await coordinator.start()
+    sites = [Site(tmp_path, index, coordinator.port) for index in range(SITES)]
+    try:
+        for site in sites:
+            await site.start()
+        for site in sites:
+            assert await site.died() == 0, site.log()
+    finally:
+        for site in sites:
+            await site.end()
+    shown = await status_json(coordinator)
+    rounds = shown["rounds"]
+    assert [one["round"] for one in rounds] == [0, 1, 2, 3]
+    assert [one["task"] for one in rounds] == ["TRAIN"] * 3 + ["EVALUATE"]
+    names = {f"site-{index}" for index in range(SITES)}
+    for one in rounds:
+        assert {site["participant_id"] for site in one["sites"]} == names
+        by_site = [site["evaluation"] for site in one["sites"]]
+        total = sum(site["num_samples"] for site in by_site)
+        assert one["evaluation"]["num_samples"] == total
+        for name in ("accuracy", "loss"):
+            weighted = sum(s["num_samples"] * s["metrics"][name] for s in by_site) / total
+            assert one["evaluation"]["metrics"][name] == pytest.approx(weighted)
+            values = [s["metrics"][name] for s in by_site]
+            assert one["spread"][name]["min"] == min(values)
+            assert one["spread"][name]["max"] == max(values)
+        assert one["coordinator_evaluation"]["num_samples"] == 1797
+    for one in rounds[:3]:
+        assert one["metrics"]["loss"] > 0, "training tells its loss as well"
+        assert "test_accuracy" not in one["metrics"], "it is in the evaluation"
+    accuracy = [one["coordinator_evaluation"]["metrics"]["accuracy"] for one in rounds]
+    assert accuracy[0] < 0.2 < 0.8 < accuracy[3]
+    best = max(range(4), key=accuracy.__getitem__)
+    assert shown["status"]["metric"] == "accuracy"
+    assert shown["status"]["best_round"] == best
+    assert shown["status"]["best_value"] == accuracy[best]
+    told = await status(coordinator)
+    assert "accuracy here" in told
+    assert "evaluated" in told
+    assert f"best model    {best}, accuracy" in told
+    assert await coordinator.stop() == 0
+    lines = (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()
+    points = [one for one in map(json.loads, lines) if one["measurement"] == "evaluation"]
+    found = sorted((p["tags"]["source"], p["fields"]["round"]) for p in points)
+    assert found == [(by, r) for by in ("coordinator", "participants") for r in range(4)]
+
+
+async def test_session_stops_early_when_the_metric_does_not_improve(launch, tmp_path):
+    """It ends as completed, so that participants end with status 0, and says why."""
+    coordinator = launch(
+        rounds__rounds=50,
+        rounds__min_participants=1,
+        evaluate__metric="accuracy",
+        evaluate__patience=3,
+    )
+    await coordinator.start()
+    target = f"127.0.0.1:{coordinator.port}"
+    member = ParticipantProcess(
+        tmp_path, "a", target, "--size=10", "--scores=0,0.1,0.6,0.5,0.6,0.4,0.3"
+    )
+    try:
+        await member.start()
+        assert await member.died() == 0, member.log()
+    finally:
+        await member.end()
+    because = "stopped early: accuracy has not improved since round 2"
+    for _ in range(2):
+        shown = (await status_json(coordinator))["status"]
+        assert (shown["phase"], shown["cause"]) == ("finished", "completed")
+        assert shown["ended_because"] == because
+        assert shown["best_round"] == 2
+        assert because in await status(coordinator)
+        await coordinator.stop()
+        await coordinator.start()
+    assert ("evaluated", 6) in member.book()
+
+
+async def test_coordinator_killed_while_the_last_model_is_evaluated_goes_on(launch, tmp_path):
+    """What was acknowledged before the kill is not asked for again; the rest is waited for."""
+    gates = tmp_path / "gates"
+    close_gates(gates, "b-2")
+    coordinator = launch(rounds__rounds=2, rounds__min_participants=2)
+    await coordinator.start()
+    target = f"127.0.0.1:{coordinator.port}"
+    a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5")
+    b = ParticipantProcess(tmp_path, "b", target, "--size=10", "--scores=0.7", f"--gates={gates}")
+    try:
+        await a.start()
+        await b.start()
+        await until(lambda: ("handed_in", 2) in a.book() and ("at_gate", 2) in b.book())
+        await coordinator.kill()
+        await coordinator.start()
+        shown = await status_json(coordinator)
+        assert shown["status"]["phase"] == "evaluating"
+        assert (shown["status"]["num_updates"], shown["status"]["num_selected"]) == (1, 2)
+        (gates / "b-2").unlink()
+        assert await a.died() == 0, a.log()
+        assert await b.died() == 0, b.log()
+    finally:
+        await a.end()
+        await b.end()
+    assert a.book().count(("evaluated", 2)) == 1
+    assert b.book().count(("evaluated", 2)) == 1
+    shown = await status_json(coordinator)
+    assert shown["status"]["cause"] == "completed"
+    last = shown["rounds"][-1]
+    assert last["phase"] == "evaluated"
+    assert last["evaluation"] == {"num_samples": 20, "metrics": {"accuracy": 0.6}}
+
+
+async def test_participant_killed_while_it_evaluates_does_so_again(launch, tmp_path):
+    gates = tmp_path / "gates"
+    close_gates(gates, "a-1")
+    coordinator = launch(rounds__rounds=1, rounds__min_participants=1)
+    await coordinator.start()
+    target = f"127.0.0.1:{coordinator.port}"
+    a = ParticipantProcess(tmp_path, "a", target, "--size=10", "--scores=0.5", f"--gates={gates}")
+    try:
+        await a.start()
+        await until(lambda: ("at_gate", 1) in a.book())
+        await a.kill()
+        (gates / "a-1").unlink()
+        await a.start()
+        assert await a.died() == 0, a.log()
+    finally:
+        await a.end()
+    shown = await status_json(coordinator)
+    assert shown["rounds"][-1]["evaluation"]["metrics"] == {"accuracy": 0.5}
+
+
+async def test_missing_data_of_the_coordinator_stop_its_start(launch):
+    coordinator = launch(evaluate__data="missing.csv", evaluate__target="y")
+    assert await coordinator.fails() == 1
+    last = json.loads(coordinator.log().splitlines()[-1])
+    assert last["event"] == "cannot_start"
+    assert "missing.csv" in last["error"]
