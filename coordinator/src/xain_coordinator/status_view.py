@@ -183,6 +183,8 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     grid.add_row("state", line)
     if status.waiting_for:
         grid.add_row("waiting for", _text(status.waiting_for))
+    for warning in status.warnings:
+        grid.add_row("warning", Text(_clean(warning), style="bold yellow"))
     connected = f"{status.num_connected} connected, {status.num_required} required"
     if state == "finished":
         connected = f"{status.num_connected} still connected"

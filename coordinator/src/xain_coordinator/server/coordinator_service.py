@@ -13,7 +13,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.answers import MAX_REASON
-from xain_coordinator.core.errors import InvalidName, InvalidTags, ProfileMismatch
+from xain_coordinator.core.errors import InvalidTags, ProfileMismatch
 from xain_coordinator.core.evaluation import checked
 from xain_coordinator.core.keys import incoming_key
 from xain_coordinator.core.membership import (
@@ -37,7 +37,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import participant_of, waited_s
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
-from xain_coordinator.server.statuses import message_of
+from xain_coordinator.server.refused import RefusedParticipants
 from xain_coordinator.server.translate import (
     layout_message,
     layout_of,
@@ -62,9 +62,6 @@ FEW_PARTICIPANTS = 50
 # Said "1" of an upload whose messages have SMALL_BYTES at most; see streams.
 SMALL_MESSAGES_KEY = "xain-small-messages"
 
-# Refused rendezvous in 10 s that are each a line in the log: strangers can cause them, too.
-MAX_REFUSED_LINES = 20
-
 NEWS_S = 1.0  # how long news waits for the work that it could bring along
 
 # READY is what a XAIN client sends that waits; STANDBY and ROUND are the coordinator's words, but a
@@ -85,7 +82,9 @@ class _NewsWithWork:
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
-    """parse_points: participant, round and metrics JSON to points; counts what it drops."""
+    """parse_points: participant, round and metrics JSON to points; counts what it drops.
+    refused: participants whose rendezvous was refused.
+    """
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
         self._chunks = Turns()  # of all transfers
-        self._refused = RareLine(log.warning, "rendezvous_refused", burst=MAX_REFUSED_LINES)
+        self.refused = RefusedParticipants()
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
@@ -116,13 +115,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reply = await self._driver.submit(
                 c.Rendezvous(participant_id, profile, dict(request.tags), request.can_evaluate)
             )
-        except (InvalidName, InvalidTags, ProfileMismatch) as refusal:
-            self._refused(
-                participant=shortened(participant_id),
-                code=refusal.code,
-                reason=message_of(refusal),
-            )
+        except (InvalidTags, ProfileMismatch) as refusal:
+            self.refused.note(participant_id, refusal)
             raise
+        self.refused.forget(participant_id)
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
             return pb.RendezvousResponse(

@@ -72,7 +72,11 @@ class Entrance(CoordinatorService):
         participant_id = participant_of(context)
         session = self._driver.session
         if session.phase is not Phase.FINISHED:
-            check_name(participant_id)  # else the queue would hold whatever is sent
+            try:
+                check_name(participant_id)  # else the queue would hold whatever is sent
+            except errors.InvalidName as refusal:
+                self.refused.note(participant_id, refusal)
+                raise
             is_member = participant_id in session.members
             wait_s = self._wait_s(self._members if is_member else self._strangers, participant_id)
             if wait_s:

@@ -51,6 +51,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     """counters: kept by the interceptor and others, shown as they are.
 
     trouble: what holds up the work under way; empty if nothing does.
+    refused: one sentence for each participant that is refused.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class InspectionService(inspection_grpc.InspectionServicer):
         metrics: MetricsStore,
         counters: Counter[str],
         trouble: Callable[[], str] = lambda: "",
+        refused: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._driver = driver
         self._metrics = metrics
         self._counters = counters
         self._trouble = trouble
+        self._refused = refused
 
     async def GetStatus(
         self, request: inspection.GetStatusRequest, context: Context
@@ -96,6 +99,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             version=version("xain-coordinator"),
             deadline_seconds=None if deadline is None else deadline - now,
             ends_seconds=None if ends_at is None else ends_at - now,
+            warnings=self._refused(),
             counters={
                 **self._counters,
                 "late_updates": self._driver.num_late,

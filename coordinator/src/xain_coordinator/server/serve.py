@@ -141,18 +141,17 @@ class GrpcServer:
             max_update_norm,
             coordinator_pb2.Encoding.Value(update_encoding.upper()),
         )
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(
-            Entrance(
-                driver,
-                self.uploads,
-                Downloads(driver, store, access, verify_model),
-                parse_points,
-                counters,
-            ),
-            self._server,
+        service = Entrance(
+            driver,
+            self.uploads,
+            Downloads(driver, store, access, verify_model),
+            parse_points,
+            counters,
         )
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
         inspection_pb2_grpc.add_InspectionServicer_to_server(
-            InspectionService(driver, metrics, counters, trouble), self._server
+            InspectionService(driver, metrics, counters, trouble, service.refused.warnings),
+            self._server,
         )
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
         self._health = Health()
