@@ -47,6 +47,14 @@ class Process:
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
+    async def until_logged(self, text: str) -> None:
+        """Wait until the log has this text."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if text in self.log():
+                    return
+                await asyncio.sleep(0.02)  # a poll, not a race: it ends when the text is there
+
     @property
     def status(self) -> int | None:
         """Exit status, negative for the signal; None while it runs."""

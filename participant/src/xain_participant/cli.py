@@ -3,7 +3,7 @@
 What a run needs is imported within it, so that --help does not wait for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,17 +28,75 @@ if TYPE_CHECKING:
     from xain_participant.config import ParticipantConfig
     from xain_participant.state import StateDirectory
     from xain_participant.workload_participant import WorkloadParticipant
+    from xain_workloads.table import Table
 
 PROGRAM = "xain-participant"
 EXIT_BAD_DATA = 1
 
 app = make_app()
 
+# Numbers are text here: a wrong one is then refused in the same words as one in the file.
+DataFile = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        help="CSV, Parquet, LIBSVM or .npz; or iris, wine, digits, diabetes, breast_cancer. "
+        "[data.source]",
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="Predict it; by default the last. [data.target]"),
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option("--task", metavar="TASK", help="classification or regression. [data.task]"),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(metavar="A,B,...", help="Use these columns only. [data.columns]"),
+]
+Drop = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Leave these columns out. [data.drop]")
+]
+Renames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        metavar="COLUMN=NAME",
+        help="What the session calls a column. Repeatable. [data.rename]",
+    ),
+]
+Types = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--type",
+        metavar="COLUMN=TYPE",
+        help="number or category, where the values do not tell. Repeatable. [data.types]",
+    ),
+]
+PartitionKind = Annotated[
+    str | None,
+    typer.Option(
+        "--partition",
+        metavar="KIND",
+        help="none, iid or dirichlet: which rows of a data set that all have are ours. "
+        "[partition.kind]",
+    ),
+]
+NumParts = Annotated[
+    str | None, typer.Option(metavar="N", help="Into how many. [partition.num_parts]")
+]
+Index = Annotated[str | None, typer.Option(metavar="I", help="Our part, from 0. [partition.index]")]
+Assignments = Annotated[list[str] | None, set_option("data.scale=0.0625")]
+
 _HELP = """Train on local data for a coordinator, until its training has ended.
 
-The rows stay here; only weights, their number and what was measured travel. If the coordinator goes
-away, the participant waits for it and goes on; a finished result is not trained again. With
---state-dir that holds even if the participant itself is killed and started again.
+The rows stay here; only weights, their number and what was measured travel, and before the training
+the names, types and statistics of the columns, which `inspect` shows. If the coordinator goes away,
+the participant waits for it and goes on; a finished result is not trained again. With --state-dir
+that holds even if the participant itself is killed and started again.
 
 Settings come from --config, over it from the environment (XAIN_PARTICIPANT_DATA__SOURCE=x.csv is
 data.source), over that from flags.
@@ -52,6 +110,8 @@ _EXAMPLES = """**Examples**
 
 - `xain-participant --data patients.csv --target outcome` : for a coordinator on this machine
 
+- `xain-participant inspect --data patients.csv` : what would a coordinator be told?
+
 - `xain-participant --coordinator fleet.example.org:50051 --data patients.parquet --id ward-7`
 
 - `xain-participant --data digits --partition iid --num-parts 4 --index 0` : the first quarter of a
@@ -60,9 +120,32 @@ _EXAMPLES = """**Examples**
 - `xain-participant --config ward-7.toml --set training.seed=3` : settings from a file, one changed
 """
 
+_INSPECT_HELP = """Show what a coordinator would be told about these data, without one.
 
-@app.command(help=_HELP, epilog=_EXAMPLES)
+Columns with their types and missing values, what travels of their values, target, classes and the
+number of rows; and what is wrong with the file, with column and row. No row ever travels, and no
+category that has fewer rows than data.min_category_count.
+
+Takes the settings of a participant: --config, the environment and flags.
+
+Exit status: 0 if a coordinator can use the data, provided that they fit those of the others; 1 if
+not; 2 if a setting is wrong.
+"""
+
+_INSPECT_EXAMPLES = """**Examples**
+
+- `xain-participant inspect --data patients.csv --target outcome`
+
+- `xain-participant inspect --data patients.csv --drop name,phone --type ward=category` : without
+  two columns, and with one of codes
+
+- `xain-participant inspect --config ward-7.toml` : as the participant itself reads them
+"""
+
+
+@app.callback(invoke_without_command=True, help=_HELP, epilog=_EXAMPLES)
 def _run(
+    context: typer.Context,
     config: Config = None,
     coordinator: Annotated[
         str | None,
@@ -98,38 +181,17 @@ def _run(
             "[participant.tags]",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="CSV, Parquet, LIBSVM or .npz; or iris, wine, digits, diabetes, breast_cancer. "
-            "[data.source]",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="By default the last. [data.target]"),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="TASK", help="classification or regression. [data.task]"),
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="none, iid or dirichlet: which rows of a data set that all have are ours. "
-            "[partition.kind]",
-        ),
-    ] = None,
-    # Numbers are text here: a wrong one is then refused in the same words as one in the file.
-    num_parts: Annotated[
-        str | None, typer.Option(metavar="N", help="Into how many. [partition.num_parts]")
-    ] = None,
-    index: Annotated[
-        str | None, typer.Option(metavar="I", help="Our part, from 0. [partition.index]")
-    ] = None,
-    assignments: Annotated[list[str] | None, set_option("data.scale=0.0625")] = None,
+    data: DataFile = None,
+    target: Target = None,
+    task: TaskName = None,
+    columns: Columns = None,
+    drop: Drop = None,
+    renames: Renames = None,
+    types: Types = None,
+    partition: PartitionKind = None,
+    num_parts: NumParts = None,
+    index: Index = None,
+    assignments: Assignments = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
@@ -138,9 +200,7 @@ def _run(
         "coordinator.port": port,
         "participant.id": participant_id,
         "participant.state_dir": state_dir,
-        "data.source": data,
-        "data.target": target,
-        "data.task": task,
+        **_data_values(data, target, task, columns, drop, renames, types),
         "partition.kind": partition,
         "partition.num_parts": num_parts,
         "partition.index": index,
@@ -149,6 +209,9 @@ def _run(
     if tags:
         # As a table: text of an item on its own would be read as TOML, where 7 is a number.
         values["participant.tags"] = parse_assignments(PROGRAM, tags, "site=north", flag="--tag")
+    if context.invoked_subcommand is not None:
+        _refuse_flags(context.invoked_subcommand, config, values)
+        return
     settings = _load_settings(config, values)
 
     from xain_messaging.process.logs import configure
@@ -171,6 +234,73 @@ def _run(
             state=state,
         )
     raise typer.Exit(status)
+
+
+def _refuse_flags(command: str, config: Path | None, values: Mapping[str, object]) -> None:
+    """Those before a command, which does not read them; else a wrong one would look accepted."""
+    if config is not None or any(value is not None for value in values.values()):
+        fail(
+            PROGRAM,
+            f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
+            EXIT_BAD_CONFIG,
+        )
+
+
+@app.command("inspect", help=_INSPECT_HELP, epilog=_INSPECT_EXAMPLES)
+def _inspect(
+    config: Config = None,
+    data: DataFile = None,
+    target: Target = None,
+    task: TaskName = None,
+    columns: Columns = None,
+    drop: Drop = None,
+    renames: Renames = None,
+    types: Types = None,
+    partition: PartitionKind = None,
+    num_parts: NumParts = None,
+    index: Index = None,
+    assignments: Assignments = None,
+) -> None:
+    values = {
+        **_data_values(data, target, task, columns, drop, renames, types),
+        "partition.kind": partition,
+        "partition.num_parts": num_parts,
+        "partition.index": index,
+        **parse_assignments(PROGRAM, assignments, "data.scale=0.0625"),
+    }
+    settings = _load_settings(config, values)
+    train, test = _load_data(settings)
+
+    from xain_participant.inspection import inspect
+    from xain_workloads.errors import DataError
+
+    try:
+        typer.echo(inspect(train, test, settings.data.min_category_count))
+    except DataError as error:
+        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_BAD_DATA)
+
+
+def _data_values(
+    data: str | None,
+    target: str | None,
+    task: str | None,
+    columns: str | None,
+    drop: str | None,
+    renames: list[str] | None,
+    types: list[str] | None,
+) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "data.source": data,
+        "data.target": target,
+        "data.task": task,
+        "data.columns": columns,
+        "data.drop": drop,
+    }
+    if renames:
+        values["data.rename"] = parse_assignments(PROGRAM, renames, "Alter=age", flag="--rename")
+    if types:
+        values["data.types"] = parse_assignments(PROGRAM, types, "ward=category", flag="--type")
+    return values
 
 
 def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
@@ -224,19 +354,36 @@ def _opened_state(settings: "ParticipantConfig") -> "Iterator[StateDirectory | N
         yield state
 
 
-def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
-    from xain_participant.workload_participant import WorkloadParticipant
+def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
+    """The rows to train on, and those to test with. Ends the process if there is no such table."""
     from xain_workloads.errors import DataError
     from xain_workloads.partition import split_train_test
 
-    data, seed = settings.data, settings.training.seed
     try:
-        everything = data.load()
+        everything = settings.data.load()
     except DataError as error:
         fail(PROGRAM, str(error), EXIT_BAD_DATA)
     ours = settings.partition.partition().apply(everything)
-    train, test = split_train_test(ours, data.test_fraction, seed)
-    return WorkloadParticipant(train, seed, test, min_category_count=data.min_category_count)
+    return split_train_test(ours, settings.data.test_fraction, settings.training.seed)
+
+
+def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
+    from xain_participant.workload_participant import WorkloadParticipant
+    from xain_workloads.errors import DataError
+    from xain_workloads.profile import check_profile
+
+    train, test = _load_data(settings)
+    participant = WorkloadParticipant(
+        train,
+        settings.training.seed,
+        test,
+        min_category_count=settings.data.min_category_count,
+    )
+    try:
+        check_profile(participant.profile())
+    except DataError as error:
+        fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_BAD_DATA)
+    return participant
 
 
 def main() -> int:

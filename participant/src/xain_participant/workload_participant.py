@@ -43,6 +43,7 @@ class WorkloadParticipant(Participant):
         self._seed = seed
         self._test = None if test is None else _as_table(test)
         self._min_category_count = min_category_count
+        self._profile: DataProfile | None = None  # of a large table it takes seconds
         self._prepared: tuple[str | None, Dataset, Dataset | None] | None = None
         self._workload: Workload | None = None
         self._layout: Layout = ()
@@ -51,7 +52,9 @@ class WorkloadParticipant(Participant):
 
     def profile(self) -> DataProfile:
         """Sizes, columns, classes and statistics of the data."""
-        return self._data.profile(self._min_category_count)
+        if self._profile is None:
+            self._profile = self._data.profile(self._min_category_count)
+        return self._profile
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         """Raises ValueError if the metadata name a workload or options that we do not know."""

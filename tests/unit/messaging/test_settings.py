@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -8,6 +9,7 @@ from xain_messaging.process.fields import (
     FilePath,
     Host,
     Section,
+    Texts,
     WrongSetting,
     join_host_port,
     parse_host,
@@ -378,3 +380,38 @@ def test_an_ipv6_address_has_brackets_before_its_port() -> None:
     """XAIN bound to "::1:50051"."""
     assert join_host_port("::1", 1) == "[::1]:1"
     assert join_host_port("localhost", 1) == "localhost:1"
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("a, b", ("a", "b")),
+        ("", ()),
+        ('["a,b", 1]', ("a,b", "1")),
+        (["a", 1, 0.5], ("a", "1", "0.5")),
+    ],
+)
+def test_list_of_texts_may_be_one_text(value: object, texts: tuple[str, ...]) -> None:
+    """The environment and flags have text only; a comma separates the items."""
+
+    class Listing(Section):
+        names: Texts = ()
+
+    class Model(Section):
+        section: Listing = Listing()
+
+    assert load(Model, overrides={"section.names": value}).section.names == texts
+
+
+@pytest.mark.parametrize("value", ['["a"', [["a"]], {"a": 1}, 7, "[{}]"])
+def test_list_of_texts_is_checked(value: object) -> None:
+    """What is no list of texts is refused with what it may be."""
+
+    class Listing(Section):
+        names: Texts = ()
+
+    class Model(Section):
+        section: Listing = Listing()
+
+    with pytest.raises(ConfigError, match=re.escape('it must be a list of texts such as ["age"')):
+        load(Model, overrides={"section.names": value})

@@ -75,6 +75,71 @@ def start(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+PATIENTS = "name,age,sex,city,status\n" + "".join(
+    f"p{i},{'' if i == 3 else 40 + i},{'f' if i % 2 else 'm'},{'Ulm' if i < 9 else f'C{i}'},alive\n"
+    for i in range(12)
+)
+
+
+def test_inspect_shows_what_travels_of_a_table(tmp_path: Path) -> None:
+    """Names, types, gaps and frequent categories; names of rare categories stay here."""
+    (tmp_path / "a.csv").write_text(PATIENTS)
+    result = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.units.age=years")
+    assert result.exit_code == 0
+    lines = {line.split("  ")[0]: line for line in result.output.splitlines()}
+    assert "a.csv: 12 rows to train on, 0 to test with" in result.output
+    assert lines["age"].split()[:4] == ["age", "number", "years", "1"]
+    assert lines["sex"].endswith("'f' 6, 'm' 6")
+    assert lines["city"].endswith("'Ulm' 9, 3 in categories with fewer than 5 rows, without names")
+    assert "C10" not in result.output
+    assert "p1" not in result.output
+    assert "status, for classification" in lines["target"]
+    assert "note: the target has one class only" in result.output
+    assert "note: no category of 'name' is frequent enough" in result.output
+    dropped = run("inspect", "--data", str(tmp_path / "a.csv"), "--drop", "name,city")
+    assert "city" not in dropped.output
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "status", "message"),
+    [
+        (PATIENTS, ["--drop", "hight"], 1, "[data] drop names 'hight', which is no column"),
+        (PATIENTS, ["--type", "sex=number"], 1, "column 'sex', row 1: 'm' is not a number"),
+        (PATIENTS, ["--type", "sex=text"], 2, 'data.types.sex is "text"; it must be one of'),
+        (PATIENTS, ["--type", "sex"], 2, "--type takes KEY=VALUE, such as ward=category"),
+        (PATIENTS, ["--rename", "age=sex"], 1, "more than one column is called 'sex'"),
+        (PATIENTS, ["--task", "regression"], 1, "column 'status', row 1: 'alive' is not a number"),
+        ("a,b\n", [], 1, "there are no rows to train on"),
+        ("a\tb,y\n1,0\n", [], 1, "column 1 has the name 'a\\tb'; it must have at most 200"),
+        (f"{'x' * 201},y\n1,0\n", [], 1, "it must have at most 200 printable characters"),
+        ("a,y\n1,0\nn/a,1\n2,0\n", [], 1, "column 'a', row 2: 'n/a' is not a number"),
+    ],
+)
+def test_inspect_tells_what_would_be_refused(
+    tmp_path: Path, text: str, flags: list[str], status: int, message: str
+) -> None:
+    """One line with column and row, and the exit status of the participant itself."""
+    (tmp_path / "a.csv").write_text(text)
+    result = run("inspect", "--data", str(tmp_path / "a.csv"), *flags)
+    assert result.exit_code == status
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_inspect_takes_its_flags_after_it() -> None:
+    """A flag before the command would not be read."""
+    result = run("--data", "iris", "inspect")
+    assert result.exit_code == 2
+    assert "inspect takes no flags before it" in result.output
+
+
+def test_inspect_help_teaches_with_examples() -> None:
+    """The help of the command has examples of its own."""
+    result = run("inspect", "--help")
+    assert result.exit_code == 0
+    assert "--drop name,phone --type ward=category" in re.sub(r"\s+", " ", result.output)
+
+
 def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
     """An empty partition is no error: the others train without us."""
     (tmp_path / "empty.csv").write_text("a,b,label\n")

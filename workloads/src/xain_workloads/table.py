@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
-from xain_workloads.schema import Column
+from xain_workloads.schema import MAX_COLUMNS, Column
 from xain_workloads.statistics import MIN_CATEGORY_COUNT, describe
 
 
@@ -101,7 +101,7 @@ class Table:
             num_samples=self.num_samples,
             num_features=len(self.columns),
             classes=self.classes,
-            columns=self.columns,
+            columns=self.columns if len(self.columns) <= MAX_COLUMNS else (),
             target=self.target_name,
             task=self.task,
             statistics=statistics.to_json(),

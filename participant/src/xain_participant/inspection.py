@@ -1,0 +1,93 @@
+"""What a coordinator would be told about a table, as text for its owner."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xain_workloads.errors import NoData
+from xain_workloads.profile import DataProfile, check_profile
+from xain_workloads.schema import MAX_COLUMNS, shown
+from xain_workloads.statistics import CategoryStatistics, ColumnStatistics, from_json
+from xain_workloads.table import Table
+
+_SHOWN_CATEGORIES = 8
+_SHOWN_CLASSES = 20
+
+
+def inspect(train: Table, test: Table, min_category_count: int) -> str:
+    """Describe the profile that a participant with these rows sends.
+
+    Raises DataError if no coordinator takes it, whatever data the others have.
+    """
+    profile = train.profile(min_category_count)
+    check_profile(profile)
+    if profile.num_samples == 0:
+        raise NoData(f"{train.origin}: there are no rows to train on")
+    return "\n".join(_lines(train, test, profile, min_category_count))
+
+
+def _lines(train: Table, test: Table, profile: DataProfile, least: int) -> Iterator[str]:
+    statistics = from_json(profile.statistics).columns if profile.statistics else {}
+    yield f"{train.origin}: {train.num_samples} rows to train on, {test.num_samples} to test with"
+    yield ""
+    rows = [("column", "type", "unit", "missing", "what a coordinator is told of the values")]
+    for column in train.columns:
+        known = statistics.get(column.name)
+        missing = "" if known is None else str(known.missing)
+        rows.append((column.name, column.type, column.unit, missing, _told(known, least)))
+    yield from _aligned(rows)
+    yield ""
+    yield f"target   {profile.target}, for {profile.task}"
+    if profile.classes:
+        yield f"classes  {shown(profile.classes, _SHOWN_CLASSES)}"
+    yield ""
+    yield from (f"note: {note}" for note in _notes(profile, statistics))
+    yield (
+        "A coordinator is told the above, and takes it if the data of the session have the same"
+        " columns, types, units, target and classes. No row is sent."
+    )
+
+
+def _told(known: ColumnStatistics | None, least: int) -> str:
+    if known is None:
+        return "nothing"
+    if not isinstance(known, CategoryStatistics):
+        if not known.moments.count:
+            return "nothing, all of them are missing"
+        return f"count, mean, variance, distribution in {len(known.buckets)} steps"
+    largest = sorted(known.counts, key=lambda name: -known.counts[name])
+    told = [f"{name!r} {known.counts[name]}" for name in largest[:_SHOWN_CATEGORIES]]
+    if len(largest) > _SHOWN_CATEGORIES:
+        told.append(f"{len(largest) - _SHOWN_CATEGORIES} more categories")
+    if known.infrequent:
+        told.append(f"{known.infrequent} in categories with fewer than {least} rows, without names")
+    return ", ".join(told) or "nothing, all of them are missing"
+
+
+def _notes(profile: DataProfile, statistics: Mapping[str, ColumnStatistics]) -> Iterator[str]:
+    if profile.num_features > MAX_COLUMNS:
+        yield (
+            f"there are more than {MAX_COLUMNS} columns: their names are not sent, and only their"
+            " number is compared with that of others"
+        )
+    if profile.task == "classification" and len(profile.classes) < 2:
+        yield (
+            "the target has one class only; if others may have more, list all of them in"
+            " [data] classes"
+        )
+    nameless = [
+        name
+        for name, known in statistics.items()
+        if isinstance(known, CategoryStatistics) and not known.counts
+    ]
+    if nameless:
+        yield (
+            f"no category of {shown(nameless)} is frequent enough to be told, so nothing can be"
+            " learnt from it here; if it tells rows apart, such as a name, leave it out with"
+            " [data] drop"
+        )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()

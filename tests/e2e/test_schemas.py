@@ -1,0 +1,251 @@
+"""Data that do not fit the session are refused at the rendezvous, told at both ends."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess
+from xain_coordinator.demo.training import Observer
+from xain_coordinator.status_view import fetch
+from xain_workloads.data import load_table
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+HEADER = "age,sex,weight,status"
+ROWS = ("63,f,71.5,alive", "41,m,88,dead", "58,m,?,alive", "70,f,66,dead")
+SITE = "\n".join((HEADER, *ROWS)) + "\n"
+FLAGS = ("--set=data.units.weight=kg",)
+
+
+def table(header: str, *rows: str) -> str:
+    return "\n".join((header, *rows)) + "\n"
+
+
+def labelled(*labels: str) -> str:
+    return table(HEADER, *(f"6{i},f,7{i},{label}" for i, label in enumerate(labels)))
+
+
+# By site: its file, its flags, and what both ends are told.
+MISTAKES: Mapping[str, tuple[str, Sequence[str], str]] = {
+    "missing": (
+        SITE,
+        ("--drop=weight",),
+        "column 'weight' of the session's schema is not in the data",
+    ),
+    "extra": (
+        table("age,sex,weight,smoker,status", "63,f,71,yes,alive", "41,m,88,no,dead"),
+        (),
+        "column 'smoker' of the data is not in the session's schema; leave it out with [data] drop",
+    ),
+    "renamed": (
+        SITE.replace("weight", "Weight_kg"),
+        (),
+        "column 'weight' of the session's schema is not in the data, and column 'Weight_kg' of the"
+        " data is not in the schema; if two of them are the same, rename it with [data] rename",
+    ),
+    "typed": (
+        table(HEADER, "old,f,71,alive", "young,m,88,dead"),
+        (),
+        "column 'age' is of type 'category', in the session's schema of type 'number'",
+    ),
+    "pounds": (
+        SITE,
+        ("--set=data.units.weight=lb",),
+        "column 'weight' is in the unit 'lb', in the session's schema in 'kg'",
+    ),
+    "other-target": (
+        SITE.replace("status", "outcome"),
+        FLAGS,
+        "the target is called 'outcome', in the session 'status'",
+    ),
+    "other-task": (
+        labelled("1", "2", "3"),
+        ("--task=regression",),
+        "the data are for regression, the session for classification",
+    ),
+    "zero-one": (
+        labelled("0", "1", "0"),
+        (),
+        "labels '0', '1' of the target 'status' are unknown to the session, whose classes are"
+        " 'alive', 'dead'",
+    ),
+    "stray": (
+        labelled("alive", "dead", "unknown"),
+        (),
+        "label 'unknown' of the target 'status' is unknown to the session",
+    ),
+}
+
+
+class Site:
+    """A participant with a CSV file, in a process of its own."""
+
+    def __init__(self, folder: Path, name: str, text: str, flags: Sequence[str], port: int) -> None:
+        self.name = name
+        self._path = folder / f"{name}.csv"
+        self._path.write_text(text)
+        self._flags = (f"--coordinator=localhost:{port}", f"--id={name}", *flags)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "xain_participant", f"--data={self._path}", *self._flags),
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def ended(self) -> tuple[int | None, str]:
+        """(exit status, standard error)."""
+        assert self._process is not None
+        _, stderr = await asyncio.wait_for(self._process.communicate(), PATIENCE_S)
+        return self._process.returncode, stderr.decode()
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.communicate()
+
+
+@asynccontextmanager
+async def waiting_coordinator(
+    folder: Path, settings: Mapping[str, object]
+) -> AsyncIterator[CoordinatorProcess]:
+    """A coordinator for a linear model that waits for more participants than will come."""
+    coordinator = CoordinatorProcess(
+        folder, {"workload.name": "sgd", "rounds.min_participants": 50, **settings}
+    )
+    await coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        await coordinator.end()
+
+
+def refusals(coordinator: CoordinatorProcess) -> dict[str, dict[str, str]]:
+    """The warnings about refused rendezvous, by participant."""
+    lines = [json.loads(line) for line in coordinator.log().splitlines()]
+    told = [line for line in lines if line["event"] == "rendezvous_refused"]
+    assert all(line["level"] == "warning" for line in told)
+    return {line["participant"]: line for line in told}
+
+
+async def require_refused(
+    coordinator: CoordinatorProcess,
+    folder: Path,
+    mistakes: Mapping[str, tuple[str, Sequence[str], str]],
+) -> None:
+    """Each site hears why it is refused and ends with status 1; the coordinator's log has the
+    same with the site's name."""
+    sites = [
+        Site(folder, name, text, flags, coordinator.port)
+        for name, (text, flags, _) in mistakes.items()
+    ]
+    for two in zip(sites[::2], [*sites[1::2], None], strict=False):  # two at a time, for two cores
+        started = [site for site in two if site is not None]
+        for site in started:
+            await site.start()
+        for site in started:
+            status, told = await site.ended()
+            complaint = mistakes[site.name][2]
+            assert status == 1, told
+            assert complaint in json.loads(told.splitlines()[-1])["reason"]
+            line = refusals(coordinator)[site.name]
+            assert complaint in line["reason"]
+            assert site.name in line["reason"]
+            assert line["code"] == "PROFILE_MISMATCH"
+    assert refusals(coordinator).keys() == mistakes.keys()
+    status = fetch(f"localhost:{coordinator.port}").status
+    told_of = sorted(warning.partition(" was refused: ")[0] for warning in status.warnings)
+    assert told_of == sorted(map(repr, mistakes))
+
+
+async def test_every_mistake_in_data_is_told_at_both_ends(tmp_path: Path) -> None:
+    """The first participant's data are the schema; columns in another order are no mistake."""
+    async with waiting_coordinator(tmp_path / "coordinator", {}) as coordinator:
+        shuffled = table("status,weight,sex,age", "alive,71.5,f,63", "dead,88,m,41")
+        first = Site(tmp_path, "first", SITE, FLAGS, coordinator.port)
+        second = Site(tmp_path, "second", shuffled, ("--target=status", *FLAGS), coordinator.port)
+        try:
+            for site in (first, second):
+                await site.start()
+                await coordinator.until_logged(f'"participant": "{site.name}"')
+            await require_refused(coordinator, tmp_path, MISTAKES)
+        finally:
+            await first.kill()
+            await second.kill()
+
+
+async def test_schema_of_the_configuration_refuses_the_first_participant(tmp_path: Path) -> None:
+    """With [schema] nobody's data decide by having come first."""
+    settings = {
+        "schema.columns": json.dumps({"age": "number", "sex": "category", "weight": "number"}),
+        "schema.target": "status",
+        "schema.classes": "alive,dead",
+    }
+    async with waiting_coordinator(tmp_path / "coordinator", settings) as coordinator:
+        chosen = {name: MISTAKES[name] for name in ("renamed", "stray", "other-target")}
+        await require_refused(coordinator, tmp_path, chosen)
+
+
+def rows_of(seed: int, num: int) -> list[dict[str, str]]:
+    """Rows whose label follows from the age, with a sex and a weight that tell nothing."""
+    chance = Random(seed)
+    rows = []
+    for _ in range(num):
+        age = chance.uniform(20, 90)
+        rows.append(
+            {
+                "age": f"{age:.1f}",
+                "sex": chance.choice("fm"),
+                "weight": f"{chance.uniform(50, 100):.1f}",
+                "smoker": chance.choice(("yes", "no")),
+                "status": "alive" if age < 60 else "dead",
+            }
+        )
+    return rows
+
+
+def csv(rows: Sequence[Mapping[str, str]], *columns: str) -> str:
+    return table(",".join(columns), *(",".join(row[name] for name in columns) for row in rows))
+
+
+async def test_allowed_differences_train_one_model(tmp_path: Path) -> None:
+    """One site has its columns in another order, one has a column more, one lacks a column and has
+    rows of one label only: with [schema] they train one model that is right on the rows of all."""
+    settings = {
+        "rounds.min_participants": 3,
+        "rounds.rounds": 5,
+        "schema.columns": json.dumps({"age": "number", "sex": "category", "weight": "number"}),
+        "schema.classes": "alive,dead",
+        "schema.allow_extra": "true",
+        "schema.allow_missing": "true",
+    }
+    texts = {
+        "shuffled": csv(rows_of(1, 90), "weight", "sex", "age", "status"),
+        "extra": csv(rows_of(2, 90), "age", "smoker", "sex", "weight", "status"),
+        "lacking": csv(
+            [row for row in rows_of(3, 180) if row["status"] == "dead"], "sex", "age", "status"
+        ),
+    }
+    async with waiting_coordinator(tmp_path / "coordinator", settings) as coordinator:
+        sites = [Site(tmp_path, name, text, (), coordinator.port) for name, text in texts.items()]
+        try:
+            for site in sites:
+                await site.start()
+            ends = await asyncio.gather(*(site.ended() for site in sites))
+        finally:
+            for site in sites:
+                await site.kill()
+        assert [status for status, _ in ends] == [0, 0, 0], ends
+        (tmp_path / "test.csv").write_text(csv(rows_of(4, 200), "age", "sex", "weight", "status"))
+        observer = Observer(coordinator.port, load_table(tmp_path / "test.csv"))
+        try:
+            observer.look()
+            assert observer.final_accuracy() >= 0.9
+        finally:
+            observer.close()
