@@ -127,7 +127,9 @@ class Aggregation:
             case "centred_clipping":
                 expected = base
                 for _ in range(options["num_iterations"]):
-                    steps = [_clipped(row - expected, options["tau"]) for row in rows]
+                    lengths = sorted(_norm(row - expected) for row in rows)
+                    radius = options["tau"] or lengths[(len(rows) + 1) // 2 - 1]
+                    steps = [_clipped(row - expected, radius) for row in rows]
                     expected = expected + np.mean(steps, axis=0)
             case _:
                 assert self._rule == "geometric_median"

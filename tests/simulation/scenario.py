@@ -271,7 +271,7 @@ def _aggregation(chance: Random, scenario: Scenario) -> Scenario:
             "norm_clipping": chance.choice(
                 ((("quantile", 0.5),), (("threshold", 0.5),), (("threshold", 20.0),))
             ),
-            "centred_clipping": (("tau", chance.choice((0.5, 20.0))), ("num_iterations", 2)),
+            "centred_clipping": (("tau", chance.choice((0.0, 0.5, 20.0))), ("num_iterations", 2)),
         }
         if least >= 3:
             num_byzantine = chance.randint(0, (least - 3) // 2)

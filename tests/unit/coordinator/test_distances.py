@@ -12,8 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 
-from xain_coordinator.aggregation.aggregator import RuleFailed, Surveyor
+from xain_coordinator.aggregation.aggregator import (
+    Aggregator,
+    RuleFailed,
+    Surveyor,
+    is_surveyor,
+)
 from xain_coordinator.aggregation.distances import (
     CentredClipping,
     GeometricMedian,
@@ -24,6 +30,7 @@ from xain_coordinator.aggregation.distances import (
     squares,
 )
 from xain_coordinator.aggregation.options import WrongOption, options_of
+from xain_coordinator.aggregation.order_statistics import TrimmedMean
 from xain_coordinator.aggregation.rules import make_rule, rule_of_session
 
 Array = NDArray[Any]
@@ -115,10 +122,13 @@ def test_krum_needs_enough_updates(rule: Krum | MultiKrum) -> None:
 
 
 def test_multi_krum_selects_among_those_it_can_trust() -> None:
-    """n - f - 2 of them."""
-    MultiKrum(1, 3).check(6)
-    with pytest.raises(RuleFailed, match="num_selected = 4 can select at most n - f - 2 = 3 of 6"):
-        MultiKrum(1, 4).check(6)
+    """At most n - f of them, and n - f - 2 if it is not told."""
+    MultiKrum(1, 5).check(6)
+    with pytest.raises(RuleFailed, match="num_selected = 6 can select at most n - f = 5 of 6"):
+        MultiKrum(1, 6).check(6)
+    updates = np.array([[0.0], [1.0], [2.0], [4.0], [8.0], [1e6]])
+    assert run(MultiKrum(1, 5), updates, np.zeros(1)) == 3.0
+    assert run(MultiKrum(1), updates, np.zeros(1)) == 1.0
 
 
 # --- geometric median -----------------------------------------------------------------------------
@@ -238,18 +248,20 @@ def test_a_session_of_an_earlier_version_keeps_its_threshold() -> None:
 
 
 @settings(deadline=None)
-@given(rounds(), st.floats(0.1, 300), st.integers(1, 5))
+@given(rounds(), st.just(0.0) | st.floats(0.1, 300), st.integers(1, 5))
 def test_centred_clipping(
     round_: tuple[Array, Array, Array], tau: float, num_iterations: int
 ) -> None:
-    """v + 1/n Σ (x_i - v) min(1, τ / |x_i - v|), again and again."""
+    """v + 1/n Σ (x_i - v) min(1, τ / |x_i - v|), again and again. τ = 0: their median distance."""
     updates, base, counts = round_
     point = base.copy()
     for _ in range(num_iterations):
-        steps = []
-        for one in updates:
-            length = norm(one - point)
-            steps.append((one - point) * min(1, tau / length if length else 1))
+        lengths = [norm(one - point) for one in updates]
+        radius = tau or sorted(lengths)[(len(lengths) + 1) // 2 - 1]
+        steps = [
+            (one - point) * (min(1, radius / length) if length else 1)
+            for one, length in zip(updates, lengths, strict=True)
+        ]
         point = point + np.mean(steps, axis=0)
     combined = run(CentredClipping(tau, num_iterations), updates, base, counts)
     np.testing.assert_allclose(combined, point, atol=1e-5)
@@ -278,7 +290,14 @@ def test_weighing_needs_no_second_table(rule: Surveyor) -> None:
 
 # --- participants that send whatever they like ----------------------------------------------------
 
-ROBUST = [Krum(3), MultiKrum(3), GeometricMedian(), CentredClipping(5.0, 5), NormClipping()]
+ROBUST = [
+    Krum(3),
+    MultiKrum(3),
+    GeometricMedian(),
+    CentredClipping(5.0, 5),
+    CentredClipping(),
+    NormClipping(),
+]
 
 
 @pytest.mark.parametrize("rule", ROBUST, ids=lambda rule: type(rule).__name__)
@@ -317,3 +336,45 @@ def test_updates_that_change_nothing() -> None:
     base = np.arange(4.0)
     for rule in (*ROBUST, NormClipping(0.0)):
         np.testing.assert_allclose(run(rule, np.tile(base, (10, 1)), base), base, atol=1e-12)
+
+
+# --- learning beside participants that lie --------------------------------------------------------
+
+
+def sign_flipped_digits_accuracy(rule: Aggregator) -> float:
+    """Accuracy on held-out digits after 15 rounds of softmax regression at ten participants, three
+    of which hand in their trained weights with the sign flipped."""
+    features, labels = load_digits(return_X_y=True)
+    features = np.hstack([features / 16, np.ones((len(features), 1))])
+    order = np.random.default_rng(0).permutation(len(labels))
+    test, *parts = np.array_split(order, 11)
+    model = np.zeros((features.shape[1], 10))
+    for _ in range(15):
+        updates = []
+        for number, part in enumerate(parts):
+            weights = model.copy()
+            for batch in np.array_split(part, 8):
+                scores = np.exp(features[batch] @ weights)
+                errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(10)[labels[batch]]
+                weights -= 0.5 * features[batch].T @ errors / len(batch)
+            updates.append((-weights if number < 3 else weights).ravel())
+        rows, base = np.array(updates), model.ravel()
+        if is_surveyor(rule):
+            model = run(rule, rows, base).reshape(model.shape)
+        else:
+            model = rule.combine(rows, np.ones(10, np.int64)).reshape(model.shape)
+    found: Array = np.argmax(features[test] @ model, axis=1)
+    return float((found == labels[test]).mean())
+
+
+def test_centred_clipping_learns_beside_sign_flippers_without_options() -> None:
+    """A radius that does not depend on the updates clips nothing where they are small."""
+    accuracy = sign_flipped_digits_accuracy(CentredClipping())
+    assert accuracy > sign_flipped_digits_accuracy(TrimmedMean(3)) - 0.02
+    assert accuracy > 0.9
+
+
+def test_session_of_an_earlier_version_keeps_its_radius() -> None:
+    kept = {"tau": 10.0, "num_iterations": 1}
+    assert rule_of_session("centred_clipping", kept) == CentredClipping(10.0)
+    assert options_of(make_rule("centred_clipping", {}), {})["tau"] == 0.0
