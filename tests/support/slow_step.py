@@ -17,6 +17,8 @@ def slow_step(
 ) -> tuple[float, float, float]:
     """x, m and v after one round. result: of the rule. options: all that the optimiser has."""
     delta, eta = result - x, options["learning_rate"]
+    if abs(delta) > 1e19:
+        return x, m, v  # no step: its square would be beyond float32
     if name == "fedavgm":
         m = options["beta"] * m + delta
         return x + eta * m, m, v

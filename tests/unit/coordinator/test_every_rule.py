@@ -5,6 +5,7 @@ import itertools
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import WeightsStore
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
+from xain_workloads.model import TensorSpec
 
 Array = NDArray[Any]
 
@@ -327,3 +329,30 @@ def test_memory_does_not_grow(rule: str, tmp_path: Path) -> None:
         work, _ = large_round(store, rule, num_updates, length)
         peaks.append(traced_peak(store, work))
     assert max(peaks) < 2 * engine.TILE_BYTES + (12 << 20), peaks
+
+
+@pytest.mark.parametrize("rule", SURVEYORS)
+def test_distances_between_updates_leave_out_statistics(rule: str) -> None:
+    """The statistics of one site may be of any size, and say nothing of how far its weights are.
+    Whatever the rule makes of an update holds for its statistics as well."""
+    chance = np.random.default_rng(4)
+    base = chance.normal(size=LENGTH).astype(np.float32)
+    vectors = [base + chance.normal(size=LENGTH).astype(np.float32) for _ in range(NUM_UPDATES)]
+    size = 9000  # beyond a block of the survey
+    layout = (
+        TensorSpec("w", (50,), "float32"),
+        TensorSpec("mean", (size,), "float32", "statistic"),
+        TensorSpec("v", (LENGTH - size - 50,), "float32"),
+    )
+    made = []
+    for scale in (1, 1000):
+        store = MemoryStore()
+        scaled = [vector.copy() for vector in vectors]
+        for number, vector in enumerate(scaled):
+            vector[50 : 50 + size] = scale * number
+        work = work_on(store, rule, scaled, base)
+        work = replace(work, base=replace(work.base, layout=layout))
+        model = load(store, aggregate(store, work).ref)
+        made.append(np.delete(model, np.s_[50 : 50 + size]))
+        assert (model[50 : 50 + size] >= base[50 : 50 + size].min()).all()
+    np.testing.assert_array_equal(*made)

@@ -2,7 +2,7 @@
 the engine, over several rounds; and their state, kept and found again."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 
 from support.aggregation import hand_in, load, model_of, work_on
 from support.slow_step import slow_step
@@ -17,13 +18,14 @@ from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, W
 from xain_coordinator.aggregation.averages import Mean
 from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.aggregation.optimizers import MOMENTUM, OPTIMIZERS, SECOND_MOMENT
-from xain_coordinator.aggregation.rules import RULES
+from xain_coordinator.aggregation.rules import BUILT_IN, RULES
 from xain_coordinator.aggregation.sources import UpdateChanged
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.ports import Fenced, StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
+from xain_workloads.model import TensorSpec
 
 Array = NDArray[Any]
 LENGTH = 11
@@ -166,7 +168,8 @@ class Nothing(Mean):
 def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a result that is no number no step makes one. Nothing of the round is published, its state
     neither."""
-    monkeypatch.setitem(cast(dict[str, Any], RULES), "nothing", Nothing)
+    for rules in (RULES, BUILT_IN):
+        monkeypatch.setitem(cast(dict[str, Any], rules), "nothing", Nothing)
     monkeypatch.setattr(Nothing, "value", value)
     store = MemoryStore()
     vectors = [np.full(3, 3e38, np.float32)]
@@ -187,14 +190,59 @@ def test_a_model_that_leaves_the_range(value: float, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_one_huge_round_does_not_end_the_session(name: str) -> None:
-    """The squares of its differences are beyond the range: they count as its end."""
+    """No step is taken in the huge elements, and the rounds after it step as if it had not been. A
+    second moment at the end of its range would be too small for the momentum, and the model would
+    walk to 1e9. The log tells how many elements it was."""
+    with capture_logs() as told:
+        disturbed = models_after(name, [1.0, 1e30, 1.0, 1.0, -1e30, 1.0])
+    undisturbed = models_after(name, [1.0, 1.0, 1.0, 1.0])
+    assert disturbed[0] == disturbed[2] == undisturbed[0]
+    assert disturbed[1] != undisturbed[1], "the other element takes all steps"
+    lines = [line for line in told if line["event"] == "optimizer_step_skipped"]
+    assert [(line["round"], line["num_elements"], line["optimizer"]) for line in lines] == [
+        (4, 2, name),
+        (7, 2, name),
+    ]
+
+
+def models_after(name: str, sizes: Sequence[float]) -> Array:
+    """The model after a round for each size, whose results are [size, 1, size]."""
     store = MemoryStore()
     model = model_of(store, np.zeros(3, np.float32))
-    for size in (1e30, 1.0):
-        work = next_round(store, name, model, [np.full(3, size, np.float32)])
-        model = aggregate(store, work)
-        for ref in (model.ref, *model.state.values()):
-            assert np.isfinite(load(store, ref)).all()
+    for size in sizes:
+        model = aggregate(store, next_round(store, name, model, [np.float32([size, 1.0, size])]))
+    return load(store, model.ref)
+
+
+LAYOUT = (
+    TensorSpec("w", (2, 2), "float32"),
+    TensorSpec("running_mean", (3,), "float32", "statistic"),
+    TensorSpec("running_var", (2,), "float32", "statistic"),
+    TensorSpec("b", (2,), "float32"),
+)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("tile_bytes", [1, 200, 1 << 20])
+def test_statistics_take_no_step(name: str, tile_bytes: int) -> None:
+    """They become the rule's result in every round, and the weights step as without them."""
+    chance = np.random.default_rng(2)
+    stores = MemoryStore(), MemoryStore()
+    first = chance.normal(size=LENGTH).astype(np.float32)
+    mixed = replace(model_of(stores[0], first), layout=LAYOUT)
+    plain = model_of(stores[1], first)
+    for _ in range(3):
+        vectors = [chance.normal(size=LENGTH).astype(np.float32) for _ in range(2)]
+        mixed = aggregate(
+            stores[0], next_round(stores[0], name, mixed, vectors), tile_bytes=tile_bytes
+        )
+        plain = aggregate(stores[1], next_round(stores[1], name, plain, vectors))
+        found, expected = load(stores[0], mixed.ref), load(stores[1], plain.ref)
+        result = np.mean([vector.astype(float) for vector in vectors], axis=0)
+        np.testing.assert_array_equal(found[4:9], result[4:9].astype(np.float32))
+        np.testing.assert_array_equal(found[[0, 1, 2, 3, 9, 10]], expected[[0, 1, 2, 3, 9, 10]])
+        for part, begin in OPTIMIZERS[name](**OPTIONS[name]).begin().items():  # type: ignore[call-arg]  # of each
+            assert (load(stores[0], mixed.state[part])[4:9] == np.float32(begin)).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

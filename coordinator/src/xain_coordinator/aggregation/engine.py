@@ -19,6 +19,7 @@ Weights are little-endian, whatever the machine.
 
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.aggregation.aggregator import (
@@ -38,7 +40,7 @@ from xain_coordinator.aggregation.aggregator import (
 )
 from xain_coordinator.aggregation.averages import WeightedAverage
 from xain_coordinator.aggregation.crew import Crew, Job
-from xain_coordinator.aggregation.optimizers import Optimizer
+from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
 from xain_coordinator.aggregation.publishing import Publication, publication
 from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule_of_session
 from xain_coordinator.aggregation.staleness import mixing_weights
@@ -46,10 +48,12 @@ from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
 from xain_coordinator.aggregation.trees import join_updates
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key, state_key
-from xain_coordinator.core.values import BYTES, GlobalModel
+from xain_coordinator.core.values import BYTES, GlobalModel, Layout
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
+
+log = structlog.get_logger(__name__)
 
 # Large enough that a file is read in pieces of some 100 KB with 64 updates, and small beside what a
 # coordinator holds anyway.
@@ -221,6 +225,7 @@ class _Making:
             block=block,
         )
         total = _OrderedSum(self.num_threads)
+        statistics = _Statistics(self.work.base.layout)
 
         def survey(slot: Slot, index: int) -> None:
             base = slot.extras[0] if bases else np.zeros(1, self.dtype)
@@ -230,6 +235,8 @@ class _Making:
                 # The rule looks at what comes out.
                 with np.errstate(over="ignore", invalid="ignore"), _calling(self.work, "survey"):
                     differences = np.subtract(slot.rows, base, dtype=np.float64)
+                    for columns in statistics.among(index * block, differences.shape[1]):
+                        differences[:, columns] = 0
                     turn(rule.survey(differences))
 
         def compute(slot: Slot, start: int) -> Iterator[Job]:
@@ -262,20 +269,26 @@ class _Making:
         made = [self.dtype, *(self._state_dtype for _ in names)]
         extras = [self._base, *state.values()] if optimizer is not None else []
         tiles = replace(self.tiles, rows=rows, extras=extras, made=made)
+        statistics = _Statistics(work.base.layout)
+        num_skipped: list[int] = []  # for each piece, appended by any thread
         keys = [model_key(work.round + 1), *(state_key(work.round + 1, name) for name in names)]
         with ExitStack() as stack:
             begun = [stack.enter_context(publication(tiles.store, key)) for key in keys]
             for one, dtype in zip(begun, made, strict=True):
                 one.write(npy_header(dtype, (tiles.length,)))
 
-            def combine(slot: Slot) -> None:
+            def combine(slot: Slot, start: int) -> None:
                 with np.errstate(over="ignore", invalid="ignore"):  # looked at below
                     combined = self._combine(slot.rows, weights)
                     after: Iterable[Float64] = ()
                     # A sum, say, that no step makes meaningful.
                     is_usable = optimizer is None or bool(np.isfinite(combined).all())
                     if optimizer is not None:
-                        combined, after = _step(optimizer, combined, slot, names, list(state))
+                        columns = statistics.among(start, len(combined))
+                        combined, after, skipped = _step(
+                            optimizer, combined, slot, names, list(state), columns
+                        )
+                        num_skipped.append(skipped)
                         combined = _within(self.dtype, combined)
                     model, *memory = slot.made
                     np.copyto(model, combined, casting="same_kind")
@@ -288,7 +301,7 @@ class _Making:
 
             def compute(slot: Slot, start: int) -> Iterator[Job]:
                 for first, end in spans(slot.rows.shape[1], self.num_threads):
-                    yield partial(combine, slot.cut(first, end))
+                    yield partial(combine, slot.cut(first, end), start + first)
 
             def write(slot: Slot) -> Iterator[Job]:
                 for one, values in zip(begun, slot.made, strict=True):
@@ -297,6 +310,14 @@ class _Making:
             tiles.work_through(compute, write)
             # The state first: where the model is, what it goes on from is too.
             *state_refs, ref = [one.commit() for one in (*begun[1:], begun[0])]
+        if any(num_skipped):
+            log.warning(
+                "optimizer_step_skipped",
+                round=work.round,
+                optimizer=work.optimizer,
+                num_elements=sum(num_skipped),
+                max_difference=MAX_DIFFERENCE,
+            )
         first = work.updates[0].weights
         return GlobalModel(
             round=work.round + 1,
@@ -327,16 +348,60 @@ class _Making:
         return rule if self.optimizer is None else f"{rule} with optimiser {self.work.optimizer!r}"
 
 
+class _Statistics:
+    """The columns of a model that are statistics, from its layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        end = 0
+        for spec in layout:
+            start, end = end, end + spec.size
+            if spec.kind == "statistic":
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def among(self, first: int, num_columns: int) -> list[slice]:
+        """The statistics among the columns from `first` on, as slices of those."""
+        at = bisect_right(self._ends, first)
+        slices: list[slice] = []
+        while at < len(self._starts) and self._starts[at] < first + num_columns:
+            start, end = self._starts[at] - first, self._ends[at] - first
+            slices.append(slice(max(start, 0), min(end, num_columns)))
+            at += 1
+        return slices
+
+
 def _step(
-    optimizer: Optimizer, result: Float64, slot: Slot, names: Sequence[str], kept: Sequence[str]
-) -> tuple[Float64, list[Float64]]:
-    """The optimiser's step on some columns; its state in the order of `names`. kept: those of which
-    the slot has what they were."""
+    optimizer: Optimizer,
+    result: Float64,
+    slot: Slot,
+    names: Sequence[str],
+    kept: Sequence[str],
+    statistics: Sequence[slice],
+) -> tuple[Float64, list[Float64], int]:
+    """The optimiser's step on some columns.
+
+    kept: the names of the state that the slot has. statistics: columns that become the result.
+    Returns the columns of the model, the state in the order of `names`, and in how many columns no
+    step was taken because the result is too far from the model: there model and state stay.
+    """
     base, *before = (extra.astype(np.float64) for extra in slot.extras)
     state = {name: np.full(len(base), value) for name, value in optimizer.begin().items()}
     state |= zip(kept, before, strict=True)
     stepped, after = optimizer.step(base, result, state)
-    return stepped, [after[name] for name in names]
+    is_skipped = np.abs(result - base) > MAX_DIFFERENCE
+    for columns in statistics:
+        is_skipped[columns] = False
+        stepped[columns] = result[columns]
+    num_skipped = int(np.count_nonzero(is_skipped))
+    if num_skipped:
+        stepped = np.where(is_skipped, base, stepped)
+        after = {name: np.where(is_skipped, state[name], after[name]) for name in names}
+    for columns in statistics:
+        for name in names:
+            after[name][columns] = state[name][columns]
+    return stepped, [after[name] for name in names], num_skipped
 
 
 def _within(dtype: DType, values: Float64) -> Float64:

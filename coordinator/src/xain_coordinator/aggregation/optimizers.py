@@ -21,6 +21,10 @@ from xain_coordinator.aggregation.aggregator import Float64
 MOMENTUM = "momentum"  # m
 SECOND_MOMENT = "second_moment"  # v
 
+# Float32 cannot hold the square of a larger difference. A second moment that is cut off is too
+# small for its momentum, and the steps of many rounds are too large.
+MAX_DIFFERENCE = 1e19
+
 LearningRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Adaptivity = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -29,7 +33,11 @@ State = Mapping[str, Float64]
 
 
 class Optimizer(Protocol):
-    """One step on the server. As a rule does, it looks at each column by itself."""
+    """One step on the server. As a rule does, it looks at each column by itself.
+
+    The engine takes no step where the result is further than MAX_DIFFERENCE from the model: one
+    hostile update must not determine the steps of many rounds. Statistics take no step either.
+    """
 
     def begin(self) -> Mapping[str, float]:
         """The vectors it keeps by name, and the value that all of each begin with."""
