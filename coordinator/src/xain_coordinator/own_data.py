@@ -13,10 +13,12 @@ from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.evaluation import MAX_METRICS, why_not_metric
 from xain_coordinator.core.values import Evaluation, GlobalModel
 from xain_coordinator.ports import WeightsStore
-from xain_workloads.data import Dataset, load
+from xain_workloads.data import load_table
 from xain_workloads.dataset import Task
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
 from xain_workloads.workload import from_metadata
 
 
@@ -26,9 +28,9 @@ class CannotEvaluate(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnData:
-    """A data set of the coordinator's own."""
+    """A table of the coordinator's own. Its rows are prepared as each model says."""
 
-    data: Dataset
+    data: Table
 
     def evaluate(self, store: WeightsStore, model: GlobalModel) -> Evaluation:
         """Measure a stored model. Blocks.
@@ -40,7 +42,8 @@ class OwnData:
             raise CannotEvaluate("the model's metadata name no workload, so nothing can read it")
         workload = from_metadata(metadata)
         vector = _read(store, model)
-        metrics = workload.evaluate(Model(vector, model.layout, metadata), self.data)
+        data = prepare(metadata, self.data)
+        metrics = workload.evaluate(Model(vector, model.layout, metadata), data)
         usable = {
             name: float(metrics[name])
             for name in sorted(metrics)
@@ -54,7 +57,7 @@ class OwnData:
 def load_own_data(source: str, *, target: str | None, task: Task, scale: float) -> OwnData:
     """Load the coordinator's own data set. Raises DataError."""
     try:
-        data = load(source, target=target, task=task, scale=scale)
+        data = load_table(source, target=target, task=task, scale=scale)
     except ModuleNotFoundError as missing:
         raise DataError(
             f"{source} cannot be read without {missing.name}: "
