@@ -6,12 +6,20 @@ import pytest
 
 from xain_coordinator import history as module
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel, StoredWeights, Update, WeightsRef
+from xain_coordinator.core.values import (
+    Evaluation,
+    GlobalModel,
+    StoredWeights,
+    Task,
+    Update,
+    WeightsRef,
+)
 from xain_coordinator.history import (
     MAX_DEPARTED,
     MAX_NAMES_OF_A_ROUND,
     MAX_ROUNDS,
     History,
+    SiteRecord,
 )
 from xain_coordinator.journal.codec import decode_record, encode_record
 from xain_coordinator.ports import Record
@@ -247,3 +255,130 @@ def test_records_are_values() -> None:
     seen = history.rounds[-1]
     history.apply(accepted(0, "a"))
     assert seen == replace(history.rounds[-1], contributors=(), num_samples=0)
+
+
+# --- what was measured ---
+
+
+def measured(
+    round_: int,
+    participant_id: str,
+    accuracy: float,
+    *,
+    staleness: int = 0,
+    num_evaluated: int = 1,
+) -> e.UpdateAccepted:
+    return replace(
+        accepted(round_, participant_id, 2),
+        staleness=staleness,
+        metrics={"loss": 1 - accuracy},
+        evaluation=Evaluation(num_evaluated, {"accuracy": accuracy}),
+    )
+
+
+def test_round_keeps_metrics_of_sites_their_means_and_their_spread() -> None:
+    history = fold(
+        e.RoundOpened(0, ("a", "b"), 1, 0.0),
+        measured(0, "a", 0.5, num_evaluated=3),
+        measured(0, "b", 0.9, num_evaluated=1),
+        e.ModelPublished(0, model(1), 1.0),
+    )
+    (record,) = history.rounds
+    assert record.sites["a"] == SiteRecord(2, {"loss": 0.5}, Evaluation(3, {"accuracy": 0.5}))
+    assert record.evaluation == Evaluation(4, {"accuracy": pytest.approx(0.6)})
+    assert record.metrics == {"loss": pytest.approx(0.3)}
+    spread = record.spread["accuracy"]
+    assert (spread.min, spread.max, spread.std) == (0.5, 0.9, pytest.approx(0.2))
+
+
+def test_damaged_update_takes_its_metrics_with_it() -> None:
+    history = fold(
+        e.RoundOpened(0, ("a", "b"), 1, 0.0),
+        measured(0, "a", 0.5),
+        measured(0, "b", 0.9),
+        e.UpdateDamaged("a", 0, 2, "gone", 1.0),
+    )
+    assert set(history.rounds[-1].sites) == {"b"}
+    assert history.rounds[-1].evaluation == Evaluation(1, {"accuracy": 0.9})
+
+
+def test_evaluation_with_a_late_update_is_that_of_the_model_it_was_trained_from() -> None:
+    history = fold(
+        e.RoundOpened(0, ("a", "b"), 1, 0.0),
+        measured(0, "a", 0.5),
+        e.ModelPublished(0, model(1), 1.0),
+        e.RoundOpened(1, ("b", "a"), 1, 1.0),
+        measured(1, "b", 0.9, staleness=1),
+        e.ModelPublished(1, model(2), 2.0),
+    )
+    first, second = history.rounds
+    assert first.evaluation == Evaluation(2, {"accuracy": 0.7})
+    assert first.metrics == {"loss": 0.5}
+    assert second.evaluation is None
+    assert second.metrics == {"loss": pytest.approx(0.1)}
+
+
+def test_round_of_many_sites_keeps_means_and_no_sites() -> None:
+    names = tuple(f"site-{i}" for i in range(MAX_NAMES_OF_A_ROUND))
+    history = fold(
+        e.RoundOpened(0, names, 1, 0.0),
+        *(measured(0, name, 0.5) for name in names),
+        e.ModelPublished(0, model(1), 1.0),
+    )
+    (record,) = history.rounds
+    assert not record.sites
+    assert record.evaluation == Evaluation(len(names), {"accuracy": 0.5})
+
+
+def test_metrics_of_single_sites_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SITE_METRICS", 6)
+    history = History()
+    for number in range(5):
+        history.apply(e.RoundOpened(number, ("a",), 1, 0.0))
+        history.apply(measured(number, "a", 0.5))
+        history.apply(e.ModelPublished(number, model(number + 1), 1.0))
+    assert [bool(record.sites) for record in history.rounds] == [False, False, True, True, True]
+    assert all(record.evaluation is not None for record in history.rounds)
+
+
+def test_coordinators_evaluation_is_kept_with_the_round_of_its_model() -> None:
+    """It may come before that round opens, while the round runs, or when it is over."""
+    before, during, after = (Evaluation(9, {"accuracy": a}) for a in (0.1, 0.2, 0.3))
+    history = fold(
+        e.ModelInitialised(model(0)),
+        e.ModelEvaluated(0, before, 0.0),
+        e.RoundOpened(0, ("a",), 1, 0.0),
+        accepted(0, "a"),
+        e.ModelPublished(0, model(1), 1.0),
+        e.RoundOpened(1, ("a",), 1, 1.0),
+        e.ModelEvaluated(1, during, 1.0),
+        accepted(1, "a"),
+        e.ModelPublished(1, model(2), 2.0),
+        e.RoundOpened(2, ("a",), 1, 2.0),
+        accepted(2, "a"),
+        e.ModelPublished(2, model(3), 3.0),
+        e.ModelEvaluated(2, after, 3.0),
+        e.ModelEvaluated(9, None, 3.0, "no such file"),
+    )
+    assert [record.coordinator_evaluation for record in history.rounds] == [before, during, after]
+    assert history.evaluated is None
+
+
+def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
+    history = fold(
+        e.RoundOpened(2, ("a", "b", "c"), 0, 5.0, 3, Task.EVALUATE),
+        e.EvaluationAccepted(2, "a", Evaluation(1, {"accuracy": 0.5})),
+        e.EvaluationAccepted(2, "b", Evaluation(0, {})),
+        e.ParticipantLeft("c", "left"),
+        e.SessionFinished("completed", 9.0),
+    )
+    (record,) = history.rounds
+    assert (record.task, record.selected, record.contributors) == (
+        Task.EVALUATE,
+        ("a", "b"),
+        ("a", "b"),
+    )
+    assert record.seconds == 4.0
+    assert record.evaluation == Evaluation(1, {"accuracy": 0.5})
+    assert set(record.sites) == {"a"}
+    assert not history.contributions

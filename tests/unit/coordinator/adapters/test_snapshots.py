@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.core.bench import LEASE_S, Bench, make_rules
+from tests.unit.core.bench import LEASE_S, PROFILE, Bench, make_rules, stored
 
+from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.errors import Refusal
+from xain_coordinator.core.keys import update_key
 from xain_coordinator.core.session import begin, evolve
-from xain_coordinator.core.values import DataProfile, WeightsRef
+from xain_coordinator.core.values import DataProfile, Evaluation, Phase, WeightsRef
 from xain_coordinator.history import MAX_ROUNDS, History
-from xain_coordinator.journal.codec import decode
+from xain_coordinator.journal.codec import decode, encode
 from xain_coordinator.journal.snapshots import (
     FOLD,
     encode_snapshot,
@@ -106,6 +108,33 @@ def test_at_any_point_the_rest_leads_to_the_same(rules, steps) -> None:
     assert repr(read.history) == repr(whole.history)
     hard = replace(whole.session, heard={}, lease_floor=0.0)
     assert repr(read.session) == repr(hard)
+
+
+def test_evaluations_are_kept() -> None:
+    """Best model, metrics of sites, and what is still to be evaluated, at every point."""
+    bench = Bench(make_rules(rounds=3, min_participants=2, evaluate_data=True))
+    for name in ("a", "b"):
+        bench.send(c.Rendezvous(name, PROFILE, {}, True))
+    for number in range(3):
+        for name, accuracy in (("a", 0.1 + number / 3), ("b", 1 / 3)):
+            weights = stored(update_key(number, name), f"{name}@{number}")
+            evaluation = Evaluation(7, {"accuracy": accuracy})
+            bench.send(
+                c.EndTrainingRound(
+                    name, name, number, 3, weights, (), {"loss": 0.1}, evaluation=evaluation
+                )
+            )
+    bench.send(c.EvaluationDone(0, Evaluation(9, {"accuracy": 0.1 + 0.2})))
+    bench.send(c.EndTrainingRound("a", "a", 3, 0, None, evaluation=Evaluation(1, {"loss": 1e-9})))
+    bench.send(c.EvaluationDone(3, Evaluation(9, {"accuracy": 0.7})))
+    bench.leave("b")
+    assert bench.session.phase is Phase.FINISHED
+    for number in range(1, len(bench.journal) + 1):
+        part = [decode(*encode(event)) for event in bench.journal[:number]]
+        folded = fold(part)
+        read = again(folded)
+        assert (read.session, read.history) == (folded.session, folded.history)
+        assert repr(read.history) == repr(folded.history)
 
 
 def test_soft_state_is_not_kept() -> None:
