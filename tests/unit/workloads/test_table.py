@@ -14,7 +14,7 @@ from pyarrow import parquet
 from xain_workloads.data import MISSING, Table, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.partition import Partition, split_train_test
-from xain_workloads.schema import Column
+from xain_workloads.schema import MAX_COLUMNS, Column
 
 WriteCsv = Callable[[str], Path]
 
@@ -230,3 +230,10 @@ def test_table_checks_its_arrays() -> None:
         Table((Column("x"),), {"x": np.array([0, np.inf])}, target)
     with _refused("no column of features is left"):
         Table((), {}, target)
+
+
+def test_names_of_very_many_columns_are_not_told(tmp_path: Path) -> None:
+    """A wide array is compared by its number of columns; a profile has its bounds."""
+    np.savez(tmp_path / "a.npz", X=np.zeros((2, MAX_COLUMNS + 1)), y=[0, 1])
+    profile = load_table(tmp_path / "a.npz").profile()
+    assert (profile.num_features, profile.columns) == (MAX_COLUMNS + 1, ())
