@@ -1,6 +1,7 @@
 """Tables and data sets from files, and those that scikit-learn brings along."""
 
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from csv import Error as CsvError
 from csv import reader as csv_reader
@@ -369,7 +370,7 @@ def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[
 def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
     if not columns:
         raise DataError(f"{path}: the file is empty; not even a header with column names is there")
-    duplicates = sorted({name for name in columns if columns.count(name) > 1})
+    duplicates = sorted(name for name, number in Counter(columns).items() if number > 1)
     if duplicates:
         raise DataError(
             f"{path}: more than one column is called {', '.join(map(repr, duplicates))}"

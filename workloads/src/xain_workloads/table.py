@@ -4,6 +4,7 @@ A table is what a file holds. A Dataset, which a workload trains on, is a matrix
 gaps: a table becomes one by preprocessing, or by to_dataset() if nothing has to be done.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -43,11 +44,10 @@ class Table:
     def __post_init__(self) -> None:
         if not self.columns:
             raise DataError(f"{self.origin}: no column of features is left")
-        names = [column.name for column in self.columns]
-        duplicates = sorted({name for name in names if names.count(name) > 1})
-        if duplicates or self.target_name in names:
-            name = duplicates[0] if duplicates else self.target_name
-            raise DataError(f"{self.origin}: more than one column is called {name!r}")
+        names = Counter([*(column.name for column in self.columns), self.target_name])
+        for name, number in names.items():
+            if number > 1:
+                raise DataError(f"{self.origin}: more than one column is called {name!r}")
         shape = np.shape(self.target)
         for column in self.columns:
             array = self.values[column.name]
