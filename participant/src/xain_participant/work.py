@@ -175,9 +175,7 @@ class Work:
             layout,
             evaluation,
         )
-        # Initial weights are made again sooner than read back, and their layout would be lost.
-        is_kept = weights.size > 0 and self._keep(self.result)
-        return e.Trained(round_, is_kept)
+        return e.Trained(round_, self._keep(self.result))
 
     def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of the model, since training may change the array that it is given. None if the
