@@ -169,7 +169,7 @@ class Oracle:
         assert base is not None
         if self._aggregation is None:
             self._aggregation = _aggregation_of(session.rules)
-        expected = _combined(self._aggregation, base, self._updates, self._store)
+        expected = _combined(session.rules, self._aggregation, base, self._updates, self._store)
         found = _vector(self._store.visible[model.ref.key])
         assert found.dtype == expected.dtype, "the dtype of the model has changed"
         assert found.tobytes() == expected.tobytes(), (
@@ -305,11 +305,13 @@ class Oracle:
                 self.fail(f"the session has failed: {session.cause}")
             return
         assert session.model is not None
-        if session.model.round != self._scenario.rounds:
+        if session.model.round != session.rules.num_rounds:
             self.fail(f"the last model is number {session.model.round}")
         if self._scenario.needs_everybody:
             found = _vector(self.models[session.model.ref.key])
-            expected = undisturbed(self._scenario)
+            expected = undisturbed(
+                self._scenario, next(name for name, round_ in self._accepted if round_ == 0)
+            )
             if found.tobytes() != expected.tobytes():
                 self.fail(f"the last model is {found}, without faults it is {expected}")
 
@@ -365,13 +367,18 @@ def sent(scenario: Scenario, vector: Vector, base: Vector) -> Vector:
     return np.array(decoded, np.float32)
 
 
-def undisturbed(scenario: Scenario) -> Vector:
-    """The last model of a session in which nothing goes wrong and everybody is in every round."""
+def undisturbed(scenario: Scenario, first: str) -> Vector:
+    """The last model of a session in which nothing goes wrong and everybody is in every round.
+
+    first: the participant that makes the initial weights, if it is one that does.
+    """
     names = [participant_name(index) for index in range(scenario.num_participants)]
     epoch_base = 0
     model: Vector | None = None
     if scenario.initial == "workload":
         model = initial_model(scenario)
+    elif scenario.initial == "first":
+        model = first_weights(scenario, first)
     aggregation = _aggregation_of(scenario.rules())
     for _ in range(scenario.rounds):
         if model is None:
@@ -402,7 +409,11 @@ def _stored(objects: Mapping[str, bytes], key: str) -> bytes | None:
 
 
 def _combined(
-    aggregation: Aggregation, base: GlobalModel, updates: list[tuple[Update, int]], store: StoreDisk
+    rules: Rules,
+    aggregation: Aggregation,
+    base: GlobalModel,
+    updates: list[tuple[Update, int]],
+    store: StoreDisk,
 ) -> Vector:
     """The model of a round, from what was accepted in it."""
     updates = sorted(updates, key=lambda pair: pair[0].participant_id)
@@ -411,6 +422,9 @@ def _combined(
         data = _stored(store.durable, update.weights.ref.key)
         assert data is not None
         rows.append(_vector(data))
+    if base.is_empty and rules.initial == "first":
+        assert len(rows) == 1, "one participant makes the initial weights"
+        return rows[0]
     if base.is_empty:
         return aggregation.next_model(None, rows, [1.0] * len(rows))
     weights = [float(update.num_samples) for update, _ in updates]

@@ -6,7 +6,7 @@ from enum import Enum
 from math import ceil
 
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import GlobalModel, Rules
+from xain_coordinator.core.values import GlobalModel, Rules, Task
 from xain_coordinator.ports import Record
 
 ROUNDING_S = 1e-6  # between sums of times in different orders
@@ -34,6 +34,7 @@ class Rounds:
         self._updated: set[str] = set()
         self._wanted = 0
         self._target = 0
+        self._num_needed = 0
         self._is_overdue = False
         # Refused updates since the last good one; and who is left out until which round for them.
         self._in_a_row: dict[str, int] = {}
@@ -149,14 +150,20 @@ class Rounds:
         num_drawn = min(len(pool), max(0, asked - num_busy))
         if rules.controller == "all":
             num_drawn = len(pool)
-        num_reserve = max(0, rules.min_participants - len(carried) - num_drawn)
+        num_needed = rules.min_participants
+        if self._makes_initial_weights:
+            wanted, num_needed, num_drawn = 1, 1, min(len(pool), 1)
+        num_reserve = max(0, num_needed - len(carried) - num_drawn)
         num_reserve = min(len(self._left_out - set(carried)), num_reserve)
         expected_in_all = num_drawn + num_reserve
         assert len(drawn) == expected_in_all, f"{drawn} were selected, and not {expected_in_all}"
         assert pool.issuperset(drawn[:num_drawn]), f"{drawn} are not all of {pool}"
+        task = Task.INITIALISE if self._makes_initial_weights else Task.TRAIN
+        assert opened.task is task, f"its task is {opened.task}, not {task}"
         expected = wanted if rules.over_selection else len(selected)
         assert opened.num_wanted == expected, f"{expected} are wanted, not {opened.num_wanted}"
         self._number, self._wanted, self._target = number, expected, len(selected)
+        self._num_needed = num_needed
         self._clocks |= dict.fromkeys(drawn, number)
         self._updated = set()
         self._is_overdue = False
@@ -246,7 +253,7 @@ class Rounds:
     @property
     def _num_lacking(self) -> int:
         """How many of those who are left out the round needs; less than none: it has too many."""
-        return self._rules.min_participants - len(self._clocks)
+        return self._num_needed - len(self._clocks)
 
     @property
     def _gives_way(self) -> bool:
@@ -273,7 +280,13 @@ class Rounds:
 
     @property
     def _has_enough(self) -> bool:
-        return len(self._updated) >= self._rules.min_participants
+        return len(self._updated) >= self._num_needed
+
+    @property
+    def _makes_initial_weights(self) -> bool:
+        """The next round is that of one participant, which makes the initial weights."""
+        is_empty = self._model is not None and self._model.is_empty
+        return self._rules.initial == "first" and is_empty
 
     @property
     def _is_buffered(self) -> bool:

@@ -194,7 +194,7 @@ class Scenario:
         deadline_s = min(self.deadline_s, 2 * train_s)
         idle_s = self.idle_timeout_s if self.can_fail else 0.0
         a_round_s = deadline_s + 2 * train_s + 3 * lease_s + 60.0
-        return 400.0 + idle_s + self.rounds * a_round_s
+        return 400.0 + idle_s + (self.rounds + 1) * a_round_s
 
 
 def from_seed(seed: int) -> Scenario:
@@ -206,6 +206,8 @@ def from_seed(seed: int) -> Scenario:
     if scenario.controller != "all" and of_controller.random() < 0.4:
         controller = of_controller.choice(("round_robin", "weighted"))
         scenario = replace(scenario, controller=controller)
+    if scenario.initial == "empty" and Random(f"initial {seed}").random() < 0.5:
+        scenario = replace(scenario, initial="first")
     kept = Random(f"keep_updates {seed}").choice((0, 0, 1, None))
     of_encoding = Random(f"encoding {seed}")
     encoding = of_encoding.choice(("plain", "plain", "float16", "int8"))

@@ -1,7 +1,9 @@
 """Deadlines and consistency over a real channel. Session time is moved by hand: no test waits."""
 
+import asyncio
 import io
 import json
+import threading
 from collections.abc import Awaitable
 from math import sqrt
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 from support.clock import HeldClock
 from support.wire import Member, npy, reason
+from xain_coordinator import work
+from xain_coordinator.aggregation.engine import aggregate
 from xain_coordinator.app import Coordinator
 from xain_coordinator.core.commands import Tick
 from xain_coordinator.core.values import Phase
@@ -20,6 +24,7 @@ from xain_proto.fl import inspection_pb2 as inspection
 
 Code = grpc.StatusCode
 
+PATIENCE_S = 30.0
 DEADLINE_S = 30.0
 IDLE_S = 50.0
 TIMED = {"deadline_s": DEADLINE_S, "idle_timeout_s": IDLE_S}
@@ -212,6 +217,36 @@ async def test_nobody_waits_for_the_slow_and_nothing_of_theirs_is_lost(start, jo
     assert (await status_of(a)).counters["late_updates"] == 0
     contributed = [event.contributors for event in coordinator.driver.history.rounds]
     assert contributed == [("a", "b", "c"), ("a",), ("a",), ("b",), ("c",), ("a",)]
+
+
+async def test_participants_work_on_while_a_model_is_made(start, join, monkeypatch):
+    """A participant gets its work and hands in while another one's update is aggregated. Its update
+    is answered when it is durable, and is in the next model."""
+    coordinator, a, b, c = await in_asp(start, join)
+    is_made, may_end = threading.Event(), threading.Event()
+
+    def held(*arguments: Any, **options: Any) -> Any:
+        is_made.set()
+        assert may_end.wait(PATIENCE_S)
+        return aggregate(*arguments, **options)
+
+    monkeypatch.setattr(work, "aggregate", held)
+    try:
+        await a.hand_in([1.0], round_=1)
+        assert await asyncio.to_thread(is_made.wait, PATIENCE_S)
+        assert (await status_of(a)).phase == "aggregating"
+        assert (await b.start()).round == (await c.start()).round == 1
+        assert await refused(a.start()) == (Code.FAILED_PRECONDITION, "ROUND_CLOSED")
+        handed_in = asyncio.create_task(b.hand_in([5.0], round_=1))
+        assert (await c.start()).model.key == "1/global"
+        may_end.set()
+        await handed_in
+    finally:
+        may_end.set()
+    await b.until(pb.ROUND, 3)
+    contributed = [event.contributors for event in coordinator.driver.history.rounds]
+    assert contributed[:3] == [("a", "b", "c"), ("a",), ("b",)]
+    assert await model(b, 3) == pytest.approx([mixed(5.0, 1.0, 1)], rel=1e-12)
 
 
 async def test_ssp_lets_the_fast_wait(start, join):
