@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from xain_participant.agent import Agent
 from xain_participant.participant import Participant
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
 from xain_workloads.model import Layout, TensorSpec
 
 PATIENCE_S = 60.0
@@ -81,3 +83,28 @@ async def test_initial_weights_of_another_length_refuse_nobody_else(start):
     participants = {"a": Named(0.0), "b": Named(0.0, length=9)}
     assert await run(coordinator.port, participants) == [0, 0]
     assert [len(one.trained) for one in participants.values()] == [1, 1]
+
+
+async def test_status_tells_who_makes_the_initial_weights(start, join):
+    coordinator = await start(
+        rounds={
+            "rounds": 2,
+            "min_participants": 2,
+            "initial_weights": "first",
+            "controller": "ordered",
+        }
+    )
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    for member in (a, b):
+        await member.rendezvous()
+    await a.until(pb.ROUND, 0)
+    assert (await a.start()).task == pb.INITIALISE
+    assert (await b.heartbeat()).state == pb.STANDBY
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert status.waiting_for == "The initial weights, from a."
+    assert status.num_rounds == 3
+    await a.hand_in([1.0, 2.0])
+    await b.until(pb.ROUND, 1)
+    assert (await b.start()).task == pb.TRAIN
+    listed = await a.inspection.ListRounds(inspection.ListRoundsRequest())
+    assert [round_.task for round_ in listed.rounds] == [pb.INITIALISE, pb.TRAIN]

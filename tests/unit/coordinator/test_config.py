@@ -91,6 +91,21 @@ def test_rules_follow_from_the_settings() -> None:
     assert rules.lease_s == 6.0
 
 
+def test_initial_weights_come_from_one_participant_unless_another_way_is_chosen() -> None:
+    """Sessions of XAIN's participants keep the average, which is all that those know."""
+    assert config().rules().initial == "first"
+    assert config(rounds__initial_weights="average").rules().initial == "empty"
+    pickle = {
+        "storage__kind": "s3",
+        "storage__bucket": "xain-fl",
+        "storage__format": "xain-pickle",
+    }
+    assert config(**pickle).rules().initial == "empty"
+    assert config(**pickle, rounds__initial_weights="first").rules().initial == "first"
+    told = error_of(workload__name="sgd", rounds__initial_weights="first")
+    assert "nothing would read it with a workload, which makes the initial model" in told
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -345,6 +345,8 @@ def _updates_awaited(session: Session, round_: Round) -> str:
     rules = session.rules
     missing = round_.outstanding
     some = _names(missing)
+    if round_.task is Task.INITIALISE:
+        return f"The initial weights, from {some}."
     if round_.overdue_at is not None:
         more = rules.min_participants - len(round_.updates)
         return (
