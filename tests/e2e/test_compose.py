@@ -86,6 +86,8 @@ def test_settings_can_be_loaded():
     assert coordinator.metrics.bucket == influxdb["DOCKER_INFLUXDB_INIT_BUCKET"]
     replicas = SERVICES["participant"]["deploy"]["replicas"]
     assert replicas == coordinator.rounds.effective_start_participants == NUM_PARTICIPANTS
+    # Changed settings must not keep it from serving: it would be started again for ever.
+    assert "--resume" in SERVICES["coordinator"]["command"]
     # Another 8 s at most for what comes after the drain.
     grace_s = float(SERVICES["coordinator"]["stop_grace_period"].removesuffix("s"))
     assert grace_s >= coordinator.server.drain_s + 8

@@ -181,6 +181,10 @@ class Terminals:
             assert "finished" in shown
         elif command == "check-config":
             await self._run(*words)
+        elif command == "extend":
+            await self.stop_coordinator()
+            shown, _ = await self._run(*words)
+            assert "20 more rounds after the 20" in shown
         else:
             assert program == "xain-coordinator", line
             await self._coordinate([word for word in words if word != "&"])
@@ -295,10 +299,10 @@ async def test_a_finished_session_is_not_taken_for_another_training(tmp_path):
         await coordinator.start()
         await coordinator.stop()
         seen = len(coordinator.log().splitlines())
-        assert await coordinator.fails("--set=rounds.epochs=3") == 1
+        assert await coordinator.fails("--set=rounds.epochs=3") == 2
         refusal = coordinator.log().splitlines()[seen:]
         assert len(refusal) == 1
-        assert "epochs" in refusal[0]
+        assert "rounds.epochs = 1 (configured: 3)" in refusal[0]
         assert "--new-session" in refusal[0]
         await coordinator.start("--set=rounds.epochs=3", "--new-session")
         await coordinator.stop()

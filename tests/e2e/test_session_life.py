@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
+from support.wire import Member
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -101,3 +103,169 @@ async def test_check_config_in_a_pipe_has_one_line_for_each_setting(tmp_path):
     assert ["journal.path", f'"{long}"', "flag"] in lines
     assert ["rounds.rounds", "7", "flag"] in lines
     assert ["rounds.quorum", '""', "default"] in lines
+
+
+def told(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:
+    """The last line of this event in the coordinator's log."""
+    lines = [json.loads(line) for line in coordinator.log().splitlines()]
+    found: dict[str, Any] = [line for line in lines if line["event"] == event][-1]
+    return found
+
+
+async def logged(coordinator: CoordinatorProcess, event: str) -> dict[str, Any]:
+    """The same, once there is one: the coordinator serves before it has said all."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if f'"{event}"' in coordinator.log():
+                return told(coordinator, event)
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+
+
+async def test_other_settings_refuse_the_start_and_name_themselves(launch):
+    """Key, value in the session and configured value in one line, and exit status 2; --resume goes
+    on with the session's own rules, and times for heartbeats are taken at once."""
+    coordinator = launch()
+    await coordinator.start()
+    session = told(coordinator, "serving")["session"]
+    await coordinator.stop()
+    other = ("--set=rounds.epochs=3", "--set=aggregation.rule=median")
+    assert await coordinator.fails(*other) == 2
+    error = told(coordinator, "cannot_start")["error"]
+    assert "rounds.epochs = 1 (configured: 3)" in error
+    assert 'aggregation.rule = "weighted_average" (configured: "median")' in error
+    assert "--resume goes on with these" in error
+    assert "--new-session opens" in error
+    assert (await command("--resume", "--new-session"))[0] == 2
+
+    await coordinator.start(*other, "--resume", "--set=server.heartbeat_time_s=3")
+    assert told(coordinator, "serving")["session"] == session
+    kept = (await logged(coordinator, "rules_differ"))["kept"]
+    assert "rounds.epochs = 1 (configured: 3)" in kept
+    member = Member(coordinator.port, "a")
+    assert (await member.rendezvous()).heartbeat_interval_ms == 3000
+    await member.close()
+    await coordinator.kill()
+
+    await coordinator.start()  # again with the times from before
+    member = Member(coordinator.port, "a")
+    assert (await member.rendezvous()).heartbeat_interval_ms == 10000
+    assert told(coordinator, "serving")["session"] == session
+    await member.close()
+
+
+async def test_a_finished_session_is_served_with_resume_whatever_is_configured(launch, tmp_path):
+    """What a container does whose settings were changed after the end: without --resume it would be
+    started again for ever; with it the result is served, and one line tells how to train on."""
+    coordinator = launch()
+    await coordinator.start()
+    await trained(tmp_path, coordinator, "a")
+    await coordinator.stop()
+    assert await coordinator.fails("--set=rounds.rounds=40") == 2
+    error = told(coordinator, "cannot_start")["error"]
+    assert "is finished and was opened with other settings" in error
+    assert "rounds.rounds = 2 (configured: 40)" in error
+    assert "`xain-coordinator extend --rounds +N` trains it further" in error
+
+    await coordinator.start("--set=rounds.rounds=40", "--resume")
+    assert (await status_of(coordinator))["status"]["phase"] == "finished"
+    kept = (await logged(coordinator, "rules_differ"))["kept"]
+    assert kept == ["rounds.rounds = 2 (configured: 40)"]
+    assert "extend --rounds +N" in (await logged(coordinator, "session_is_finished"))["hint"]
+    assert await coordinator.stop() == 0
+
+
+async def test_extend_trains_a_finished_session_further(launch, tmp_path):
+    """A new session begins with the last model of the finished one, under its rules; it outlives a
+    kill -9, starts with the same flags as before, and status tells where it comes from."""
+    coordinator = launch()
+    data = f"--data-dir={coordinator.folder}"
+    await coordinator.start()
+    first = told(coordinator, "serving")["session"]
+    await trained(tmp_path, coordinator, "a")
+    last = (await status_of(coordinator))["models"][-1]
+    assert "is in use by another process" in (await command("extend", data, "--rounds=+2"))[2]
+    await coordinator.stop()
+    code, output, errors = await command("extend", data, "--rounds", "+3")
+    assert code == 0, errors
+    assert f"3 more rounds after the 2 that led to {first}/2" in output
+    await coordinator.start()
+    await coordinator.kill()
+    await coordinator.start()
+    shown = await status_of(coordinator)
+    second = shown["status"]["session_id"]
+    assert second != first
+    assert shown["status"]["began_with"] == f"{first}/2"
+    assert (shown["status"]["rounds_before"], shown["status"]["num_rounds"]) == (2, 3)
+    (model,) = shown["models"]
+    assert model["ref"]["key"] == "0/global"
+    assert model["ref"]["digest"] == last["ref"]["digest"]
+    await trained(tmp_path, coordinator, "a")
+    assert (await status_of(coordinator))["status"]["cause"] == "completed"
+
+
+async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
+    """The same command goes on after a kill -9, without the file; another file is refused, and so
+    is one that is no model."""
+    file, other = tmp_path / "model.npy", tmp_path / "other.npy"
+    np.save(file, np.arange(10, dtype=np.float32))
+    np.save(other, np.zeros((2, 5)))
+    coordinator = launch()
+    assert await coordinator.fails("--from-model", str(tmp_path / "none.npy")) == 2
+    assert "No such file" in told(coordinator, "cannot_start")["error"]
+    assert await coordinator.fails("--from-model", str(other)) == 2
+    assert "an array of float64 with the shape (2, 5)" in told(coordinator, "cannot_start")["error"]
+    assert await coordinator.fails("--from-model", "5e55104aaaaa/3") == 2
+    assert "this journal has no session 5e55104aaaaa" in told(coordinator, "cannot_start")["error"]
+
+    await coordinator.start("--from-model", str(file))
+    await coordinator.kill()
+    file.unlink()
+    await coordinator.start("--from-model", str(file))
+    shown = await status_of(coordinator)
+    assert shown["status"]["began_with"] == str(file)
+    assert shown["models"][0]["shape"] == [10]
+    await trained(tmp_path, coordinator, "a")
+    await coordinator.stop()
+    assert await coordinator.fails("--from-model", str(other)) == 2
+    refused = f"--from-model = {file} (configured: {other})"
+    assert refused in told(coordinator, "cannot_start")["error"]
+
+    session = shown["status"]["session_id"]
+    await coordinator.start(
+        "--new-session", "--from-model", f"{session}/last", "--set=rounds.rounds=3"
+    )
+    assert (await status_of(coordinator))["status"]["began_with"] == f"{session}/2"
+
+
+async def participate(coordinator: CoordinatorProcess, source: str) -> tuple[int, str]:
+    """A participant with a data set of scikit-learn's: (exit status, log)."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "xain_participant", "--data", source, "--id", source),
+        f"--coordinator=127.0.0.1:{coordinator.port}",
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode is not None
+    return process.returncode, errors.decode()
+
+
+async def test_a_warm_model_keeps_its_metadata_and_refuses_other_data(launch):
+    """Classes and options come with the model of a workload; data that do not fit are refused, as
+    they are beside the participants that the model was made for."""
+    coordinator = launch(workload__name="sgd")
+    await coordinator.start()
+    assert (await participate(coordinator, "iris"))[0] == 0
+    trained_on = (await status_of(coordinator))["models"][-1]
+    session = told(coordinator, "serving")["session"]
+    await coordinator.stop()
+    warm = ("--new-session", "--from-model", f"{session}/last")
+    assert await coordinator.fails(*warm, "--set=workload.options.eta0=-1") == 2
+    await coordinator.start(*warm, "--set=workload.options.eta0=0.5")
+    (model,) = (await status_of(coordinator))["models"]
+    assert model["layout"] == trained_on["layout"]
+    assert model["metadata"]["classes"] == trained_on["metadata"]["classes"]
+    assert json.loads(model["metadata"]["options"])["eta0"] == 0.5
+    code, log = await participate(coordinator, "wine")
+    assert code == 1
+    assert "feature" in log or "column" in log
+    assert (await participate(coordinator, "iris"))[0] == 0

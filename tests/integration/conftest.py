@@ -39,8 +39,12 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start coordinators; all are stopped at the end."""
     running: list[Coordinator] = []
 
-    async def begin(*, new_session: bool = False, **sections: dict[str, Any]) -> Coordinator:
-        coordinator = Coordinator(config_for(tmp_path, **sections), new_session=new_session)
+    async def begin(
+        *, resume: bool = True, new_session: bool = False, **sections: dict[str, Any]
+    ) -> Coordinator:
+        coordinator = Coordinator(
+            config_for(tmp_path, **sections), resume=resume, new_session=new_session
+        )
         running.append(coordinator)
         await coordinator.start()
         return coordinator

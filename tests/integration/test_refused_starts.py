@@ -62,7 +62,7 @@ async def test_without_its_weights_a_session_does_not_start(start, join, tmp_pat
     async def refused_for(key: str) -> None:
         before = journal.read_bytes()
         refused = CoordinatorProcess(tmp_path, {})
-        assert await refused.fails() == 1
+        assert await refused.fails("--resume") == 1
         told = json.loads(refused.log().splitlines()[-1])
         assert told["event"] == "cannot_start"
         assert f"{session.session_id}/{key}, which is not in" in told["error"]
@@ -104,7 +104,7 @@ async def test_without_its_optimisers_state_a_session_does_not_start(start, join
         data = reader.read(0, reader.size)
     first.store.delete(key)
     refused = CoordinatorProcess(tmp_path, {})
-    assert await refused.fails() == 1
+    assert await refused.fails("--resume") == 1
     assert f"{session.session_id}/{key}, which is not in" in told_at_start(refused.log())
     upload = first.store.upload(key)
     upload.write(data)

@@ -217,7 +217,8 @@ def test_settings_can_be_loaded(name):
     template = pod_templates(name)["StatefulSet/coordinator"]["spec"]
     (container,) = template["containers"]
     mounts = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
-    assert container["args"] == ["--config", str(mounts["config"] / file.name)]
+    # --resume: changed settings must not keep it from serving.
+    assert container["args"] == ["--config", str(mounts["config"] / file.name), "--resume"]
     assert coordinator.journal.path.is_relative_to(mounts["data"])
     (example,) = documents(KUBERNETES / "secret.example.yaml")
     for secret in (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -11,7 +12,8 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -19,7 +21,7 @@ import structlog
 from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
 from xain_coordinator.allocator import share_one_heap
 from xain_coordinator.clock import SessionClock
-from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config import CoordinatorConfig, PreprocessingSettings, WorkloadSettings
 from xain_coordinator.controllers import controller_of_session
 from xain_coordinator.core.keys import model_key, object_of
 from xain_coordinator.core.selection import ControllerFailed
@@ -33,6 +35,7 @@ from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.metrics.tagged import TaggedMetrics
+from xain_coordinator.other_rules import OtherRules, differences, require_same_rules
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
     Clock,
@@ -53,9 +56,11 @@ from xain_coordinator.stores.files import FileStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.threads import run_to_end
+from xain_coordinator.warm_start import CannotStartFrom, FirstModel, first_model
 from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
 from xain_messaging.names import shortened
 from xain_messaging.process import logs
+from xain_messaging.process.commands import EXIT_BAD_CONFIG
 from xain_workloads import workload as workloads
 from xain_workloads.errors import DataError
 
@@ -84,35 +89,51 @@ NUM_THREADS = 32
 LAST_STEPS_S = 8.0
 
 
-class SessionIsOver(Exception):
-    """The journal's session has ended, and other rules than its own are configured."""
-
-
 class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
-    Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, SessionIsOver,
-    DataError, OSError.
+    resume: go on with the session of the journal under its own rules, whatever is configured.
+    new_session: open a new one beside it.
+    from_model: what a new session begins with; see first_model.
+
+    Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
+    CannotStartFrom, DataError, OSError.
     """
 
-    def __init__(self, config: CoordinatorConfig, *, new_session: bool = False) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        resume: bool = False,
+        new_session: bool = False,
+        from_model: str = "",
+    ) -> None:
         self._config = config
         own_data = _own_data(config)
         self._journal = _journal(config)
         self._opened: OpenStore | None = None
+        self._first_model: FirstModel | None = None
         try:
+            if from_model and (new_session or not self._journal.has_session()):
+                self._opened = open_store(config)
+                self._first_model = first_model(
+                    from_model, config, self._journal, self._opened.store
+                )
+            first = self._first_model
             self.driver = Driver.open(
                 self._journal,
                 SessionClock,
-                config.rules(),
+                config.rules() if first is None else first.rules(config.rules()),
                 lambda: uuid.uuid4().hex[:12],
                 new_session=new_session,
+                lineage=None if first is None else first.lineage,
                 make_controller=controller_of_session,
             )
-            _require_work(self.driver.session, config)
-            _require_rule(self.driver.session)
-            opened = self._opened = open_store(config)
             session = self.driver.session
+            if not resume:
+                require_same_rules(session, config, from_model)
+            _require_rule(session)
+            opened = self._opened = self._opened or open_store(config)
             whole: WeightsStore = opened.store
             self._fence: Fence | None = None
             if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
@@ -139,13 +160,21 @@ class Coordinator:
             raise
         self.counters: Counter[str] = Counter()
         self._metrics_refused = RareLine(log.warning, "metrics_refused")  # strangers send them, too
-        name, options = config.workload.name, config.workload.options
+        workload = config.workload
+        if session.rules.workload:  # its own, whatever is configured now
+            workload = WorkloadSettings(
+                name=session.rules.workload,
+                options=json.loads(session.rules.workload_options or "{}"),
+                preprocessing=PreprocessingSettings(
+                    **json.loads(session.rules.preprocessing or "{}")
+                ),
+            )
         self._worker = StoreWorker(
             self.driver,
             self.store,
             self._metrics,
-            workloads.create(name, options) if name else None,
-            preprocessing=config.workload.preprocessing.options(),
+            workloads.create(workload.name, workload.options) if workload.name else None,
+            preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
             own_data=own_data,
         )
@@ -194,6 +223,10 @@ class Coordinator:
             self._watches.append(
                 asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
             )
+        if self._first_model is not None:
+            at = self.driver.clock.now()
+            events = await run_to_end(self._first_model.events, self.store, at)
+            self.driver.begin_with(events)
         await run_to_end(self._worker.rebuild_damaged)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
@@ -240,22 +273,6 @@ class Coordinator:
         # A participant reports about itself only, whatever its points say.
         tags = {"id": participant_id}
         return tuple(replace(point, tags=tags) for point in points)
-
-
-def _require_work(session: Session, config: CoordinatorConfig) -> None:
-    """Whoever configures other rules than those of a finished session wants another training, and
-    would not get it. Raises SessionIsOver."""
-    rules = config.rules()
-    if session.phase is not Phase.FINISHED or session.rules == rules:
-        return
-    names = [
-        f.name for f in fields(rules) if getattr(rules, f.name) != getattr(session.rules, f.name)
-    ]
-    raise SessionIsOver(
-        f"the session {session.session_id} in {config.journal.path} is finished, and the "
-        f"configured rules are not its own ({', '.join(names)}); --new-session opens one with the "
-        "configured rules, another --data-dir leaves this one where it is"
-    )
 
 
 def _require_rule(session: Session) -> None:
@@ -403,21 +420,32 @@ def _journal(config: CoordinatorConfig) -> Journal:
     return SqliteJournal(config.journal.path)
 
 
-def run(config: CoordinatorConfig, *, new_session: bool = False) -> int:
+def run(
+    config: CoordinatorConfig,
+    *,
+    resume: bool = False,
+    new_session: bool = False,
+    from_model: str = "",
+) -> int:
     """Run a coordinator until it is told to stop. Returns the exit status of the process."""
+    make = partial(
+        Coordinator, config, resume=resume, new_session=new_session, from_model=from_model
+    )
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     _raise_file_limit()
     share_one_heap()
     with contextlib.ExitStack() as at_end:
-        return asyncio.run(_run(config, new_session, at_end))
+        return asyncio.run(_run(config, make, at_end))
 
 
-async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.ExitStack) -> int:
+async def _run(
+    config: CoordinatorConfig, make: Callable[[], Coordinator], at_end: contextlib.ExitStack
+) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
-    coordinator = await _start(config, new_session, stop, at_end)
+    coordinator = await _start(config, make, stop, at_end)
     if not isinstance(coordinator, Coordinator):
         return coordinator
     driver = coordinator.driver
@@ -449,7 +477,10 @@ async def _run(config: CoordinatorConfig, new_session: bool, at_end: contextlib.
 
 
 async def _start(
-    config: CoordinatorConfig, new_session: bool, stop: asyncio.Event, at_end: contextlib.ExitStack
+    config: CoordinatorConfig,
+    make: Callable[[], Coordinator],
+    stop: asyncio.Event,
+    at_end: contextlib.ExitStack,
 ) -> Coordinator | int:
     """The exit status, with one line in the log, if it cannot be started as things are, or is told
     to stop."""
@@ -459,8 +490,7 @@ async def _start(
         coordinator: Coordinator | None = None
         leaving: threading.Timer | None = None
         try:
-            creating = asyncio.to_thread(Coordinator, config, new_session=new_session)
-            coordinator = await _heeding(stop, creating, at_end)
+            coordinator = await _heeding(stop, asyncio.to_thread(make), at_end)
             await _heeding(stop, coordinator.start(), at_end)
         except (
             JournalError,
@@ -468,7 +498,8 @@ async def _start(
             ControllerFailed,
             PluginFailed,
             PortTaken,
-            SessionIsOver,
+            OtherRules,
+            CannotStartFrom,
             DataError,
             OSError,
         ) as error:
@@ -507,6 +538,8 @@ async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.E
 
 
 def _status_after(error: BaseException) -> int:
+    if isinstance(error, OtherRules | CannotStartFrom):
+        return EXIT_BAD_CONFIG
     return EXIT_FENCED if isinstance(error, Fenced) else EXIT_ERROR
 
 
@@ -571,10 +604,13 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
         rounds=session.rules.rounds,
         required=session.rules.num_required,
     )
-    if session.rules != config.rules():
+    if session.lineage is not None:
+        log.info("began_with", model=session.lineage.source, rounds=session.lineage.num_rounds)
+    if different := differences(session, config):
         log.warning(
             "rules_differ",
             round=session.round,
+            kept=[str(difference) for difference in different],
             hint="the session goes on with the rules it was opened with; "
             "--new-session opens one with the configured rules",
         )
@@ -583,5 +619,6 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
             "session_is_finished",
             round=session.round,
             cause=session.cause,
-            hint="its end is served to whoever asks; --new-session opens another one",
+            hint="its result is served to whoever asks; `xain-coordinator extend --rounds +N` "
+            "trains it further, --new-session opens another one",
         )

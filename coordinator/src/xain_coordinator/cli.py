@@ -74,13 +74,14 @@ _HELP = """Coordinate the federated training of a fleet of participants.
 
 Without a command, run a coordinator until the training has ended and it is stopped. It keeps its
 state on disk: started again with the same settings it goes on where it was, in the middle of a
-round.
+round. With other settings it says which, and ends, unless --resume or --new-session is given.
 
 Settings come from --config, over it from the environment (XAIN_COORDINATOR_ROUNDS__EPOCHS=3 is
 rounds.epochs), over that from flags.
 
 Exit status: 0 when it was stopped; 1 if the journal, the weights store or the port cannot be used;
-2 if a setting is wrong; 3 if another coordinator has taken over the session: do not start it again.
+2 if a setting is wrong, or is not that of the session; 3 if another coordinator has taken over the
+session: do not start it again.
 """
 
 _EXAMPLES = """**Examples**
@@ -90,6 +91,11 @@ _EXAMPLES = """**Examples**
 - `xain-coordinator --config fleet.toml --set rounds.epochs=3` : settings from a file, one changed
 
 - `xain-coordinator --config fleet.toml --new-session` : train anew instead of going on
+
+- `xain-coordinator --config fleet.toml --new-session --from-model 5d1c0a9be3f2/last` : train anew,
+  beginning with the last model of an earlier session
+
+- `xain-coordinator extend --config fleet.toml --rounds +20` : train a finished session further
 
 - `xain-coordinator check-config --config fleet.toml` : what would be in force, and why
 
@@ -113,26 +119,47 @@ def _run(
     new_session: Annotated[
         bool, typer.Option("--new-session", help="Open a new session; the old one stays on disk.")
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the session that is there under its own rules, whatever else is set.",
+        ),
+    ] = False,
+    from_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|SESSION/ROUND",
+            help="Begin a new session with this model: a .npy or .npz file, or that of a session "
+            "in the same journal; SESSION/last and SESSION/best are its last and best one.",
+        ),
+    ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
     flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
     command = context.invoked_subcommand
     if command is not None:
-        if command not in ("check-config", "repair"):
-            _refuse_flags(command, flags, new_session)
+        if command not in ("check-config", "repair", "extend"):
+            _refuse_flags(command, flags, new_session or resume or from_model is not None)
         context.obj = flags
         return
+    if resume and new_session:
+        message = "command line: --resume goes on with a session, and --new-session does not"
+        fail(PROGRAM, f"{message}; give one of them", EXIT_BAD_CONFIG)
     resolved = _resolve(flags)
 
     from xain_coordinator.app import run
 
-    raise typer.Exit(run(resolved.config, new_session=new_session))
+    status = run(
+        resolved.config, resume=resume, new_session=new_session, from_model=from_model or ""
+    )
+    raise typer.Exit(status)
 
 
-def _refuse_flags(command: str, flags: _Flags, new_session: bool) -> None:
+def _refuse_flags(command: str, flags: _Flags, others: bool) -> None:
     """Those before a command that has no use for them; else a wrong one would look accepted."""
     given = any(value is not None for value in (flags.config, *flags.values.values()))
-    if given or new_session:
+    if given or others:
         fail(
             PROGRAM,
             f"command line: {command} takes no flags before it; see {PROGRAM} {command} --help",
@@ -336,6 +363,44 @@ def _repair(
     from xain_coordinator.repair import repair
 
     raise typer.Exit(repair(resolved.config, drop_update))
+
+
+_EXTEND_HELP = """With the coordinator stopped, prepare a finished session to be trained further.
+
+It opens a new session in the same journal and weights store that begins with the last model of the
+finished one, under the same rules, with more rounds. Its rounds are counted from 0; `status` shows
+where it comes from. The finished session stays as it is. Start the coordinator and the participants
+as before: a configuration that still has the old number of rounds, or has the new one, fits.
+
+Exit status: 0 if there is a new session; 1 if there is none; 2 if a setting is wrong.
+"""
+
+_EXTEND_EXAMPLES = """**Examples**
+
+- `xain-coordinator extend --config fleet.toml --rounds +20` : 20 more rounds
+
+- `xain-coordinator extend --data-dir wards --rounds 50` : 50 rounds, with those that are trained
+"""
+
+
+@app.command("extend", help=_EXTEND_HELP, epilog=_EXTEND_EXAMPLES)
+def _extend(
+    context: typer.Context,
+    rounds: Annotated[
+        str, typer.Option(metavar="+N|N", help="How many rounds more, or how many in all.")
+    ],
+    config: Config = None,
+    data_dir: DataDir = None,
+    assignments: Assignments = None,
+) -> None:
+    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
+    if isinstance(context.obj, _Flags):
+        flags = flags.or_else(context.obj)
+    resolved = _resolve(flags)
+
+    from xain_coordinator.extend import extend
+
+    raise typer.Exit(extend(resolved.config, rounds))
 
 
 @app.command(

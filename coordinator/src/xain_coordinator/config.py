@@ -462,6 +462,13 @@ class CoordinatorConfig(Section):
             seed=rounds.seed,
             heartbeat_time_s=self.server.heartbeat_time_s,
             heartbeat_timeout_s=self.server.heartbeat_timeout_s,
+            workload=self.workload.name,
+            workload_options=(
+                json.dumps(self.workload.options, sort_keys=True) if self.workload.options else ""
+            ),
+            preprocessing=(
+                self.workload.preprocessing.model_dump_json() if self.workload.name else ""
+            ),
             initial=self._initial(),
             deadline_s=rounds.deadline_s,
             idle_timeout_s=rounds.idle_timeout_s,

@@ -45,7 +45,7 @@ from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
 from xain_coordinator.core.session import Session, evolve, open_session
-from xain_coordinator.core.values import Option, ParticipantState, Phase, Rules
+from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
 from xain_coordinator.history import History
 from xain_coordinator.lateness import Lateness
 from xain_coordinator.log_lines import log_event, log_many_updates
@@ -118,7 +118,7 @@ class Driver:
         self._decided = session
         self._controller = controller
         self._journal = journal
-        self._opening: Record | None = None
+        self._opening: list[Record] = []  # to be written at the start
         self._worker: Worker | None = None
         self._waiting: list[_Decided] = []
         self._committing = False
@@ -151,6 +151,7 @@ class Driver:
         new_session_id: Callable[[], str],
         *,
         new_session: bool = False,
+        lineage: Lineage | None = None,
         make_controller: MakeController = builtin_controller,
     ) -> "Driver":
         """Take up the journal's latest session, or prepare a new one with these rules.
@@ -158,36 +159,61 @@ class Driver:
         Writes nothing: a new session is in the journal only from `start` on, so that whatever
         prevents the start, such as a busy port, leaves the one before in its place.
 
+        The times for heartbeats are those of `rules`, also of a session that is taken up.
+
         make_clock: a clock that begins at the given session time.
+        lineage: of a new session whose first model is given to `begin_with`.
         make_controller: of a name and options, which are those of the session, not of `rules`.
         Raises JournalError, and ControllerFailed if the session's controller cannot be had.
         """
         restored = None if new_session else restore(journal)
         if restored is None:
             clock = make_clock(0.0)
-            session, opened = open_session(new_session_id(), rules, clock.now())
+            session, opened = open_session(new_session_id(), rules, clock.now(), lineage)
             controller = make_controller(rules.controller, rules.controller_options)
             driver = cls(session, History(), journal, clock, controller)
-            driver._opening = Record(opened.at, opened)
+            driver._opening.append(Record(opened.at, opened))
             return driver
         last, num_saved = restored
         clock = make_clock(last.at)
         session = evolve(last.session, e.Restarted(clock.now()))
         kept = session.rules
+        opening: list[Record] = []
+        heartbeat = (rules.heartbeat_time_s, rules.heartbeat_timeout_s)
+        is_other = heartbeat != (kept.heartbeat_time_s, kept.heartbeat_timeout_s)
+        if is_other and session.phase is not Phase.FINISHED:
+            changed = e.HeartbeatChanged(*heartbeat)
+            session = evolve(session, changed)
+            opening.append(Record(clock.now(), changed))
         controller = make_controller(kept.controller, kept.controller_options)
         driver = cls(session, last.history, journal, clock, controller)
+        driver._opening = opening
         driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved
         return driver
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the session is a new one that is not in the journal yet."""
+        return any(isinstance(record.event, e.SessionOpened) for record in self._opening)
+
+    def begin_with(self, events: Sequence[e.DurableEvent]) -> None:
+        """Add these to the beginning of a new session. Before `start`, which writes them."""
+        assert self.is_new, "the session has begun"
+        for event in events:
+            self.session = self._decided = evolve(self.session, event)
+            self.history.apply(event)
+            self._opening.append(Record(self._opening[0].at, event))
 
     def start(self, worker: Worker) -> None:
         """Begin to decide; what was owed when the last process died is done first.
 
-        Raises JournalError if a new session cannot be written.
+        Raises JournalError if the beginning of a new session cannot be written.
         """
-        if self._opening is not None:
-            self._journal.append([self._opening])  # blocks, but nobody is served yet
-            self._num_records, self._at = 1, self._opening.at
-            self._opening = None
+        if self._opening:
+            self._journal.append(self._opening)  # blocks, but nobody is served yet
+            self._num_records += len(self._opening)
+            self._at = self._opening[-1].at
+            self._opening = []
         self._worker = worker
         for effect in resume(self.session):
             worker.perform(effect)

@@ -272,6 +272,9 @@ class Journal(Protocol):
         Raises JournalError, while iterating too.
         """
 
+    def has_session(self) -> bool:
+        """Whether there are any records."""
+
     def append(self, records: Sequence[Record]) -> None:
         """Add all of them, or none, durably. A SessionOpened begins a new session.
 

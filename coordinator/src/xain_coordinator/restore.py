@@ -1,9 +1,11 @@
 """The session that a journal tells of: its latest snapshot, and the records since."""
 
+from collections.abc import Iterable
+
 from xain_coordinator.core import events as e
 from xain_coordinator.core.session import begin, evolve
 from xain_coordinator.history import History
-from xain_coordinator.ports import Journal, JournalError, Snapshot
+from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 
 
 def restore(journal: Journal) -> tuple[Snapshot, int] | None:
@@ -16,11 +18,25 @@ def restore(journal: Journal) -> tuple[Snapshot, int] | None:
         first = next(records, None)
         if first is None:
             return None
-        if not isinstance(first.event, e.SessionOpened):
-            raise JournalError(
-                f"the journal begins with {type(first.event).__name__}, not with a session"
-            )
-        saved = Snapshot(1, first.at, begin(first.event), History())
+        saved = _begun(first)
+    return _folded(saved, records), num_saved
+
+
+def restore_session(records: Iterable[Record]) -> Snapshot:
+    """What all records of a session fold to. Raises JournalError."""
+    rest = iter(records)
+    return _folded(_begun(next(rest)), rest)
+
+
+def _begun(first: Record) -> Snapshot:
+    if not isinstance(first.event, e.SessionOpened):
+        raise JournalError(
+            f"the journal begins with {type(first.event).__name__}, not with a session"
+        )
+    return Snapshot(1, first.at, begin(first.event), History())
+
+
+def _folded(saved: Snapshot, records: Iterable[Record]) -> Snapshot:
     number, at, session, history = saved.num_records, saved.at, saved.session, saved.history
     for record in records:
         try:
@@ -32,4 +48,4 @@ def restore(journal: Journal) -> tuple[Snapshot, int] | None:
                 f"{type(error).__name__}: {error}; use the version of the program that wrote it"
             ) from error
         number, at = number + 1, record.at
-    return Snapshot(number, at, session, history), num_saved
+    return Snapshot(number, at, session, history)

@@ -200,6 +200,9 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if status.HasField("ends_seconds"):
         left = _duration(max(status.ends_seconds, 0.0))
         grid.add_row("ends", f"in {left}, if nothing changes")
+    if status.began_with:
+        before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
+        grid.add_row("began with", _text(f"{status.began_with}{before}"))
     about = f"{_clean(status.session_id)}, {_duration(status.session_seconds)}"
     if status.version:
         about += f", version {_clean(status.version)}"

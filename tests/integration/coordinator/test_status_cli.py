@@ -365,8 +365,8 @@ def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     seen: dict[str, Any] = {}
 
-    def record(config: Any, *, new_session: bool) -> int:
-        seen.update(config=config, new_session=new_session)
+    def record(config: Any, **flags: object) -> int:
+        seen.update(config=config, **flags)
         return 3
 
     monkeypatch.setattr(app, "run", record)
@@ -378,6 +378,7 @@ def test_a_run_gets_what_the_flags_say(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert result.exit_code == 3, result.output
     config = seen["config"]
     assert seen["new_session"] is True
+    assert (seen["resume"], seen["from_model"]) == (False, "")
     assert config.server.address == "[::]:0"
     assert (config.rounds.rounds, config.rounds.epochs) == (4, 5)
     assert config.rules().initial == "workload"

@@ -149,7 +149,7 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
     the model was made of.
     """
     model, last = session.model, session.last_round
-    if model is None:
+    if model is None or (model.round == 0 and session.lineage is not None):
         return None
     if model.round == 0:
         return InitialiseModel(session.rules.initial, session.requested or ())

@@ -12,6 +12,7 @@ from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
     GlobalModel,
+    Lineage,
     ParticipantState,
     Rules,
     Task,
@@ -21,9 +22,20 @@ from xain_coordinator.core.values import (
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
+    """lineage: None if the first model is made for this session."""
+
     session_id: str
     rules: Rules
     at: float
+    lineage: Lineage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatChanged:
+    """The coordinator was started again with other times for heartbeats, which are in force now."""
+
+    time_s: float
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +256,7 @@ class TimePassed:
 
 DurableEvent = (
     SessionOpened
+    | HeartbeatChanged
     | TimePassed
     | ParticipantJoined
     | ParticipantLeft

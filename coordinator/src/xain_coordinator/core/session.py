@@ -60,6 +60,7 @@ from xain_coordinator.core.values import (
     DataProfile,
     Evaluation,
     GlobalModel,
+    Lineage,
     Names,
     Phase,
     Round,
@@ -105,7 +106,8 @@ class Session:
 
     round: the open one, or the next to open; after the end, the last one. While the last model is
         evaluated: the last one that was trained.
-    epoch_base: epochs trained before this round.
+    lineage: where the first model comes from, if it was not made for this session.
+    epoch_base: epochs trained before this round, also by the sessions that this one extends.
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
@@ -129,6 +131,7 @@ class Session:
 
     session_id: str
     rules: Rules
+    lineage: Lineage | None = None
     phase: Phase = Phase.STANDBY
     round: int = 0
     epoch_base: int = 0
@@ -334,9 +337,11 @@ class Session:
         return self.noted_at + every_s
 
 
-def open_session(session_id: str, rules: Rules, now: float) -> tuple[Session, e.SessionOpened]:
+def open_session(
+    session_id: str, rules: Rules, now: float, lineage: Lineage | None = None
+) -> tuple[Session, e.SessionOpened]:
     """A new session and the event that begins its journal."""
-    opened = e.SessionOpened(session_id, rules, now)
+    opened = e.SessionOpened(session_id, rules, now, lineage)
     return begin(opened), opened
 
 
@@ -345,6 +350,8 @@ def begin(opened: e.SessionOpened) -> Session:
     return Session(
         opened.session_id,
         opened.rules,
+        opened.lineage,
+        epoch_base=0 if opened.lineage is None else opened.lineage.num_epochs,
         since=opened.at,
         noted_at=opened.at,
         lease_floor=opened.at,
@@ -391,6 +398,11 @@ def evolve(session: Session, event: e.Event) -> Session:
             )
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
+        case e.HeartbeatChanged(time_s, timeout_s):
+            rules = dataclasses.replace(
+                session.rules, heartbeat_time_s=time_s, heartbeat_timeout_s=timeout_s
+            )
+            return replace(session, rules=rules)
         case e.TimePassed(at):
             return replace(session, noted_at=at)
         case e.ParticipantsGathered(at):

@@ -21,6 +21,7 @@ __all__ = [
     "Expression",
     "GlobalModel",
     "Layout",
+    "Lineage",
     "Names",
     "Option",
     "ParticipantState",
@@ -259,6 +260,21 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where the first model of a session comes from, if it was not made for this session.
+
+    source: "SESSION/ROUND", a global model of the same store, or the path of a file.
+    num_rounds, num_epochs: trained by the sessions that this one extends; 0 if it extends none.
+    configured_rounds: rounds.rounds of the first of them; 0 if it extends none.
+    """
+
+    source: str
+    num_rounds: int = 0
+    num_epochs: int = 0
+    configured_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """What a session was opened with. It keeps them to its end, whatever the configuration says
     after a restart.
@@ -284,6 +300,9 @@ class Rules:
     tags: those who take part have each of these, with one of its values. Empty: everybody does.
     refused_limit: whoever has so many updates refused in a row is left out of selection; 0: nobody.
     refused_rounds: for how many rounds after the one in which that happens.
+    workload: name of the one that makes the initial model; "": none, or not written down.
+    workload_options: JSON object of those that were given; "": none.
+    preprocessing: JSON object of how columns are prepared for the workload; "": not written down.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
         the first participant decides.
@@ -337,6 +356,9 @@ class Rules:
     evaluate_min_delta: float = 0.0
     evaluate_data: bool = False
     evaluate_deadline_s: float = 600.0
+    workload: str = ""
+    workload_options: str = ""
+    preprocessing: str = ""
 
     def evaluates(self, number: int) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""

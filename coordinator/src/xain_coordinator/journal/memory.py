@@ -25,6 +25,9 @@ class MemoryJournal:
             self._require_open()
             return [decode_record(row) for row in self._rows[after:]]
 
+    def has_session(self) -> bool:
+        return bool(self._rows)
+
     def append(self, records: Sequence[Record]) -> None:
         rows = [encode_record(record) for record in records]
         with self._lock:

@@ -110,6 +110,20 @@ class SqliteJournal:
             self._open_db()
             return self._read(self._session, after, self._seq)
 
+    def has_session(self) -> bool:
+        return self._session > 0
+
+    def records_of(self, session_id: str) -> Iterator[Record] | None:
+        """All records of one of the sessions, oldest first; None if there is none of this id."""
+        with self._lock, self._explained():
+            query = (
+                "SELECT session, (SELECT max(seq) + 1 FROM record r WHERE r.session = o.session) "
+                "FROM record o WHERE seq = 0 AND json_extract(body, '$.session_id') = ? "
+                "ORDER BY session DESC LIMIT 1"
+            )
+            row = self._open_db().execute(query, (session_id,)).fetchone()
+        return None if row is None else self._read(row[0], 0, row[1])
+
     def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
         for start in range(begin, end, PAGE_RECORDS):
             numbers = range(start, min(start + PAGE_RECORDS, end))

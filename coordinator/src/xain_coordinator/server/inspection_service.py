@@ -100,6 +100,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             deadline_seconds=None if deadline is None else deadline - now,
             ends_seconds=None if ends_at is None else ends_at - now,
             warnings=self._refused(),
+            began_with="" if session.lineage is None else session.lineage.source,
+            rounds_before=0 if session.lineage is None else session.lineage.num_rounds,
             counters={
                 **self._counters,
                 "late_updates": self._driver.num_late,

@@ -80,6 +80,8 @@ class GetStatusResponse(_message.Message):
     METRIC_IS_MINIMISED_FIELD_NUMBER: _builtins.int
     BEST_VALUE_FIELD_NUMBER: _builtins.int
     ENDED_BECAUSE_FIELD_NUMBER: _builtins.int
+    BEGAN_WITH_FIELD_NUMBER: _builtins.int
+    ROUNDS_BEFORE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -112,6 +114,10 @@ class GetStatusResponse(_message.Message):
     """the metric of the best model"""
     ended_because: _builtins.str
     """why a completed session made fewer models than planned; else empty"""
+    began_with: _builtins.str
+    """What the session began with, if not with a model of its own: SESSION/ROUND or the path of a file."""
+    rounds_before: _builtins.int
+    """rounds of the sessions that it extends"""
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """refusals by code, lost metrics, ..."""
@@ -145,10 +151,12 @@ class GetStatusResponse(_message.Message):
         metric_is_minimised: _builtins.bool = ...,
         best_value: _builtins.float | None = ...,
         ended_because: _builtins.str = ...,
+        began_with: _builtins.str = ...,
+        rounds_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015

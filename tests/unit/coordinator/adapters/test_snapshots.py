@@ -243,4 +243,4 @@ def test_the_same_events_lead_to_the_same() -> None:
     _, data = encode_snapshot(fold(recorded()))
     (body,) = json.loads(zlib.decompress(data))
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:16]
-    assert (FOLD, digest) == (10, "2eab50c85da715f2")
+    assert (FOLD, digest) == (12, "8d43a21667718afd")

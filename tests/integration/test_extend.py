@@ -1,0 +1,106 @@
+"""`xain-coordinator extend` on what a coordinator left: which sessions it extends, and how."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from support.logs import restored
+from support.wire import Member
+from xain_coordinator import cli
+from xain_coordinator.app import Coordinator
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_proto.fl import coordinator_pb2 as pb
+
+
+@pytest.fixture(autouse=True)
+def logs():
+    """As they were before the command."""
+    with restored():
+        yield
+
+
+def extend(folder: Path, rounds: str, *flags: str) -> Result:
+    return CliRunner().invoke(
+        cli.app, ["extend", f"--data-dir={folder}", "--rounds", rounds, *flags]
+    )
+
+
+def refusal(result: Result, code: int = 1) -> str:
+    """The one line of a command that did nothing."""
+    assert (result.exit_code, result.stdout) == (code, "")
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+async def train(coordinator: Coordinator, member: Member, rounds: int, epochs: int = 1) -> None:
+    """A whole session of a model of two numbers."""
+    await member.rendezvous()
+    for round_ in range(rounds):
+        await member.until(pb.ROUND, round_)
+        await member.hand_in([1.0 + round_, 2.0], round_=round_)
+    await member.until(pb.FINISHED, rounds - 1)
+    await coordinator.stop()
+
+
+def test_only_a_journal_with_a_session_can_be_extended(tmp_path):
+    assert "there is no journal at" in refusal(extend(tmp_path, "+1"))
+    assert "it must be +N for N more rounds" in refusal(extend(tmp_path, "some"), 2)
+    assert "it must be +N for N more rounds" in refusal(extend(tmp_path, "0"), 2)
+
+
+async def test_a_session_under_way_is_not_extended(start, tmp_path):
+    coordinator = await start(rounds={"rounds": 7})
+    await coordinator.stop()
+    session = coordinator.driver.session.session_id
+    told = refusal(extend(tmp_path, "+1"))
+    assert f"the session {session} is not finished: it has 0 of 7 rounds" in told
+
+
+async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_path):
+    """Rounds begin at 0, epochs go on; a number without a plus is that of all rounds, over several
+    extensions; optimiser's state and rules are those of the session that is extended."""
+    settings = {"rounds": {"rounds": 2, "epochs": 3}, "aggregation": {"optimizer": "fedavgm"}}
+    first = await start(**settings)
+    await train(first, join(first, "a"), 2)
+    assert "--rounds is 2, and 2 are trained already" in refusal(extend(tmp_path, "2"))
+    assert extend(tmp_path, "3").exit_code == 0
+
+    second = await start(**settings, resume=False)  # which refuses other rules
+    session, old = second.driver.session, first.driver.session
+    assert session.session_id != old.session_id
+    assert session.rules.rounds == 1
+    assert session.lineage.source == f"{old.session_id}/2"
+    assert session.model.ref.digest == old.model.ref.digest
+    assert session.model.state.keys() == {"momentum"}
+    assert session.model.state["momentum"].digest == old.model.state["momentum"].digest
+    a = join(second, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    assignment = await a.start()
+    # The first round of the first session initialised, without an epoch.
+    assert (assignment.epochs, assignment.epoch_base) == (3, 3)
+    await a.hand_in([4.0, 4.0])
+    await a.until(pb.FINISHED, 0)
+    await second.stop()
+
+    assert extend(tmp_path, "+2").exit_code == 0
+    third = (await start(**settings, resume=False)).driver.session
+    assert (third.lineage.num_rounds, third.lineage.num_epochs, third.rules.rounds) == (3, 6, 2)
+    assert third.lineage.configured_rounds == 2
+
+
+async def test_a_damaged_last_model_is_not_extended(start, join, tmp_path):
+    """Nothing is written to the journal: the finished session is still the only one."""
+    first = await start(rounds={"rounds": 1})
+    await train(first, join(first, "a"), 1)
+    (path,) = (tmp_path / "weights").glob("*/1/global.weights")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert "are damaged" in refusal(extend(tmp_path, "+1"))
+    path.unlink()
+    assert "the weights store does not" in refusal(extend(tmp_path, "+1"))
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        assert journal.check()[0] == 1

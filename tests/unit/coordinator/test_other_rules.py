@@ -1,0 +1,105 @@
+"""Which settings of a start are not those of the session."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Lineage, Rules
+from xain_coordinator.other_rules import KEYS, differences
+from xain_messaging.process.schema import Schema
+
+
+def config_of(**sections: dict[str, Any]) -> CoordinatorConfig:
+    return CoordinatorConfig.model_validate(sections)
+
+
+def told(before: CoordinatorConfig, now: CoordinatorConfig, lineage: Lineage | None = None):
+    session = Session("5e55104", before.rules(), lineage)
+    return [str(difference) for difference in differences(session, now)]
+
+
+def test_every_rule_names_its_key():
+    """A rule that is added is compared at a restart, or is said not to matter."""
+    assert KEYS.keys() == {field.name for field in fields(Rules)}
+    schema = Schema(CoordinatorConfig)
+    for key in KEYS.values():
+        if key is not None:
+            dotted = tuple(key.removesuffix(".*").split("."))
+            assert dotted in schema.leaves or dotted in schema.sections, key
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (
+            {"rounds": {"epochs": 1}},
+            {"rounds": {"epochs": 3}},
+            ["rounds.epochs = 1 (configured: 3)"],
+        ),
+        (
+            {"rounds": {"min_participants": 2}},
+            {"rounds": {"min_participants": 3}},
+            ["rounds.min_participants = 2 (configured: 3)"],
+        ),
+        (
+            {"aggregation": {"rule": "median"}},
+            {"aggregation": {"rule": "weighted_average"}},
+            ['aggregation.rule = "median" (configured: "weighted_average")'],
+        ),
+        (
+            {"aggregation": {"optimizer": "fedavgm"}},
+            {"aggregation": {"optimizer": "fedavgm", "optimizer_options": {"beta": 0.5}}},
+            ["aggregation.optimizer_options.beta = 0.9 (configured: 0.5)"],
+        ),
+        (
+            {"workload": {"name": "sgd"}},
+            {"workload": {"name": "sgd", "options": {"eta0": 0.5}}},
+            ["workload.options.eta0 = (not set) (configured: 0.5)"],
+        ),
+        ({"workload": {"name": "sgd"}}, {}, ['workload.name = "sgd" (configured: "")']),
+        (
+            {"train": {"lr": 1, "depth": 2}},
+            {"train": {"lr": 2}},
+            ["train.depth = 2 (configured: (not set))", "train.lr = 1 (configured: 2)"],
+        ),
+        (
+            {"rounds": {"initial_weights": "average"}},
+            {},
+            ['rounds.initial_weights = "average" (configured: "first")'],
+        ),
+        (
+            {"evaluate": {"metric": "loss"}},
+            {"evaluate": {"metric": "accuracy"}},
+            [
+                'evaluate.metric = "loss" (configured: "accuracy")',
+                'evaluate.direction = "min" (configured: "max")',
+            ],
+        ),
+        (
+            {"schema": {"columns": {"age": "number"}}},
+            {"schema": {"columns": {"age": "category"}, "target": "dead"}},
+            [
+                'schema.columns.age = "number" (configured: "category")',
+                'schema.target = "" (configured: "dead")',
+            ],
+        ),
+        ({"server": {"heartbeat_time_s": 1.0, "port": 1}}, {"logging": {"level": "debug"}}, []),
+    ],
+)
+def test_differences_are_told_by_key(before, now, expected):
+    """With the old and the new value, in the words of the configuration; what follows from another
+    key is not told, and what may change at any time neither."""
+    assert told(config_of(**before), config_of(**now)) == expected
+
+
+@pytest.mark.parametrize(("rounds", "is_other"), [(30, False), (50, False), (40, True)])
+def test_an_extended_session_fits_its_old_configuration_and_its_new_one(rounds, is_other):
+    """After `extend` from 30 to 50 rounds both numbers are right, and no other."""
+    lineage = Lineage("5e55104/30", num_rounds=30, num_epochs=30, configured_rounds=30)
+    different = told(
+        config_of(rounds={"rounds": 20}), config_of(rounds={"rounds": rounds}), lineage
+    )
+    assert bool(different) is is_other
