@@ -177,6 +177,7 @@ class Coordinator:
             preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
             own_data=own_data,
+            personal=config.model.personal,
         )
         kept = config.storage.keep_updates
         self._retention = Retention(self.store, None if kept == "all" else kept)

@@ -130,6 +130,14 @@ def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
     return WrongSetting("options", message)
 
 
+class ModelSettings(Section):
+    """[model]"""
+
+    personal: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default_factory=list, max_length=100
+    )
+
+
 class AggregationSettings(Section):
     """[aggregation]"""
 
@@ -318,6 +326,7 @@ class CoordinatorConfig(Section):
     train: Train = Field(default_factory=dict)
     evaluate: EvaluateSettings = EvaluateSettings()
     workload: WorkloadSettings = WorkloadSettings()
+    model: ModelSettings = ModelSettings()
     # Models of pydantic have a method `schema`.
     data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
     aggregation: AggregationSettings = AggregationSettings()
@@ -385,6 +394,10 @@ class CoordinatorConfig(Section):
             raise WrongSetting(
                 "aggregation.rule",
                 'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
+            )
+        if self.model.personal and self.aggregation.rule in ("sum", "trees"):
+            raise WrongSetting(
+                "model.personal", f'no tensor can be left out with rule "{self.aggregation.rule}"'
             )
         if not has_trees:
             return self

@@ -8,8 +8,10 @@ work then. Only what would fail for ever ends the session.
 
 import asyncio
 import contextlib
+import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_coordinator.rebuilding import rebuild_damaged_model
 from xain_proto.np import npy_header
-from xain_workloads.model import Model
+from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
 from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model
 
@@ -74,6 +76,7 @@ class StoreWorker:
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
     own_data: what the coordinator evaluates models on; None if it has nothing.
+    personal: patterns of the names of tensors that each participant keeps for itself.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
         log, shared with the calls that need the store.
@@ -89,6 +92,7 @@ class StoreWorker:
         preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
         publish_further: Callable[[GlobalModel], None] | None = None,
         own_data: OwnData | None = None,
+        personal: Sequence[str] = (),
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
         self.trouble = ""
@@ -100,6 +104,7 @@ class StoreWorker:
         self._preprocessing = preprocessing
         self._publish_further = publish_further
         self._own_data = own_data
+        self._personal = tuple(personal)
         self._first_retry_s = first_retry_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_verifying = False
@@ -243,6 +248,15 @@ class StoreWorker:
 
     def _initial_model(self, effect: InitialiseModel) -> Model:
         """Raises WorkloadMissing, and ValueError where the profiles do not suffice."""
+        model = self._model_of(effect)
+        if not self._personal:
+            return model
+        if model.layout:
+            require_personal([spec.name for spec in model.layout], self._personal)
+        metadata = {**model.metadata, PERSONAL: json.dumps(self._personal)}
+        return replace(model, metadata=metadata)
+
+    def _model_of(self, effect: InitialiseModel) -> Model:
         if effect.initial != "workload":
             return Model(_NOTHING, ())
         if self._workload is None:

@@ -39,7 +39,7 @@ from xain_participant.agent import Agent, Progress
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
-from xain_workloads.model import Layout
+from xain_workloads.model import Layout, personal_patterns
 
 # How long an exception may take from the loop to the top of the script.
 GRACE_S = 1.0
@@ -62,11 +62,13 @@ class RoundAbandoned(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The agent's question to the script. weights: None to ask for the initial ones."""
+    """The agent's question to the script. weights: None to ask for the initial ones.
+    personal: patterns of the names of tensors that do not travel."""
 
     assignment: Assignment
     layout: Layout
     weights: NDArray[Any] | None
+    personal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class ScriptParticipant(Participant):
         self._layout: Layout = ()
         self._init_layout: Layout = ()
         self._assignment = Assignment("", -1)
+        self._personal: tuple[str, ...] = ()
 
     @property
     def can_evaluate(self) -> bool:
@@ -109,6 +112,7 @@ class ScriptParticipant(Participant):
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         self._layout = layout
+        self._personal = personal_patterns(metadata)
 
     def on_round(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -142,7 +146,7 @@ class ScriptParticipant(Participant):
         return submitted
 
     def _answer(self, weights: NDArray[Any] | None) -> Initial | Submitted:
-        answer = self._ask(Asked(self._assignment, self._layout, weights))
+        answer = self._ask(Asked(self._assignment, self._layout, weights, self._personal))
         if isinstance(answer, Failed):
             raise BodyFailed from answer.error
         return answer
@@ -277,6 +281,8 @@ class Loop:
 
     def _answer(self, asked: Asked, declared: Declared | None) -> Round | None:
         """A round, unless the question was for initial weights."""
+        if declared is not None:
+            declared = declared.without(asked.personal)
         if asked.weights is None:
             if declared is None:
                 raise RuntimeError(
@@ -306,6 +312,7 @@ class Loop:
             self._store,
             self.participant_id,
             self._submit,
+            asked.personal,
         )
 
     def _submit(self, submitted: Submitted) -> None:

@@ -1,6 +1,6 @@
 """One round, as the body of a script's loop sees it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ from xain.state import ScriptState
 from xain.weights import (
     Declared,
     LayoutMismatch,
-    counters_in,
     from_vector,
     is_tensor,
+    kept_tensors,
     named_parameters,
     to_vector,
 )
@@ -84,6 +84,7 @@ class Round:
         store: ScriptState,
         participant_id: str,
         finish: Callable[[Submitted], None],
+        personal: Sequence[str] = (),
     ) -> None:
         self.number = assignment.round
         self.participant_id = participant_id
@@ -100,9 +101,10 @@ class Round:
         self._declared = declared
         self._store = store
         self._finish = finish
+        self._personal = personal
         self._evaluation: Evaluation | None = None
         self._weights: Any = None
-        self.state, self._counters = store.load(assignment.session_id, assignment.round)
+        self.state, self._kept = store.load(assignment.session_id, assignment.round)
         self.submitted: Submitted | None = None
 
     def __repr__(self) -> str:
@@ -128,7 +130,7 @@ class Round:
         """The global model, as load_state_dict() takes it: torch tensors if the script declared
         torch tensors, else numpy arrays, by name; a flat vector if there is no layout."""
         if self._weights is None:
-            self._weights = from_vector(self._vector, self._layout, self._declared, self._counters)
+            self._weights = from_vector(self._vector, self._layout, self._declared, self._kept)
         return self._weights
 
     def evaluate(self, metrics: Mapping[str, Any], samples: int) -> None:
@@ -169,8 +171,8 @@ class Round:
         if not self._layout:
             vector = vector.copy()  # the script's own array, which may change before it is sent
         numbers = _numbers(metrics or {})
-        counters = counters_in(weights)
-        self._store.save(self._assignment.session_id, self.number, self.state, counters)
+        kept = kept_tensors(weights, self._personal)
+        self._store.save(self._assignment.session_id, self.number, self.state, kept)
         self._end(Submitted(vector, num_samples, numbers, self._evaluation))
 
     def proximal_term(self, model: Any) -> Callable[[], Any]:

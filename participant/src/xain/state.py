@@ -1,117 +1,48 @@
-"""What a script keeps at the participant from round to round: round.state.
-
-Two versions are kept, each with the number of the round that wrote it. A round begins with the
-newest version of an earlier round. So a round that is trained again, because the process was killed
-between round.submit() and the acknowledgement, begins with the state that it began with before, and
-a result that is handed in after a restart finds the state that belongs to it.
-"""
+"""What a script keeps at the participant from round to round: round.state."""
 
 import io
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from xain.weights import is_tensor, to_tensor
-from xain_messaging.logger import get_logger
-from xain_messaging.process.durable import sync_directory
-
-_FILES = ("script-state-0.bin", "script-state-1.bin")
-_MAGIC = b"XAIN script state 1\n"
-_DIGEST_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """The state that one round has left. counters: integer tensors of the script's model."""
-
-    session_id: str
-    round: int
-    data: bytes
+from xain_participant.versions import Versions
 
 
 class ScriptState:
-    """The versions of one participant. folder: None keeps them in memory."""
+    """The states of one participant, see Versions. folder: None keeps them in memory."""
 
     def __init__(self, folder: Path | None, participant_id: str) -> None:
-        self._folder = folder
-        self._log = get_logger(__name__).bind(participant=participant_id)
-        self._versions: list[Version | None] = [self._read(i) for i in range(len(_FILES))]
+        self._versions = Versions(folder, "script-state", participant_id)
 
     def close(self) -> None:
         """Write no more: another process may use the folder."""
-        self._folder = None
+        self._versions.close()
 
     def load(self, session_id: str, round_: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """The state that a round begins with, and the counters; empty if there is none."""
-        earlier = [
-            v for v in self._versions if v and v.session_id == session_id and v.round < round_
-        ]
-        if not earlier:
-            return {}, {}
-        return _decode(max(earlier, key=lambda version: version.round).data)
+        """The state that a round begins with, and the tensors that the participant keeps; empty if
+        there is none."""
+        data = self._versions.load(session_id, round_)
+        return ({}, {}) if data is None else _decode(data)
 
     def save(
         self,
         session_id: str,
         round_: int,
         values: Mapping[str, Any],
-        counters: Mapping[str, NDArray[Any]],
+        tensors: Mapping[str, NDArray[Any]],
     ) -> None:
         """Returns when it outlives a kill, if there is a folder.
 
+        tensors: of the script's model, those that do not travel.
         Raises TypeError for a value that is neither an array nor JSON, with its name.
         """
-        if not values and not counters and not any(self._versions):
-            return
-        version = Version(session_id, round_, _encode(values, counters))
-        slot = self._slot(session_id, round_)
-        self._versions[slot] = version
-        if self._folder is None:
-            return
-        head = json.dumps({"session_id": session_id, "round": round_}).encode()
-        body = head + b"\n" + version.data
-        digest = xxhash.xxh3_128(body).digest()
-        try:
-            _write(self._folder / _FILES[slot], _MAGIC + digest + body)
-        except OSError as error:
-            # As with a result that is not kept: the training goes on, and the memory has it.
-            self._log.warning("state_not_kept", round=round_, reason=error.strerror)
-
-    def _slot(self, session_id: str, round_: int) -> int:
-        """Where a version of this round replaces none that this round may begin with again."""
-        ages = []
-        for slot, version in enumerate(self._versions):
-            if version is None or version.session_id != session_id or version.round >= round_:
-                return slot
-            ages.append((version.round, slot))
-        return min(ages)[1]
-
-    def _read(self, slot: int) -> Version | None:
-        if self._folder is None:
-            return None
-        path = self._folder / _FILES[slot]
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._log.warning("state_unreadable", round=-1, file=str(path), reason=error.strerror)
-            return None
-        start = len(_MAGIC) + _DIGEST_BYTES
-        digest, body = data[len(_MAGIC) : start], data[start:]
-        if not data.startswith(_MAGIC) or digest != xxhash.xxh3_128(body).digest():
-            self._log.warning("state_damaged", round=-1, file=str(path))
-            return None
-        head, _, rest = body.partition(b"\n")
-        fields = json.loads(head)
-        return Version(fields["session_id"], fields["round"], rest)
+        if values or tensors or not self._versions.is_empty:
+            self._versions.save(session_id, round_, _encode(values, tensors))
 
 
 def _encode(values: Mapping[str, Any], counters: Mapping[str, NDArray[Any]]) -> bytes:
@@ -174,19 +105,3 @@ def _rich(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if "torch" not in value:
         return array
     return to_tensor(array, value["torch"])
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Returns when it outlives a power cut. Raises OSError."""
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "wb", opener=_open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
-
-
-def _open_private(path: str, flags: int) -> int:
-    """State may tell something of the data that it was made from."""
-    return os.open(path, flags, 0o600)

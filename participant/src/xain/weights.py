@@ -5,22 +5,31 @@ flat vector. Which of a model's tensors travel:
 
 - trainable parameters, as kind "weight";
 - buffers of floating point, such as the running mean of a batch normalisation, as kind "statistic";
-- neither frozen parameters nor integer counters: each participant keeps its own.
+- neither frozen parameters nor integer counters: each participant keeps its own;
+- nor what the coordinator's `[model] personal` names.
 
 A mapping has no buffers: its entries of floating point travel, and those called running_mean or
 running_var are statistics. torch is never imported here: a script that has torch tensors has it.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_workloads.model import Layout, TensorSpec, flatten, size_of, unflatten
+from xain_workloads.model import (
+    Layout,
+    TensorSpec,
+    flatten,
+    is_personal,
+    require_personal,
+    size_of,
+    unflatten,
+)
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -50,6 +59,17 @@ class Declared:
     def vector(self) -> NDArray[Any]:
         """The initial weights, (d,)."""
         return to_vector(self.values(), self.layout, "xain.rounds()")
+
+    def without(self, patterns: Sequence[str]) -> "Declared":
+        """The same weights, except that the tensors of these names do not travel.
+
+        Raises ValueError if a pattern matches none of the tensors, or all match.
+        """
+        if not patterns:
+            return self
+        require_personal([spec.name for spec in self.layout], patterns)
+        layout = tuple(spec for spec in self.layout if not is_personal(spec.name, patterns))
+        return replace(self, layout=layout, num_elements=size_of(layout))
 
 
 def declare(initial: Any) -> Declared:
@@ -204,11 +224,11 @@ def from_vector(
     vector: NDArray[Any],
     layout: Layout,
     declared: Declared | None,
-    counters: Mapping[str, NDArray[Any]],
+    kept: Mapping[str, NDArray[Any]],
 ) -> Any:
     """A vector as the script wants it: a mapping by name, or flat without a layout.
 
-    counters: integer tensors that this participant keeps for itself, as it left them.
+    kept: tensors that this participant keeps for itself, as it left them.
     A module's own tensors stand where nothing travels, so that load_state_dict() finds them all.
     """
     is_torch = declared.is_torch if declared is not None else "torch" in sys.modules
@@ -219,15 +239,16 @@ def from_vector(
         dtypes = declared.dtypes if declared is not None else {}
         arrays = {name: to_tensor(array, dtypes.get(name)) for name, array in arrays.items()}
     own: Mapping[str, Any] = declared.values() if declared is not None else {}
-    kept = {name: to_tensor(array) if is_torch else array for name, array in counters.items()}
-    others = {**own, **kept}
+    ours = {name: to_tensor(array) if is_torch else array for name, array in kept.items()}
+    others = {**own, **ours}
     aliases = declared.aliases if declared is not None else {}
     others |= {alias: arrays[name] for alias, name in aliases.items() if name in arrays}
     return {**{name: arrays.get(name, value) for name, value in others.items()}, **arrays}
 
 
-def counters_in(weights: Any) -> dict[str, NDArray[Any]]:
-    """The integer tensors of a script's weights, copied: they do not travel."""
+def kept_tensors(weights: Any, personal: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """The integer tensors and the personal tensors of a script's weights, copied: they do not
+    travel."""
     if is_module(weights):
         weights = weights.state_dict()
     if not isinstance(weights, Mapping):
@@ -235,7 +256,7 @@ def counters_in(weights: Any) -> dict[str, NDArray[Any]]:
     found = {}
     for name, value in weights.items():
         dtype = str(value.dtype) if is_tensor(value) or isinstance(value, np.ndarray) else ""
-        if "int" in dtype:
+        if "int" in dtype or is_personal(name, personal):
             found[name] = np.array(_to_numpy(value, name))
     return found
 

@@ -220,7 +220,7 @@ def _run(
     configure(logging.level, logging.use_console, logging.third_party)
     alive = _open_alive(settings)
     with _opened_state(settings) as state:
-        participant = _load_participant(settings)
+        participant = _load_participant(settings, state)
 
         from xain_participant.agent import run
 
@@ -367,17 +367,24 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     return split_train_test(ours, settings.data.test_fraction, settings.training.seed)
 
 
-def _load_participant(settings: "ParticipantConfig") -> "WorkloadParticipant":
+def _load_participant(
+    settings: "ParticipantConfig", state: "StateDirectory | None"
+) -> "WorkloadParticipant":
+    from xain_participant.personal import PersonalTensors
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.profile import check_profile
 
     train, test = _load_data(settings)
+    personal = None
+    if state is not None:
+        personal = PersonalTensors(settings.participant.state_dir, state.participant_id)
     participant = WorkloadParticipant(
         train,
         settings.training.seed,
         test,
         min_category_count=settings.data.min_category_count,
+        personal=personal,
     )
     try:
         check_profile(participant.profile())

@@ -7,6 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from xain_participant.participant import Assignment, Participant
+from xain_participant.personal import PersonalTensors
 from xain_workloads.dataset import Dataset
 from xain_workloads.model import Layout, Model
 from xain_workloads.preprocessing import KEY, prepare
@@ -28,6 +29,7 @@ class WorkloadParticipant(Participant):
         wants evaluated are measured on them; what is measured is also sent as metrics whose names
         begin with "test_".
     min_category_count: rows that a category must have for its name to travel, 1 or more.
+    personal: keeps the tensors that do not travel; None keeps them in memory.
     Raises DataError if two features of a Dataset have the same name.
     """
 
@@ -38,8 +40,10 @@ class WorkloadParticipant(Participant):
         test: Table | Dataset | None = None,
         *,
         min_category_count: int = MIN_CATEGORY_COUNT,
+        personal: PersonalTensors | None = None,
     ) -> None:
         self._data = _as_table(data)
+        self._personal = personal or PersonalTensors()
         self._seed = seed
         self._test = None if test is None else _as_table(test)
         self._min_category_count = min_category_count
@@ -60,10 +64,12 @@ class WorkloadParticipant(Participant):
         """Raises ValueError if the metadata name a workload or options that we do not know."""
         self._layout = layout
         self._metadata = metadata
+        self._personal.on_model(layout, metadata)
         self._workload = from_metadata(metadata) if "workload" in metadata else None
 
     def on_round(self, assignment: Assignment) -> None:
         self._is_evaluated = assignment.evaluate
+        self._personal.on_round(assignment)
 
     @property
     def can_evaluate(self) -> bool:
@@ -74,7 +80,7 @@ class WorkloadParticipant(Participant):
         """Measure the global model on the rows that were set aside. Raises as train_round()."""
         if self._workload is None:
             raise RuntimeError(_NO_WORKLOAD)
-        model = Model(weights, self._layout, self._metadata)
+        model = Model(self._personal.inserted(weights), self._layout, self._metadata)
         _, test = self._datasets()
         assert test is not None, "only one that can evaluate is asked"
         measured = self._workload.evaluate(model, test)
@@ -93,7 +99,7 @@ class WorkloadParticipant(Participant):
         if data and model do not fit."""
         if self._workload is None:
             raise RuntimeError(_NO_WORKLOAD)
-        model = Model(weights, self._layout, self._metadata)
+        model = Model(self._personal.inserted(weights), self._layout, self._metadata)
         if self._is_evaluated and self.can_evaluate:
             self.evaluate_round(weights)
         data, _ = self._datasets()
@@ -106,7 +112,7 @@ class WorkloadParticipant(Participant):
         )
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
-        return result.vector, result.num_samples
+        return self._personal.removed(result.vector, weights), result.num_samples
 
     def _datasets(self) -> tuple[Dataset, Dataset | None]:
         """The rows to train on, and those to test on if there are any, as the model takes them.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import xain
-from xain.weights import counters_in, declare, from_vector, require_same, to_vector
+from xain.weights import declare, from_vector, kept_tensors, require_same, to_vector
 from xain_workloads.model import TensorSpec
 
 torch = pytest.importorskip(
@@ -99,7 +99,7 @@ def test_half_precision_travels_in_single_and_comes_back() -> None:
 def test_counters_are_those_that_this_participant_left() -> None:
     model = make_model()
     model(torch.ones(4, 2))
-    counters = counters_in(model)
+    counters = kept_tensors(model, ())
     assert {name: value.item() for name, value in counters.items()} == {"1.num_batches_tracked": 1}
     declared = declare(make_model())
     vector = np.zeros(declared.num_elements, np.float32)

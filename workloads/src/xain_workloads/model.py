@@ -3,8 +3,10 @@
 Flat, because aggregation, key ranges, shards and streams are then all the same thing: slices.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Literal
 
@@ -87,6 +89,40 @@ def unflatten(vector: Vector, layout: Layout) -> dict[str, NDArray[Any]]:
         arrays[spec.name] = piece.astype(spec.dtype, copy=False)
         start += spec.size
     return arrays
+
+
+PERSONAL = "personal"  # in the metadata of a model
+
+
+def personal_patterns(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Patterns of the names of tensors that each participant keeps for itself, such as "head.*".
+
+    metadata: PERSONAL holds a JSON list. Raises ValueError if it is none.
+    """
+    patterns = json.loads(metadata.get(PERSONAL, "[]"))
+    if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
+        raise ValueError(f"the metadata have {patterns!r} for {PERSONAL!r}, not a list of names")
+    return tuple(patterns)
+
+
+def is_personal(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a tensor of this name stays at each participant."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def require_personal(names: Sequence[str], patterns: Sequence[str]) -> None:
+    """Raise ValueError if a pattern matches none of the names, or no name is left to be shared."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"model.personal has {pattern!r}, which is no tensor of the model; there are: "
+                f"{', '.join(names)}"
+            )
+    if patterns and all(is_personal(name, patterns) for name in names):
+        raise ValueError(
+            f"model.personal matches all tensors of the model ({', '.join(names)}), so that "
+            "nothing would be trained together"
+        )
 
 
 def _common_dtype(layout: Layout) -> np.dtype[Any]:

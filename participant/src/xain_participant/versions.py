@@ -1,0 +1,118 @@
+"""What a participant keeps from round to round, in memory and in its state directory.
+
+Two versions are kept, each with the number of the round that wrote it. A round begins with the
+newest version of an earlier round. So a round that is trained again, because the process was killed
+before its result was kept, begins with the version that it began with before, and a result that is
+handed in after a restart finds the version that belongs to it.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from xain_messaging.logger import get_logger
+from xain_messaging.process.durable import sync_directory
+
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What one round has left."""
+
+    session_id: str
+    round: int
+    data: bytes
+
+
+class Versions:
+    """The versions of one kind, of one participant.
+
+    folder: None keeps them in memory. name: of the kind; files are called NAME-0.bin, NAME-1.bin.
+    """
+
+    def __init__(self, folder: Path | None, name: str, participant_id: str) -> None:
+        self._folder = folder
+        self._files = (f"{name}-0.bin", f"{name}-1.bin")
+        self._magic = f"XAIN {name.replace('-', ' ')} 1\n".encode()
+        self._log = get_logger(__name__).bind(participant=participant_id)
+        self._versions: list[Version | None] = [self._read(i) for i in range(len(self._files))]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever saved."""
+        return not any(self._versions)
+
+    def close(self) -> None:
+        """Write no more: another process may use the folder."""
+        self._folder = None
+
+    def load(self, session_id: str, round_: int) -> bytes | None:
+        """What a round of a session begins with; None if there is nothing."""
+        earlier = [
+            v for v in self._versions if v and v.session_id == session_id and v.round < round_
+        ]
+        return max(earlier, key=lambda version: version.round).data if earlier else None
+
+    def save(self, session_id: str, round_: int, data: bytes) -> None:
+        """Returns when it outlives a kill, if there is a folder."""
+        slot = self._slot(session_id, round_)
+        self._versions[slot] = Version(session_id, round_, data)
+        if self._folder is None:
+            return
+        head = json.dumps({"session_id": session_id, "round": round_}).encode()
+        body = head + b"\n" + data
+        digest = xxhash.xxh3_128(body).digest()
+        try:
+            _write(self._folder / self._files[slot], self._magic + digest + body)
+        except OSError as error:
+            # As with a result that is not kept: the training goes on, and the memory has it.
+            self._log.warning("state_not_kept", round=round_, reason=error.strerror)
+
+    def _slot(self, session_id: str, round_: int) -> int:
+        """Where a version of this round replaces none that this round may begin with again."""
+        ages = []
+        for slot, version in enumerate(self._versions):
+            if version is None or version.session_id != session_id or version.round >= round_:
+                return slot
+            ages.append((version.round, slot))
+        return min(ages)[1]
+
+    def _read(self, slot: int) -> Version | None:
+        if self._folder is None:
+            return None
+        path = self._folder / self._files[slot]
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._log.warning("state_unreadable", round=-1, file=str(path), reason=error.strerror)
+            return None
+        start = len(self._magic) + _DIGEST_BYTES
+        digest, body = data[len(self._magic) : start], data[start:]
+        if not data.startswith(self._magic) or digest != xxhash.xxh3_128(body).digest():
+            self._log.warning("state_damaged", round=-1, file=str(path))
+            return None
+        head, _, rest = body.partition(b"\n")
+        fields = json.loads(head)
+        return Version(fields["session_id"], fields["round"], rest)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Returns when it outlives a power cut. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    with open(part, "wb", opener=_open_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_directory(path.parent)
+
+
+def _open_private(path: str, flags: int) -> int:
+    """State may tell something of the data that it was made from."""
+    return os.open(path, flags, 0o600)
