@@ -31,10 +31,10 @@ def make_model():
 
 
 def train(model, x, y, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model.train()
     for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(32):
+        for rows in torch.randperm(len(x)).split(8):
             loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
             optimizer.zero_grad()
             loss.backward()

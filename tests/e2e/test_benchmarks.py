@@ -67,7 +67,6 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
     "simulation": {
         "": {
             "accuracy",
-            "accuracy_centralised",
             "round_s_median",
             "centralised_epoch_s",
             "ratio_to_centralised_epoch",
