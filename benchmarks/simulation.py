@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
     if args.quick:
-        args.participants, args.rounds = 10, 5
+        args.participants, args.rounds = 4, LEFT_OUT + 1
     results.begin(quick=args.quick, any_load=args.any_load)
     with examples():
         import simulate
@@ -53,7 +53,7 @@ def main() -> None:
             workers=2,
             rounds=args.rounds,
             fraction=0.1,
-            epochs=5,
+            epochs=1 if args.quick else 5,
             progress=False,
         )
         rounds = [entry["seconds"] for entry in done.history][LEFT_OUT:]
@@ -62,7 +62,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in a worker; such small batches gain nothing by a second
         model = simulate.make_model()
         epochs = []
-        for _ in range(EPOCHS):
+        for _ in range(1 if args.quick else EPOCHS):
             begin = time.perf_counter()
             simulate.train(model, x, y, epochs=1)
             epochs.append(time.perf_counter() - begin)
