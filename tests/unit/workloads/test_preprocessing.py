@@ -231,6 +231,23 @@ def test_columns_in_another_order_are_prepared_alike() -> None:
     assert (preprocessing.apply(turned).features == preprocessing.apply(table).features).all()
 
 
+def test_without_preprocessing_columns_are_matched_by_name() -> None:
+    """A site of an earlier version sends no statistics; the others still agree on the order."""
+    target = np.array(["no", "yes"])
+    values = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}
+    first = Table((Column("a"), Column("b")), values, target)
+    second = Table((Column("b"), Column("a")), values, target)
+    earlier = replace(first.profile(), columns=(), statistics="", target="", task="")
+    model = initial_model(create("sgd"), [earlier, first.profile(), second.profile()])
+    assert KEY not in model.metadata
+    for table in (first, second):
+        assert prepare(model.metadata, table).feature_names == ("a", "b")
+    with pytest.raises(DataError, match="no column 'b'"):
+        prepare(model.metadata, first.arranged(["a"]))
+    with pytest.raises(DataError, match="not all text"):
+        prepare({"columns": '{"names": [1]}'}, first)
+
+
 def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
     """As a participant of an earlier version, which could not prepare its rows."""
     iris = load_table("iris").to_dataset()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 KEY = "preprocessing"  # in the metadata of a model
+COLUMNS_KEY = "columns"  # the same, of a model that takes rows as they are
 VERSION = 1
 SCALINGS = ("standard", "robust", "none")
 MAX_PREPROCESSING_BYTES = 1 << 20  # it travels with every assignment
@@ -282,8 +283,19 @@ def prepare(
             return data
         data = Table.from_dataset(data)
     if preprocessing is None:
-        return data.to_dataset()
+        names = _column_names(metadata)
+        return (data.arranged(names) if names else data).to_dataset()
     return preprocessing.apply(data, fill_absent=fill_absent)
+
+
+def _column_names(metadata: Mapping[str, str]) -> list[str]:
+    """Names of the columns that a model without preprocessing takes, in their order; [] if it does
+    not tell. Raises DataError."""
+    entry = parse_object(metadata.get(COLUMNS_KEY) or "{}", "the model's columns")
+    names = expect_list(entry, "names") if entry else []
+    if not all(isinstance(name, str) for name in names):
+        raise DataError("the model's columns are not all text")
+    return names
 
 
 def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Preprocessing:

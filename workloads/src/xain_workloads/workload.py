@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from json import JSONDecodeError, loads
+from json import JSONDecodeError, dumps, loads
 from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model, Vector
-from xain_workloads.preprocessing import KEY, PreprocessingOptions, fit, prepare
+from xain_workloads.preprocessing import COLUMNS_KEY, KEY, PreprocessingOptions, fit, prepare
 from xain_workloads.profile import DataProfile
 from xain_workloads.table import Table
 
@@ -131,7 +131,12 @@ def initial_model(
     """
     known = [profile for profile in profiles if profile.num_samples > 0]
     if not known or not all(profile.statistics for profile in known):
-        return workload.initial_model(profiles)
+        model = workload.initial_model(profiles)
+        named = next((profile.columns for profile in known if profile.columns), ())
+        if not named:
+            return model
+        names = dumps({"names": [column.name for column in named]})
+        return replace(model, metadata={**model.metadata, COLUMNS_KEY: names})
     preprocessing = fit(known, replace(options, scaling=options.scaling or workload.scaling))
     width = preprocessing.num_features
     num_classes = len({name for profile in known for name in profile.classes})
