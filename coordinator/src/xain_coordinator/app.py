@@ -35,6 +35,7 @@ from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.metrics.tagged import TaggedMetrics
+from xain_coordinator.model_folder import ModelFolder
 from xain_coordinator.other_rules import OtherRules, differences, require_same_rules
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
@@ -181,6 +182,9 @@ class Coordinator:
         )
         kept = config.storage.keep_updates
         self._retention = Retention(self.store, None if kept == "all" else kept)
+        self._models: ModelFolder | None = None
+        if config.storage.kind == "files":
+            self._models = ModelFolder(config.storage.path, session.session_id)
         self._server: GrpcServer | None = None
         self._watches: list[asyncio.Task[None]] = []
 
@@ -231,6 +235,8 @@ class Coordinator:
         await run_to_end(self._worker.rebuild_damaged)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
+        if self._models is not None:
+            self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
 
     def _take_over(self, fence: Fence) -> None:
@@ -250,6 +256,10 @@ class Coordinator:
         async with contextlib.AsyncExitStack() as steps:  # the last one first
             if self._opened is not None:
                 steps.push_async_callback(asyncio.to_thread, self._opened.close)
+            if self._models is not None and not self.driver.is_new:
+                # What its watch has not come to: there may be no start after this stop.
+                show = self._models.show
+                steps.push_async_callback(asyncio.to_thread, show, self.driver.session)
             # It may hang in a store that does not answer.
             steps.push_async_callback(self._end_watches)
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)

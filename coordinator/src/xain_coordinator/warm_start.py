@@ -25,6 +25,7 @@ from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.work import store_model
 from xain_workloads.model import Model, TensorSpec, size_of
+from xain_workloads.schema import Column
 from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
@@ -243,6 +244,11 @@ def _profile(about: Any) -> DataProfile | None:
         num_samples=1,  # a profile without rows would be passed over
         num_features=int(about["num_features"]),
         classes=tuple(map(str, about.get("classes", ()))),
+        columns=tuple(
+            Column(str(c["name"]), c["type"], str(c["unit"])) for c in about.get("columns", ())
+        ),
+        target=str(about.get("target", "")),
+        task=str(about.get("task", "")),
     )
 
 

@@ -1,0 +1,139 @@
+"""A session's folder `models`: which file is which, for people and for --from-model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from integration.conftest import config_for
+from xain_coordinator.app import Coordinator
+from xain_coordinator.warm_start import CannotStartFrom, load_model_file
+from xain_proto.fl import coordinator_pb2 as pb
+
+PROFILE = pb.DataProfile(num_samples=5, num_features=2, classes=["a", "b"])
+SETTINGS = {"rounds": {"rounds": 2}, "workload": {"name": "sgd"}}
+
+
+async def trained(start, join) -> Coordinator:
+    """A finished session of a linear model of three numbers, stopped at once."""
+    coordinator = await start(**SETTINGS)
+    member = join(coordinator, "a")
+    await member.rendezvous(PROFILE)
+    for round_ in range(2):
+        await member.until(pb.ROUND, round_)
+        await member.hand_in(np.float32([1.0 + round_, 2.0, 3.0]), round_=round_)
+    await member.until(pb.FINISHED, 1)
+    await coordinator.stop()
+    return coordinator
+
+
+def folder_of(root: Path, coordinator: Coordinator) -> Path:
+    return root / "weights" / coordinator.driver.session.session_id / "models"
+
+
+async def test_models_are_shown_as_what_they_are(start, join, tmp_path):
+    """Each global model has a name with its round, and the last one is a link to its own; numpy
+    reads them. After the loss of the folder the next start makes it anew."""
+    coordinator = await trained(start, join)
+    models = folder_of(tmp_path, coordinator)
+    names = ["index.json", "last.npy", "round-0000.npy", "round-0001.npy", "round-0002.npy"]
+    for _ in range(2):
+        assert sorted(path.name for path in models.iterdir()) == names
+        assert (models / "last.npy").readlink() == Path("round-0002.npy")
+        assert np.load(models / "last.npy").tolist() == [2.0, 2.0, 3.0]
+        assert np.load(models / "round-0001.npy").tolist() == [1.0, 2.0, 3.0]
+        index = json.loads((models / "index.json").read_text())
+        assert index["last"] == {"round": 2, "file": "../2/global.weights"}
+        assert (models / index["last"]["file"]).exists()
+        assert index["best"] is None
+        shutil.rmtree(models)
+        again = await start(**SETTINGS)
+        await again.stop()
+
+
+async def test_best_model_is_a_link_of_its_own(start, join, tmp_path):
+    coordinator = await start(
+        rounds={"rounds": 2, "initial_weights": "average"},
+        evaluate={"metric": "accuracy", "direction": "max"},
+    )
+    member = join(coordinator, "a")
+    await member.rendezvous()
+    for round_, accuracy in ((0, None), (1, 0.75)):
+        await member.until(pb.ROUND, round_)
+        ref = await member.upload([1.0 + round_], round_)
+        measured = accuracy and pb.Evaluation(num_samples=4, metrics={"accuracy": accuracy})
+        await member.stub.EndTrainingRound(
+            pb.EndTrainingRoundRequest(
+                participant_id="a",
+                number_samples=1,
+                round=round_,
+                update=ref,
+                evaluation=measured or None,
+            ),
+            metadata=member.metadata,
+        )
+    await member.until(pb.FINISHED, 1)
+    await coordinator.stop()
+    models = folder_of(tmp_path, coordinator)
+    assert coordinator.driver.session.evaluation.best.round == 1
+    assert (models / "best.npy").readlink() == Path("round-0001.npy")
+    best = json.loads((models / "index.json").read_text())["best"]
+    assert best == {"round": 1, "file": "../1/global.weights", "accuracy": 0.75}
+
+
+async def test_a_session_starts_from_a_file_of_the_folder(start, join, tmp_path):
+    """index.json brings layout, metadata and profile, so that a workload can go on, in another
+    data folder too."""
+    coordinator = await trained(start, join)
+    last = folder_of(tmp_path, coordinator) / "last.npy"
+    other = Coordinator(config_for(tmp_path / "other", **SETTINGS), from_model=str(last))
+    await other.start()
+    await other.stop()
+    model, old = other.driver.session.model, coordinator.driver.session.model
+    assert (model.layout, model.metadata) == (old.layout, old.metadata)
+    assert model.ref.digest == old.ref.digest
+    _, profile = load_model_file(last)
+    assert (profile.num_features, profile.classes) == (2, ("a", "b"))
+
+
+async def test_without_links_the_index_tells(start, join, tmp_path, monkeypatch):
+    """A file system without links costs the names, and no round."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    coordinator = await trained(start, join)
+    assert coordinator.driver.session.cause == "completed"
+    (index,) = folder_of(tmp_path, coordinator).iterdir()
+    assert json.loads(index.read_text())["last"]["round"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.npy", np.zeros(3, np.int64), "a model is one vector of floating-point numbers"),
+        ("a.npy", np.float32([1, np.nan]), "not all of its numbers are finite"),
+        ("a.npy", np.array([{}], object), "no model can be read from it"),
+        ("a.txt", np.zeros(3), "a model is a .npy or .npz file"),
+    ],
+)
+def test_files_that_are_no_models_are_refused(tmp_path, name, content, message):
+    with (tmp_path / name).open("wb") as file:
+        np.save(file, content)
+    with pytest.raises(CannotStartFrom, match=message):
+        load_model_file(tmp_path / name)
+
+
+def test_npz_has_a_tensor_for_each_array(tmp_path):
+    """In their order, with metadata and profile in the text "xain"."""
+    about = json.dumps({"metadata": {"workload": "sgd"}})
+    coef, intercept = np.float32([[1, 2]]), np.float32([3])
+    np.savez(tmp_path / "a.npz", coef=coef, intercept=intercept, xain=np.array(about))
+    model, profile = load_model_file(tmp_path / "a.npz")
+    assert model.vector.tolist() == [1, 2, 3]
+    assert [(t.name, t.shape) for t in model.layout] == [("coef", (1, 2)), ("intercept", (1,))]
+    assert model.metadata == {"workload": "sgd"}
+    assert profile is None
