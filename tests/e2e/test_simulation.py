@@ -1,8 +1,10 @@
 """xain.simulate(): many participants in a few processes, against a coordinator of its own."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,25 @@ def test_participants_share_workers_and_keep_their_state(capfd: pytest.CaptureFi
     assert max(entry["n"] for entry in done.history) > 1
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1].startswith("round 6/6: 3 updates in ")
+
+
+def test_simulated_participants_evaluate_the_last_model_too(tmp_path: Path) -> None:
+    """The journal has the evaluation of every model, and each participant's of the last one."""
+    settings = {"evaluate.metric": "accuracy"}
+    xain.simulate(
+        scripts.evaluate,
+        3,
+        workers=1,
+        rounds=2,
+        evaluates=True,
+        settings=settings,
+        folder=tmp_path,
+        progress=False,
+    )
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        rows = db.execute("SELECT body FROM record WHERE type = 'EvaluationAccepted'").fetchall()
+    assert len(rows) == 3
+    assert all("0.2" in text for (text,) in rows)
 
 
 def test_mistake_of_the_script_ends_the_simulation_with_its_traceback() -> None:

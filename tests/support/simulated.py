@@ -20,6 +20,14 @@ def count(site: xain.Site) -> None:
     raise AssertionError("the code after the loop does not run")
 
 
+def evaluate(site: xain.Site) -> None:
+    """Report the first weight as accuracy; train only where that is asked for."""
+    for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
+        round_.evaluate({"accuracy": round_.weights["w"][0] / 10}, samples=2)
+        if round_.task == "train":
+            round_.submit({"w": round_.weights["w"] + 1}, samples=1)
+
+
 def fail(site: xain.Site) -> None:
     for round_ in xain.rounds({"w": np.zeros(3, np.float32)}):
         if site.index == 2 and round_.number > 0:

@@ -89,6 +89,7 @@ def simulate(
     train: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
+    evaluates: bool = False,
     folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Simulation:
@@ -100,6 +101,7 @@ def simulate(
     workers: processes that train. fraction: of the participants that train a round.
     rounds, epochs, seed: of the coordinator's configuration, and train is its section [train].
     settings: other settings of the coordinator by dotted key, such as "aggregation.rule".
+    evaluates: as in xain.rounds().
     folder: of the coordinator's data, which stays; by default a temporary one.
     progress: whether to print a line for each round to standard error.
     Call it from `if __name__ == "__main__":`, as workers import the script anew.
@@ -149,7 +151,9 @@ def simulate(
             Site(i, participants, f"site-{i:0{len(str(participants - 1))}d}")
             for i in range(participants)
         ]
-        pool = stack.enter_context(_Workers(main, sites, min(workers, participants), coordinator))
+        pool = stack.enter_context(
+            _Workers(main, sites, min(workers, participants), coordinator.target, evaluates)
+        )
         watcher = stack.enter_context(_Watcher(coordinator.target, rounds, pool, shows=progress))
         watcher.run(coordinator)
         weights = _last_model(coordinator.target, watcher.num_models)
@@ -266,7 +270,8 @@ class _Workers:
     main: Main
     sites: Sequence[Site]
     number: int
-    coordinator: _Coordinator
+    target: str
+    evaluates: bool
     ends: dict[Connection, Any] = field(default_factory=dict)
 
     def __enter__(self) -> "_Workers":
@@ -280,7 +285,13 @@ class _Workers:
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=_work,
-                    args=(self.main, self.sites[i :: self.number], self.coordinator.target, theirs),
+                    args=(
+                        self.main,
+                        self.sites[i :: self.number],
+                        self.target,
+                        self.evaluates,
+                        theirs,
+                    ),
                     name=f"xain-worker-{i}",
                     daemon=True,
                 )
@@ -323,7 +334,9 @@ class _Workers:
                     ) from None
 
 
-def _work(main: Main, sites: Sequence[Site], target: str, pipe: Connection) -> None:
+def _work(
+    main: Main, sites: Sequence[Site], target: str, evaluates: bool, pipe: Connection
+) -> None:
     """Run the agents of these sites, and main() whenever one of them is given work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_SIGTERM))
@@ -336,7 +349,12 @@ def _work(main: Main, sites: Sequence[Site], target: str, pipe: Connection) -> N
 
     ready: SimpleQueue[int] = SimpleQueue()
     loops = [
-        Loop(coordinator=target, participant_id=site.id, notify=partial(ready.put, i))
+        Loop(
+            coordinator=target,
+            participant_id=site.id,
+            evaluates=evaluates,
+            notify=partial(ready.put, i),
+        )
         for i, site in enumerate(sites)
     ]
     running = set(range(len(loops)))
