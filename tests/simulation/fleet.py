@@ -18,12 +18,13 @@ from simulation.oracle import (
     first_weights,
     num_samples_of,
     participant_name,
+    score_of,
     trained_weights,
 )
 from simulation.scenario import Scenario
 from simulation.threads import Runtime, sleep
 from xain_participant.agent import Agent, Progress
-from xain_participant.participant import Participant
+from xain_participant.participant import Assignment, Participant
 from xain_workloads.profile import DataProfile
 
 EXIT_STOPPED = 143
@@ -205,7 +206,9 @@ class _Training(Participant):
         self._takes_s = scenario.train_s[index]
         self._state = state
         self._round = -1
+        self._asked = Assignment("", 0)
         self._trained: set[int] = set()
+        self._can_evaluate = index in scenario.evaluators
 
     def observe(self, progress: Progress) -> None:
         self._hub.note(self._name, f"{progress.what} {progress.round} {progress.message}")
@@ -215,6 +218,18 @@ class _Training(Participant):
     def profile(self) -> DataProfile | None:
         return DataProfile(5, 1, ())
 
+    @property
+    def can_evaluate(self) -> bool:
+        return self._can_evaluate
+
+    def on_round(self, assignment: Assignment) -> None:
+        self._asked = assignment
+
+    def evaluate_round(self, weights: NDArray[Any]) -> None:
+        self._oracle.begins_with(self._name, weights)
+        sleep(self._takes_s * (0.8 + 0.4 * self._hub.chance.random()))
+        self.report_evaluation({"accuracy": score_of(weights)}, 5)
+
     def init_weights(self) -> NDArray[Any]:
         return self._train(lambda: first_weights(self._scenario, self._name))
 
@@ -222,6 +237,8 @@ class _Training(Participant):
         self, weights: NDArray[Any], epochs: int, epoch_base: int
     ) -> tuple[NDArray[Any], int]:
         self._oracle.begins_with(self._name, weights)
+        if self._asked.evaluate and self._can_evaluate:
+            self.report_evaluation({"accuracy": score_of(weights)}, 5)
         vector = self._train(
             lambda: trained_weights(weights, self._name, epochs, epoch_base), weights
         )

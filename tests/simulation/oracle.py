@@ -20,9 +20,9 @@ from simulation.hub import Hub
 from simulation.rounds import ROUNDING_S, Rounds
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
-from xain_coordinator.core.keys import piece_of
+from xain_coordinator.core.keys import model_key, piece_of
 from xain_coordinator.core.session import Session, begin, evolve
-from xain_coordinator.core.values import GlobalModel, Phase, Rules, Update, WeightsRef
+from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
 from xain_messaging.names import GLOBAL
 from xain_proto.fl import coordinator_pb2 as pb
@@ -117,8 +117,15 @@ class Oracle:
                 assert number not in self._opened, f"round {number} was opened before"
                 self._opened.add(number)
                 self._updates = []
-            case e.UpdateAccepted(number, update, staleness):
+            case e.UpdateAccepted(number, update, staleness, evaluation=evaluation):
                 self._accept(number, update, staleness)
+                if evaluation is not None:
+                    self._check_evaluation(number - staleness, evaluation)
+            case e.EvaluationAccepted(number, participant_id, evaluation):
+                of_round = (participant_id, number)
+                assert of_round not in self._accepted, f"{of_round} counts twice"
+                self._check_evaluation(number, evaluation)
+                self._accepted[of_round] = ""
             case e.ModelPublished(number, model):
                 self._check_model(session, number, model)
                 self._published(model)
@@ -138,6 +145,8 @@ class Oracle:
             began = round_.opened_at if round_.overdue_at is None else round_.overdue_at
             waits_s = self._at - began
             limit_s = rules.idle_timeout_s if is_overdue else rules.deadline_s
+            if round_.is_evaluation:
+                limit_s = rules.evaluate_deadline_s
         assert limit_s is not None
         if session.phase is not Phase.FINISHED and waits_s > limit_s + self._late_s:
             self.fail(f"{session.phase} for {waits_s} s, the limit is {limit_s} s")
@@ -154,6 +163,10 @@ class Oracle:
         self._require_durable(ref)
         self._accepted[of_round] = ref.digest
         self._updates.append((update, staleness))
+
+    def _check_evaluation(self, number: int, evaluation: Evaluation) -> None:
+        expected = score_of(_vector(self.models[model_key(number)]))
+        assert evaluation.metrics == {"accuracy": expected}, f"it is not that of model {number}"
 
     def _require_durable(self, ref: WeightsRef) -> None:
         data = _stored(self._store.durable, ref.key)
@@ -327,6 +340,11 @@ def num_samples_of(participant_id: str) -> int:
     """n_k; somebody has none."""
     index = int(participant_id[1:])
     return (3, 0, 10, 1, 7)[index % 5] + index // 5
+
+
+def score_of(weights: Vector) -> float:
+    """What evaluating a model gives."""
+    return float(np.tanh(np.abs(weights.astype(np.float64)).sum()))
 
 
 def first_weights(scenario: Scenario, participant_id: str) -> Vector:

@@ -17,6 +17,7 @@ class Stage(Enum):
     OPEN = "open"
     PAUSED = "paused"
     CLOSED = "closed"
+    EVALUATING = "evaluating the last model"
     OVER = "over"
 
 
@@ -27,6 +28,8 @@ class Rounds:
         self.stage = Stage.BETWEEN
         self._rules: Rules = opened.rules
         self._members: set[str] = set()
+        self._evaluators: set[str] = set()  # members that can evaluate
+        self._asked: set[str] = set()  # for an evaluation of the last model
         self._model: GlobalModel | None = None
         self._number = -1
         # The selected, each at the round that it trains; between rounds, those who still train.
@@ -45,14 +48,25 @@ class Rounds:
     def take(self, record: Record) -> None:
         event, at = record.event, record.at
         match event:
-            case e.ParticipantJoined(name):
+            case e.ParticipantJoined(name, can_evaluate=can_evaluate):
                 self._members.add(name)
+                if can_evaluate:
+                    self._evaluators.add(name)
             case e.ParticipantLeft(name):
                 self._members.discard(name)
+                self._evaluators.discard(name)
+                self._asked.discard(name)
                 if name not in self._updated:
                     self._clocks.pop(name, None)
             case e.ModelInitialised(model):
                 self._model = model
+            case e.RoundOpened(task=Task.EVALUATE):
+                self._open_evaluation(event)
+                self._to(Stage.EVALUATING, at)
+            case e.EvaluationAccepted(number, name):
+                self._require_open(number, Stage.EVALUATING)
+                assert name in self._asked, f"{name} owes no evaluation"
+                self._asked.discard(name)
             case e.RoundOpened():
                 self._open(event)
                 self._to(Stage.OPEN, at)
@@ -95,7 +109,11 @@ class Rounds:
                 self._require_open(number, Stage.CLOSED)
                 self._go_on(model)
                 self._to(Stage.BETWEEN, at)
-            case e.SessionFinished():
+            case e.SessionFinished(cause):
+                if cause == "completed":
+                    is_late = at >= self._since + self._rules.evaluate_deadline_s - ROUNDING_S
+                    is_evaluated = self.stage is Stage.EVALUATING and (is_late or not self._asked)
+                    assert is_evaluated or not self._to_evaluate, "the last model is not evaluated"
                 self._to(Stage.OVER, at)
 
     def settled(self, at: float) -> None:
@@ -103,6 +121,11 @@ class Rounds:
         at the time of its last event."""
         stage, num_required = self.stage, self._num_required
         if stage in (Stage.CLOSED, Stage.OVER):
+            return
+        if stage is Stage.EVALUATING:
+            assert self._asked, "no evaluation is waited for"
+            is_late = at > self._since + self._rules.evaluate_deadline_s + ROUNDING_S
+            assert not is_late, f"it has evaluated since {self._since}"
             return
         has_required = len(self._members) >= num_required
         if stage is Stage.BETWEEN:
@@ -168,6 +191,17 @@ class Rounds:
         self._updated = set()
         self._is_overdue = False
         self._opened_at[number] = opened.at
+
+    @property
+    def _to_evaluate(self) -> set[str]:
+        return self._evaluators if self._rules.evaluate_every else set()
+
+    def _open_evaluation(self, opened: e.RoundOpened) -> None:
+        assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
+        assert opened.round == self._number + 1 == self._rules.rounds, "it is not the last model"
+        assert opened.selected, "nobody is asked"
+        assert set(opened.selected) == self._to_evaluate, f"{self._to_evaluate} can evaluate"
+        self._number, self._asked = opened.round, set(opened.selected)
 
     def _accept(self, sender: str, number: int, staleness: int) -> None:
         assert sender in self._clocks, f"{sender} is not selected"

@@ -67,6 +67,7 @@ class Scenario:
     clock_rates: of the participants' clocks, and at the end of the coordinator's; empty: all run
         as they should.
     keep_updates: see Retention.
+    evaluators: those who can evaluate models.
     quiet_at: from then on nothing happens any more that should not.
     """
 
@@ -105,6 +106,9 @@ class Scenario:
     clock_rates: tuple[float, ...] = ()
     snapshot_records: int = 10_000
     keep_updates: int | None = None
+    evaluators: tuple[int, ...] = ()
+    evaluate_every: int = 1
+    evaluate_deadline_s: float = 600.0
     noise: Noise = field(default_factory=Noise)
     faults: tuple[Fault, ...] = ()
     quiet_at: float = 0.0
@@ -139,6 +143,10 @@ class Scenario:
                     "update_encoding": self.encoding,
                 },
                 "rounds": rounds,
+                "evaluate": {
+                    "every": self.evaluate_every,
+                    "deadline_s": self.evaluate_deadline_s,
+                },
                 "aggregation": {
                     "rule": self.rule,
                     "options": dict(self.options),
@@ -227,6 +235,15 @@ def from_seed(seed: int) -> Scenario:
         num_clocks = scenario.num_participants + 1
         rates = tuple(of_clocks.uniform(0.95, 1.05) for _ in range(num_clocks))
         scenario = replace(scenario, clock_rates=rates)
+    of_evaluation = Random(f"evaluation {seed}")
+    if of_evaluation.random() < 0.4:
+        everybody = range(scenario.num_participants)
+        scenario = replace(
+            scenario,
+            evaluators=tuple(i for i in everybody if of_evaluation.random() < 0.7),
+            evaluate_every=of_evaluation.choice((1, 1, 2)),
+            evaluate_deadline_s=of_evaluation.choice((2.0, 600.0)),
+        )
     scenario = _fleet(chance, scenario)
     return _faults(chance, scenario)
 

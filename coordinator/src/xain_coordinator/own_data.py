@@ -60,8 +60,7 @@ def load_own_data(source: str, *, target: str | None, task: Task, scale: float) 
         data = load_table(source, target=target, task=task, scale=scale)
     except ModuleNotFoundError as missing:
         raise DataError(
-            f"{source} cannot be read without {missing.name}: "
-            "pip install 'xain-coordinator[export]'"
+            f"{source} cannot be read without {missing.name}: pip install 'xain-workloads[train]'"
         ) from missing
     if data.num_samples == 0:
         raise DataError(f"{source} has no rows to evaluate a model on")

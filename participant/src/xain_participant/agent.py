@@ -56,7 +56,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STATES: Mapping[int, State] = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
 What = Literal[
-    "joined", "waiting", "training", "trained", "handed_in", "dropped", "refused", "finished"
+    "joined",
+    "waiting",
+    "training",
+    "trained",
+    "evaluating",
+    "evaluated",
+    "handed_in",
+    "dropped",
+    "refused",
+    "finished",
 ]
 
 
@@ -66,7 +75,7 @@ class Progress:
 
     round: the one it is about, or the last that was begun; -1 before the first.
     message: why, for waiting, dropped, refused and finished.
-    metrics: for trained, the newest value of each name.
+    metrics: for trained, the newest value of each name; for evaluated, those of the model.
     """
 
     what: What
@@ -293,8 +302,9 @@ class Agent:
                 else:
                     self._jobs.put((Call.BEGIN_ROUND, round_))
             case a.Train(round_):
-                self._info("training", round_=round_)
-                self._tell("training", round_=round_)
+                begins: What = "evaluating" if self._work.is_evaluation else "training"
+                self._info(begins, round_=round_)
+                self._tell(begins, round_=round_)
                 self._work.session_id = self._protocol.session_id
                 self._jobs.put((Call.TRAIN, round_))
             case a.HandIn(round_):
@@ -429,8 +439,13 @@ class Agent:
             case e.Trained(round_):
                 result = self._work.result
                 assert result is not None, "the worker keeps what it has trained"
-                self._info("trained", round_=round_, num_samples=result.num_samples)
-                self._tell("trained", round_=round_, metrics=result.metrics)
+                evaluation = result.evaluation
+                if result.is_evaluation and evaluation is not None:
+                    self._info("evaluated", round_=round_, num_samples=evaluation.num_samples)
+                    self._tell("evaluated", round_=round_, metrics=evaluation.metrics)
+                else:
+                    self._info("trained", round_=round_, num_samples=result.num_samples)
+                    self._tell("trained", round_=round_, metrics=result.metrics)
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)

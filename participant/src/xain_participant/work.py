@@ -102,6 +102,11 @@ class Work:
         self._assignment = assignment
         return e.Assigned(assignment.round, assignment.update_accepted)
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the assignment is to evaluate the last model, and not to train."""
+        return self._assignment.task == pb.EVALUATE
+
     def drop(self, *, is_kept: bool = False) -> None:
         """Forget the result. Not while a round is trained. is_kept: its copy on the disk stays."""
         self.result = None

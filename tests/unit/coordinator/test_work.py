@@ -40,6 +40,7 @@ def make_rules(
     num_participants: int = 1,
     aggregation: str = "mean",
     initial: Literal["empty", "workload"] = "empty",
+    evaluate_data: bool = False,
 ) -> Rules:
     """One round."""
     return Rules(
@@ -57,6 +58,7 @@ def make_rules(
         heartbeat_time_s=1000.0,
         heartbeat_timeout_s=1000.0,
         initial=initial,
+        evaluate_data=evaluate_data,
     )
 
 

@@ -1,0 +1,108 @@
+"""The coordinator evaluates models on data of its own, and a failure costs it nothing else."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.coordinator.test_work import Disk, fleet, make_rules
+
+from support.logs import capture_logs
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
+from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, WeightsRef
+from xain_coordinator.own_data import CannotEvaluate, OwnData, load_own_data
+from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.work import store_model
+from xain_workloads.data import load_table
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.table import Table
+from xain_workloads.workload import create
+
+
+@pytest.fixture(scope="module")
+def iris() -> Table:
+    return load_table("iris")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def stored(iris: Table, store: MemoryStore) -> GlobalModel:
+    """An initial model for iris, in the store."""
+    return store_model(store, 0, create("sgd").initial_model([iris.profile()]))
+
+
+def test_stored_model_is_measured_as_the_workload_measures_it(
+    iris: Table, store: MemoryStore, stored: GlobalModel
+) -> None:
+    found = OwnData(iris).evaluate(store, stored)
+    assert found.num_samples == 150
+    assert sorted(found.metrics) == ["accuracy", "loss"]
+    assert found.metrics["accuracy"] == pytest.approx(1 / 3)
+
+
+def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryStore) -> None:
+    model = store_model(store, 0, Model(np.zeros(3, np.float32), ()))
+    with pytest.raises(CannotEvaluate, match="name no workload"):
+        OwnData(iris).evaluate(store, model)
+
+
+def test_damaged_model_is_not_measured(
+    iris: Table, store: MemoryStore, stored: GlobalModel
+) -> None:
+    other = GlobalModel(
+        0,
+        WeightsRef(stored.ref.key, stored.ref.size_bytes, "0" * 32),
+        stored.dtype,
+        stored.shape,
+        stored.layout,
+        stored.metadata,
+    )
+    with pytest.raises(CannotEvaluate, match="damaged"):
+        OwnData(iris).evaluate(store, other)
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("a,y\n1,yes\n2,no\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"without pyarrow: pip install 'xain-workloads\[train\]'"):
+        load_own_data(str(file), target="y", task="classification", scale=1.0)
+
+
+def test_data_without_rows_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("a,y\n")
+    with pytest.raises(DataError, match="no rows"):
+        load_own_data(str(file), target="y", task="classification", scale=1.0)
+
+
+async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
+    """Here the data of a restarted coordinator are no longer configured."""
+    journal = Disk()
+    with capture_logs() as logs:
+        async with fleet(journal, store, make_rules(evaluate_data=True)) as f:
+            await f.join("p0")
+            await f.until(Phase.COLLECTING)
+            await f.hand_in("p0")
+            await f.driver.brings(c.EvaluationDone)
+            await f.until(Phase.FINISHED)
+            assert f.driver.session.cause == "completed"
+            assert f.driver.failure is None
+    (event,) = [one for one in journal.events if isinstance(one, e.ModelEvaluated)]
+    assert (event.round, event.evaluation) == (1, None)
+    assert event.reason.startswith("[evaluate] data is not set")
+    (line,) = [one for one in logs if one["event"] == "evaluation_failed"]
+    assert line["log_level"] == "warning"
+
+
+def test_evaluating_a_model_twice_gives_the_same(iris: Table, store: MemoryStore, stored: GlobalModel) -> None:
+    data = OwnData(iris)
+    first, again = data.evaluate(store, stored), data.evaluate(store, stored)
+    assert isinstance(first, Evaluation)
+    assert first == again
