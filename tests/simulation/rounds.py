@@ -198,7 +198,9 @@ class Rounds:
 
     def _open_evaluation(self, opened: e.RoundOpened) -> None:
         assert self.stage is Stage.BETWEEN, f"it is {self.stage}"
-        assert opened.round == self._number + 1 == self._rules.num_rounds, "it is not the last model"
+        assert opened.round == self._number + 1 == self._rules.num_rounds, (
+            "it is not the last model"
+        )
         assert opened.selected, "nobody is asked"
         assert set(opened.selected) == self._to_evaluate, f"{self._to_evaluate} can evaluate"
         self._number, self._asked = opened.round, set(opened.selected)

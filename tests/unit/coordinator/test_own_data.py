@@ -101,7 +101,9 @@ async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
     assert line["log_level"] == "warning"
 
 
-def test_evaluating_a_model_twice_gives_the_same(iris: Table, store: MemoryStore, stored: GlobalModel) -> None:
+def test_evaluating_a_model_twice_gives_the_same(
+    iris: Table, store: MemoryStore, stored: GlobalModel
+) -> None:
     data = OwnData(iris)
     first, again = data.evaluate(store, stored), data.evaluate(store, stored)
     assert isinstance(first, Evaluation)
