@@ -54,6 +54,7 @@ INSTALLED_AS = {
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "grpc_status": "grpcio-status",
+    "mlflow": "mlflow-skinny",
     "sklearn": "scikit-learn",
     "xgboost": "xgboost-cpu",
     "zmq": "pyzmq",

@@ -34,6 +34,9 @@ PROGRAM = "xain-coordinator"
 EXIT_NO_STATUS = 1
 EXAMPLE = "rounds.epochs=3"
 
+# Commands that take flags before their name, too.
+_ON_FILES = ("check-config", "repair", "extend", "models", "export")
+
 app = make_app()
 
 
@@ -139,7 +142,7 @@ def _run(
     flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
     command = context.invoked_subcommand
     if command is not None:
-        if command not in ("check-config", "repair", "extend"):
+        if command not in _ON_FILES:
             _refuse_flags(command, flags, new_session or resume or from_model is not None)
         context.obj = flags
         return
@@ -355,10 +358,7 @@ def _repair(
         ),
     ] = None,
 ) -> None:
-    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
-    if isinstance(context.obj, _Flags):
-        flags = flags.or_else(context.obj)
-    resolved = _resolve(flags)
+    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
     from xain_coordinator.repair import repair
 
@@ -393,14 +393,120 @@ def _extend(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
-    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
-    if isinstance(context.obj, _Flags):
-        flags = flags.or_else(context.obj)
-    resolved = _resolve(flags)
+    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
     from xain_coordinator.extend import extend
 
     raise typer.Exit(extend(resolved.config, rounds))
+
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="Ask the coordinator that runs there, instead of reading files."
+    ),
+]
+
+
+@app.command("models")
+def _models(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")] = False,
+) -> None:
+    """List the global models of a session with what was measured of each.
+
+    The coordinator must be stopped, or be asked with --address.
+    """
+    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+
+    from xain_coordinator.export.commands import models
+
+    raise typer.Exit(models(resolved.config, address, as_json=as_json))
+
+
+_EXPORT_HELP = """Write a global model to a file that can be used without this program.
+
+The ending of the file's name chooses the format: .skops is a scikit-learn Pipeline with the
+preprocessing, .onnx the same for ONNX, .npz and .safetensors have the tensors by name (the latter
+is what load_state_dict() of PyTorch takes), .json is XGBoost's own format for its models. Every
+file says which session and round it is from, and what was measured.
+
+The coordinator must be stopped, or be asked with --address.
+
+Exit status: 0 if the file is written; 1 if there is no such model or the format cannot hold it.
+"""
+
+_EXPORT_EXAMPLES = """**Examples**
+
+- `xain-coordinator export --data-dir wards --best --to wards.skops` : the best evaluated model
+
+- `xain-coordinator export --address localhost:50051 --round 12 --to wards.npz` : while it trains
+
+- `xain-coordinator predict --model wards.skops --data new-patients.csv` : use it
+"""
+
+
+@app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
+def _export(
+    context: typer.Context,
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+    which: Annotated[
+        str, typer.Option("--round", metavar="N|last|best", help="Which model.")
+    ] = "last",
+    best: Annotated[bool, typer.Option("--best", help="The same as --round best.")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A name that ends in .skops, .onnx, .npz, ..."),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Register it under NAME at MLFLOW_TRACKING_URI."),
+    ] = None,
+) -> None:
+    if to is None and mlflow is None:
+        fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
+    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+
+    from xain_coordinator.export.commands import export
+
+    raise typer.Exit(export(resolved.config, address, "best" if best else which, to, mlflow))
+
+
+@app.command("predict")
+def _predict(
+    model: Annotated[
+        Path, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
+    ],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns.")],
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the predictions here, as CSV.")
+    ] = None,
+) -> None:
+    """Predict the rows of a table with an exported model.
+
+    Columns are matched by name. If the table has the target, the score is printed too.
+    """
+    from xain_coordinator.export.commands import predict
+
+    raise typer.Exit(predict(model, data, to))
+
+
+def _flags_of_files(
+    context: typer.Context,
+    config: Path | None,
+    data_dir: Path | None,
+    assignments: list[str] | None,
+) -> _Flags:
+    """Flags of a command that reads the coordinator's files, and those before its name."""
+    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
+    return flags.or_else(context.obj) if isinstance(context.obj, _Flags) else flags
 
 
 @app.command(

@@ -156,6 +156,15 @@ class BoostingWorkload:
             return np.asarray(predicted, dtype=np.float64)
         return np.array(classes, dtype=np.str_)[_best(predicted)]
 
+    def to_sklearn(self, model: Model) -> Any:
+        """See Workload.to_sklearn: an XGBClassifier, which predicts positions in metadata
+        "classes" since it knows no names, or an XGBRegressor."""
+        classes, _ = self._open(model)
+        xgboost = _xgboost()
+        estimator = xgboost.XGBClassifier() if classes else xgboost.XGBRegressor()
+        estimator.load_model(bytearray(model.vector.tobytes()))
+        return estimator
+
     def _open(self, model: Model) -> tuple[tuple[str, ...], BoosterKind]:
         """Raises ValueError if the model is none of this workload."""
         if model.vector.dtype != np.uint8:

@@ -192,6 +192,41 @@ def load_table(
     )
 
 
+def load_rows(
+    source: str | PathLike[str],
+    types: Mapping[str, ColumnType],
+    *,
+    target: str = "",
+    task: Task = "classification",
+) -> tuple[Table, bool]:
+    """Load rows that are to be predicted from a CSV or Parquet file.
+
+    types: types of the columns to take, in this order; empty for all columns but the target.
+    target: the target's column, which the file need not have.
+    Returns the table, and whether its target is that of the file; else it is NaN.
+    Raises DataError that names the file, and the column that is missing or of another type.
+    """
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet"):
+        raise DataError(f"{path}: rows to predict are read from .csv and .parquet files only")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    read = _read_csv if suffix == ".csv" else _read_parquet
+    arrow = read(path)
+    found = target if target in arrow.column_names else None
+    for name in types:
+        if name not in arrow.column_names:
+            raise DataError(
+                f"{path}: no column {name!r}; there are: {shown(arrow.column_names, 20)}"
+            )
+    opened = _open_arrow(path, arrow, found, task, MISSING)
+    table = _choose(
+        opened, select=tuple(types), drop=(), rename={}, types=types, units={}, classes=()
+    )
+    return table, found is not None
+
+
 def _choose(
     source: _Source,
     *,
@@ -330,30 +365,46 @@ def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: b
 
 
 def _open_csv(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
-    import pyarrow as pa
-    from pyarrow import csv
+    header, _ = _read_header(path)
+    chosen = _choose_target(path, header, target)
+    return _open_arrow(path, _read_csv(path), chosen, task, missing)
 
+
+def _read_header(path: Path) -> tuple[list[str], bool]:
+    """Names of the columns of a CSV file, and whether rows follow."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = (line for line in csv_reader(file) if line)  # Arrow skips blank lines too
-            header = next(lines, [])
-            has_rows = next(lines, None) is not None
+            return next(lines, []), next(lines, None) is not None
     except (UnicodeDecodeError, OSError, CsvError) as error:
         raise DataError(f"{path}: {error}") from error
-    chosen = _choose_target(path, header, target)
+
+
+def _read_csv(path: Path) -> Any:
+    """All columns of a CSV file as an Arrow table of text."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    header, has_rows = _read_header(path)
+    _require_columns(path, header)
     # Everything is read as text: Arrow infers types from the first block alone, and then fails on
     # the first fraction in a column that began with whole numbers.
     types = {name: pa.string() for name in header}
     if not has_rows:  # Arrow takes a header without a line break for an empty file
-        return _open_arrow(path, pa.schema(types).empty_table(), chosen, task, missing)
+        return pa.schema(types).empty_table()
     try:
-        table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types))
+        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types))
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: {error}") from error
-    return _open_arrow(path, table, chosen, task, missing)
 
 
 def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
+    table = _read_parquet(path)
+    chosen = _choose_target(path, table.column_names, target)
+    return _open_arrow(path, table, chosen, task, missing)
+
+
+def _read_parquet(path: Path) -> Any:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -363,11 +414,11 @@ def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[
             table = file.read()
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: {error}") from error
-    chosen = _choose_target(path, table.column_names, target)
-    return _open_arrow(path, table, chosen, task, missing)
+    _require_columns(path, table.column_names)
+    return table
 
 
-def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
+def _require_columns(path: Path, columns: Sequence[str]) -> None:
     if not columns:
         raise DataError(f"{path}: the file is empty; not even a header with column names is there")
     duplicates = sorted(name for name, number in Counter(columns).items() if number > 1)
@@ -375,6 +426,10 @@ def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> st
         raise DataError(
             f"{path}: more than one column is called {', '.join(map(repr, duplicates))}"
         )
+
+
+def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> str:
+    _require_columns(path, columns)
     if target is not None and target not in columns:
         raise DataError(f"{path}: no column {target!r}; there are: {', '.join(map(repr, columns))}")
     if len(columns) < 2:
@@ -382,12 +437,17 @@ def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> st
     return columns[-1] if target is None else target
 
 
-def _open_arrow(path: Path, table: Any, target: str, task: Task, missing: Sequence[str]) -> _Source:
+def _open_arrow(
+    path: Path, table: Any, target: str | None, task: Task, missing: Sequence[str]
+) -> _Source:
+    """target: None if the table has none; it is NaN then."""
     infer = path.suffix.lower() == ".csv"  # whose columns are all of text
 
     def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
         return _read_column(path, name, table.column(name), kind, missing, infer)
 
+    if target is None:
+        return _Source(str(path), table.column_names, read, "", np.full(table.num_rows, np.nan))
     column = table.column(target)
     labels: NDArray[Any]
     if task == "regression":

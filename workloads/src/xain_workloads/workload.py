@@ -146,7 +146,9 @@ def initial_model(
             f" {MAX_WEIGHTS} weights; drop columns, or raise min_category_count"
         )
     model = workload.initial_model([replace(profile, num_features=width) for profile in known])
-    return replace(model, metadata={**model.metadata, KEY: preprocessing.to_json()})
+    # The name of the target is for those who use the model elsewhere.
+    aim = {"target": known[0].target} if known[0].target else {}
+    return replace(model, metadata={**model.metadata, **aim, KEY: preprocessing.to_json()})
 
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:

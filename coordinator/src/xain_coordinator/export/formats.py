@@ -1,0 +1,280 @@
+"""Files that a model is exported to, and read from. None of them needs this program to be loaded.
+
+.npz          numpy: an array for each tensor
+.safetensors  PyTorch and others: an array for each tensor, as load_state_dict() takes them
+.json         XGBoost's own format for its models; for others the tensors as lists of numbers
+.skops        scikit-learn: a fitted Pipeline with the preprocessing
+.onnx         ONNX: the same Pipeline
+
+Every file also has one JSON object that says what the model is and where it comes from. Nothing is
+pickled, and nothing is unpickled.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_coordinator.export.trained import NoModel
+from xain_workloads.model import Model, TensorSpec, flatten, unflatten
+from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
+from xain_workloads.workload import from_metadata
+
+KEY = "xain"  # of the JSON object, where the format has names
+WHOLE = "weights"  # the one tensor of a model without a layout
+
+# Types in a pipeline for which skops wants to be told that they are trusted.
+TRUSTED = (
+    "numpy.dtype",
+    "xgboost.core.Booster",
+    "xgboost.sklearn.XGBClassifier",
+    "xgboost.sklearn.XGBRegressor",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exported:
+    """What a file holds. about: its JSON object; "metadata" are those of the model.
+
+    pipeline: a fitted Pipeline, of .skops files only, which hold no other form of the model.
+    """
+
+    about: Mapping[str, Any]
+    model: Model | None = None
+    pipeline: Any = None
+
+
+def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    """Write a model. about: what can be said of it, as JSON takes it.
+
+    Raises NoModel if the format cannot hold the model, or a package is missing, and OSError.
+    """
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(_WRITERS))}")
+    whole = {**about, "metadata": dict(model.metadata), "layout": _layout(model)}
+    try:
+        writer(path, model, whole)
+    except ModuleNotFoundError as missing:
+        raise _missing(missing, path) from None
+
+
+def read(path: Path) -> Exported:
+    """Read what write() has written, except .onnx. Raises NoModel."""
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise NoModel(f"{path}: only files can be read that end in {', '.join(sorted(_READERS))}")
+    try:
+        return reader(path)
+    except ModuleNotFoundError as missing:
+        raise _missing(missing, path) from None
+    except FileNotFoundError:
+        raise NoModel(f"{path}: no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+        raise NoModel(f"{path}: no model can be read from it: {error}") from None
+
+
+def pipeline_of(model: Model) -> Any:
+    """The model as a fitted Pipeline of scikit-learn, with its preprocessing if it has one.
+
+    Raises NoModel if the model is of no known workload.
+    """
+    from sklearn.pipeline import Pipeline
+
+    steps = []
+    preprocessing = preprocessing_of(model.metadata)
+    if preprocessing is not None:
+        steps.append(("preprocessing", preprocessing.to_sklearn()))
+    try:
+        workload = from_metadata(model.metadata)
+    except ValueError as error:
+        raise NoModel(f"no estimator can be made of the model: {error}") from None
+    steps.append(("model", workload.to_sklearn(model)))
+    return Pipeline(steps)
+
+
+def columns_of(metadata: Mapping[str, str]) -> list[dict[str, str]]:
+    """Names and types of the columns that a model's rows have, in order; empty if unknown."""
+    preprocessing = preprocessing_of(metadata)
+    if preprocessing is None:
+        return []
+    return [
+        {
+            "name": column.name,
+            "type": "category" if isinstance(column, CategoryColumn) else "number",
+        }
+        for column in preprocessing.columns
+    ]
+
+
+def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
+    return NoModel(
+        f"{path}: a {path.suffix} file needs {missing.name}: "
+        "pip install 'xain-coordinator[export]'" + (" xgboost" if missing.name == "xgboost" else "")
+    )
+
+
+def _layout(model: Model) -> list[dict[str, Any]]:
+    return [
+        {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind}
+        for t in model.layout
+    ]
+
+
+def _tensors(model: Model) -> dict[str, NDArray[Any]]:
+    return unflatten(model.vector, model.layout) if model.layout else {WHOLE: model.vector}
+
+
+def _model(tensors: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> Model:
+    metadata = {str(key): str(value) for key, value in about["metadata"].items()}
+    layout = tuple(
+        TensorSpec(str(t["name"]), tuple(map(int, t["shape"])), str(t["dtype"]), t["kind"])
+        for t in about["layout"]
+    )
+    if not layout:
+        return Model(np.asarray(tensors[WHOLE]), (), metadata)
+    return Model(flatten(tensors, layout), layout, metadata)
+
+
+# --- .npz and .safetensors ---
+
+
+def _write_npz(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    tensors = _tensors(model)
+    if KEY in tensors:
+        raise NoModel(f"{path}: a tensor is called {KEY!r}; take another format")
+    with path.open("wb") as file:  # numpy would append its suffix to a name
+        np.savez(file, allow_pickle=False, **tensors, **{KEY: np.array(json.dumps(about))})
+
+
+def _read_npz(path: Path) -> Exported:
+    with np.load(path, allow_pickle=False) as arrays:
+        about = json.loads(str(arrays[KEY]))
+        tensors = {name: arrays[name] for name in arrays if name != KEY}
+    return Exported(about, _model(tensors, about))
+
+
+def _write_safetensors(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    from safetensors.numpy import save_file
+
+    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(model).items()}
+    save_file(tensors, path, metadata={KEY: json.dumps(about)})
+
+
+def _read_safetensors(path: Path) -> Exported:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads(file.metadata()[KEY])
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    return Exported(about, _model(tensors, about))
+
+
+# --- .json ---
+
+
+def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    if model.vector.dtype == np.uint8:  # XGBoost's model, to which it lets its owner add attributes
+        whole = json.loads(model.vector.tobytes())
+        whole["learner"].setdefault("attributes", {})[KEY] = json.dumps(about)
+    else:
+        tensors = {name: array.tolist() for name, array in _tensors(model).items()}
+        whole = {KEY: about, "tensors": tensors}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+
+
+def _read_json(path: Path) -> Exported:
+    text = path.read_bytes()
+    whole = json.loads(text)
+    if "learner" in whole:
+        about = json.loads(whole["learner"]["attributes"].pop(KEY))
+        data = json.dumps(whole, separators=(",", ":")).encode()
+        return Exported(about, _model({WHOLE: np.frombuffer(data, np.uint8)}, about))
+    about = whole[KEY]
+    tensors = {
+        t["name"]: np.array(whole["tensors"][t["name"]], t["dtype"]).reshape(t["shape"])
+        for t in about["layout"]
+    } or {WHOLE: np.array(whole["tensors"][WHOLE], np.float32)}
+    return Exported(about, _model(tensors, about))
+
+
+# --- pipelines ---
+
+
+def _write_skops(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    from skops.io import dump
+
+    pipeline = pipeline_of(model)
+    pipeline.xain_ = json.dumps(about)
+    dump(pipeline, path)
+
+
+def _read_skops(path: Path) -> Exported:
+    from skops.io import get_untrusted_types, load
+    from skops.io.exceptions import UntrustedTypesFoundException
+
+    unknown = [name for name in get_untrusted_types(file=path) if name not in TRUSTED]
+    if unknown:
+        raise NoModel(f"{path}: it holds {', '.join(unknown)}, which no export has")
+    try:
+        pipeline = load(path, trusted=list(TRUSTED))
+    except UntrustedTypesFoundException as error:
+        raise NoModel(f"{path}: {error}") from None
+    return Exported(json.loads(pipeline.xain_), pipeline=pipeline)
+
+
+def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
+
+    if model.vector.dtype == np.uint8:
+        raise NoModel(f"{path}: trees are exported to .json, which XGBoost reads")
+    pipeline = pipeline_of(model)
+    columns = columns_of(model.metadata)
+    if any(column["type"] == "category" for column in columns):
+        # One input for each column, since they are of two types.
+        inputs = [
+            (
+                column["name"],
+                (FloatTensorType if column["type"] == "number" else StringTensorType)([None, 1]),
+            )
+            for column in columns
+        ]
+    else:
+        width = len(columns) or pipeline.steps[-1][1].n_features_in_
+        inputs = [("X", FloatTensorType([None, width]))]
+    estimator = pipeline.steps[-1][1]
+    options = {id(estimator): {"zipmap": False}} if hasattr(estimator, "classes_") else None
+    try:
+        made = to_onnx(pipeline, initial_types=inputs, options=options)
+    except (MissingConverter, MissingShapeCalculator, NotImplementedError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise NoModel(f"{path}: the pipeline has no form in ONNX: {reason}") from None
+    made.metadata_props.add(key=KEY, value=json.dumps(about))
+    path.write_bytes(made.SerializeToString())
+
+
+_Writer = Callable[[Path, Model, Mapping[str, Any]], None]
+_WRITERS: Mapping[str, _Writer] = {
+    ".json": _write_json,
+    ".npz": _write_npz,
+    ".onnx": _write_onnx,
+    ".safetensors": _write_safetensors,
+    ".skops": _write_skops,
+}
+_READERS: Mapping[str, Callable[[Path], Exported]] = {
+    ".json": _read_json,
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+    ".skops": _read_skops,
+}

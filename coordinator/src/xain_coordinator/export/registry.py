@@ -1,0 +1,55 @@
+"""Models in MLflow's registry, where MLflow is installed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from xain_coordinator.export import formats
+from xain_coordinator.export.trained import NoModel
+from xain_workloads.model import Model
+
+
+def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
+    """Log a run with a model's metrics and files, and register the model under a name.
+
+    The server is MLflow's own setting, MLFLOW_TRACKING_URI. A model that scikit-learn can hold is
+    registered as .skops, others as .safetensors or XGBoost's .json. Returns the model's URI.
+    Raises NoModel.
+    """
+    try:
+        import mlflow
+        from mlflow.exceptions import MlflowException
+    except ModuleNotFoundError:
+        raise NoModel("MLflow is not installed: pip install 'xain-coordinator[mlflow]'") from None
+    try:
+        return _register(mlflow, name, model, about)
+    except MlflowException as error:
+        raise NoModel(f"MLflow refuses the model: {error}") from None
+
+
+def _register(mlflow: Any, name: str, model: Model, about: Mapping[str, Any]) -> str:
+    client = mlflow.MlflowClient()
+    mlflow.set_experiment(name)
+    with mlflow.start_run(run_name=f"{about['session']}/{about['round']}") as run:
+        mlflow.log_params(
+            {key: about[key] for key in ("session", "round", "digest", "workload", "num_samples")}
+        )
+        for key in ("evaluation", "coordinator_evaluation"):
+            measured = (about[key] or {}).get("metrics", {})
+            mlflow.log_metrics({f"{key}_{metric}": value for metric, value in measured.items()})
+        with TemporaryDirectory() as folder:
+            formats.write(Path(folder) / _file_name(model), model, about)
+            (Path(folder) / "about.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
+            mlflow.log_artifacts(folder, "model")
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name)
+    made = client.create_model_version(name, f"{run.info.artifact_uri}/model", run.info.run_id)
+    return f"models:/{name}/{made.version}"
+
+
+def _file_name(model: Model) -> str:
+    if model.metadata.get("workload") == "xgboost":
+        return "model.json"
+    return "model.skops" if "workload" in model.metadata else "model.safetensors"

@@ -1,0 +1,139 @@
+"""From tables at three sites to a file that scores the same in plain scikit-learn."""
+
+import asyncio
+import csv
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.process import CoordinatorProcess, Process
+from support.tables import write_rows
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+ROUNDS = 4
+SITES = ("north", "south", "west")
+FORMATS = (".skops", ".npz", ".safetensors", ".json")
+
+# Everything that one needs to use a pipeline: the packages that it is made of.
+SCORE = """
+import csv, sys
+import numpy as np
+from skops.io import load
+pipeline = load(sys.argv[1], trusted=["numpy.dtype"])
+rows = list(csv.DictReader(open(sys.argv[2])))
+names = sys.argv[3].split(",")
+numbers = {"income", "dose"}
+table = np.empty((len(rows), len(names)), dtype=object)
+for i, row in enumerate(rows):
+    for j, name in enumerate(names):
+        table[i, j] = row[name] or None if name not in numbers else float(row[name] or "nan")
+print(f"{np.mean(pipeline.predict(table) == [row['outcome'] for row in rows]):.4f}")
+assert not any(name.startswith("xain") for name in sys.modules)
+"""
+
+
+class Site(Process):
+    """A participant with a CSV file."""
+
+    async def start(self, port: int, file: Path) -> None:
+        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", f"--data={file}"]
+        words += [f"--id={self.log_path.stem}", "--target=outcome", "--set=data.test_fraction=0.2"]
+        self._process = await self.run(words)
+
+
+async def called(*words: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a program."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def command(*words: str) -> tuple[int, str, str]:
+    return await called("-m", "xain_coordinator", *words)
+
+
+@asynccontextmanager
+async def trained(folder: Path) -> AsyncIterator[CoordinatorProcess]:
+    """A coordinator whose session has ended."""
+    coordinator = CoordinatorProcess(
+        folder / "data",
+        {"workload.name": "sgd", "rounds.rounds": ROUNDS, "rounds.min_participants": 3},
+    )
+    sites = [Site(folder, name) for name in SITES]
+    try:
+        await coordinator.start()
+        for i, site in enumerate(sites):
+            write_rows(folder / f"{SITES[i]}.csv", i, 150)
+            await site.start(coordinator.port, folder / f"{SITES[i]}.csv")
+        assert await asyncio.gather(*(site.died() for site in sites)) == [0, 0, 0]
+        yield coordinator
+    finally:
+        for process in (*sites, coordinator):
+            await process.end()
+
+
+async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> None:
+    """The coordinator's commands and plain scikit-learn agree, for every format, and with what was
+    exported while the coordinator ran."""
+    write_rows(tmp_path / "test.csv", 3, 300)
+    data_dir = f"--data-dir={tmp_path / 'data'}"
+    async with trained(tmp_path) as coordinator:
+        address = f"--address=127.0.0.1:{coordinator.port}"
+        status, out, err = await command("models", address, "--json")
+        assert status == 0, err
+        asked = json.loads(out)
+        live = tmp_path / "live.npz"
+        assert (await command("export", address, "--best", f"--to={live}"))[0] == 0
+        status, _, err = await command("models", data_dir)
+        assert status == 1
+        assert "--address" in err  # the files belong to the coordinator that runs
+        assert await coordinator.stop() == 0
+
+    status, out, _ = await command("models", data_dir, "--json")
+    assert status == 0
+    listed = json.loads(out)
+    assert [(m["round"], m["digest"]) for m in listed] == [(m["round"], m["digest"]) for m in asked]
+    assert [m["round"] for m in listed] == list(range(ROUNDS + 1))
+    assert all(0 <= m["evaluation"]["metrics"]["accuracy"] <= 1 for m in listed)
+    assert listed[-1]["is_last"]
+    assert listed[-1]["num_updates"] == 3
+    (best,) = [m for m in listed if m["is_best"]]
+    status, out, _ = await command("models", data_dir)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[2:]] == list("01234")
+
+    scores, predictions = set(), set()
+    for suffix in FORMATS:
+        file = tmp_path / f"model{suffix}"
+        status, out, err = await command("export", data_dir, "--best", f"--to={file}")
+        assert status == 0, err
+        assert out == f"model {best['round']} of session {best['session']} is in {file}\n"
+    for file in (*(tmp_path / f"model{suffix}" for suffix in FORMATS), live):
+        status, out, err = await command(
+            "predict", f"--model={file}", f"--data={tmp_path}/test.csv"
+        )
+        assert status == 0, err
+        predictions.add(out)
+        scores.add(err.split()[1])
+    assert len(predictions) == 1
+    (header,) = {next(csv.reader(text.splitlines()))[0] for text in predictions}
+    assert header == "outcome"
+
+    names = ",".join(column["name"] for column in best["columns"])
+    words = (str(tmp_path / "model.skops"), str(tmp_path / "test.csv"), names)
+    status, out, err = await called("-c", SCORE, *words)
+    assert status == 0, err
+    assert {out.strip()} == scores
+    assert float(out) > 0.8
+
+    status, _, err = await command("export", data_dir, "--round=9", f"--to={tmp_path}/no.npz")
+    assert status == 1
+    assert "there is no model '9': take last, best, or a number, 0 to 4" in err

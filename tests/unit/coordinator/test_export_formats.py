@@ -1,0 +1,270 @@
+"""Exported models: each file gives the model back, and is used without this program."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xain_coordinator.export import formats
+from xain_coordinator.export.trained import NoModel
+from xain_workloads.model import Model, TensorSpec, flatten
+from xain_workloads.preprocessing import prepare
+from xain_workloads.schema import Column
+from xain_workloads.statistics import MIN_CATEGORY_COUNT
+from xain_workloads.table import Table
+from xain_workloads.workload import create, initial_model
+
+ABOUT = {"session": "5e5510", "round": 7, "classes": [], "columns": [], "target": "outcome"}
+
+# Run without this program's packages: a file that needs them would fail.
+ALONE = """
+import json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].startswith("xain"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import numpy as np
+path, rows = sys.argv[1], json.loads(sys.argv[2])
+{code}
+print(json.dumps(np.asarray(result).tolist()))
+"""
+
+
+def table(task: str, num_rows: int = 60) -> Table:
+    """Rows with a gap, a category, and numbers of two scales."""
+    chance = np.random.default_rng(5)
+    age = chance.normal(50, 10, num_rows)
+    dose = chance.normal(0.001, 0.0002, num_rows)
+    dose[3] = np.nan
+    ward = np.array([("north", "south", None)[i % 3] for i in range(num_rows)], dtype=object)
+    score = (age - 50) / 10 + (ward == "north") * 2.0
+    labels = np.where(score > 0.7, "ill", "well").astype(np.str_)
+    return Table(
+        (Column("age"), Column("dose"), Column("ward", "category")),
+        {"age": age, "dose": dose, "ward": ward},
+        labels if task == "classification" else score * 100 + 1000,
+        "outcome",
+    )
+
+
+def trained(name: str, task: str) -> tuple[Model, Table]:
+    data = table(task)
+    workload = create(name, {"task": task})
+    model = initial_model(workload, [data.profile(MIN_CATEGORY_COUNT)])
+    rows = prepare(model.metadata, data)
+    result = workload.train(model, rows, epochs=5, epoch_base=0, seed=1)
+    return Model(_joined(name, model, result.vector), model.layout, model.metadata), data
+
+
+def _joined(name: str, model: Model, update: Any) -> Any:
+    if name != "xgboost":
+        return update
+    from xain_workloads import trees
+
+    kind = trees.BoosterKind.from_metadata(model.metadata)
+    added = trees.parse_update(update.tobytes(), kind, 5)
+    whole = trees.joined(model.vector.tobytes(), [(added, 1)], kind)
+    return np.frombuffer(whole, np.uint8)
+
+
+def predicted(model: Model, data: Table) -> Any:
+    workload = create(model.metadata["workload"], json.loads(model.metadata["options"]))
+    return workload.predict(model, prepare(model.metadata, data).features)
+
+
+def alone(code: str, path: Path, data: Table) -> Any:
+    rows = [
+        [None if value != value else value for value in data.values[c.name].tolist()]
+        for c in data.columns
+    ]
+    program = ALONE.replace("{code}", code)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path), json.dumps(rows)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return np.array(json.loads(done.stdout.splitlines()[-1]))
+
+
+def same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
+    if np.asarray(a).dtype.kind in "UO":
+        return list(a) == list(b)
+    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json"])
+@pytest.mark.parametrize("name", ["sgd", "mlp", "xgboost"])
+def test_a_written_model_is_read_back(tmp_path: Path, name: str, suffix: str) -> None:
+    """Weights, layout and metadata are those of the model, and so are its predictions."""
+    model, data = trained(name, "classification")
+    path = tmp_path / f"model{suffix}"
+    formats.write(path, model, ABOUT)
+    read = formats.read(path)
+    assert read.about["round"] == 7
+    assert read.model is not None
+    assert read.model.layout == model.layout
+    assert dict(read.model.metadata) == dict(model.metadata)
+    assert list(predicted(read.model, data)) == list(predicted(model, data))
+    if name != "xgboost":
+        np.testing.assert_array_equal(read.model.vector, model.vector)
+
+
+SKOPS = """
+from skops.io import load, get_untrusted_types
+pipeline = load(path, trusted=get_untrusted_types(file=path))
+table = np.array(rows, dtype=object).T
+for i in (0, 1):
+    table[:, i] = [np.nan if value is None else value for value in table[:, i]]
+result = pipeline.predict(table)
+"""
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("name", ["sgd", "mlp", "xgboost"])
+def test_a_pipeline_predicts_the_same_in_plain_scikit_learn(
+    tmp_path: Path, name: str, task: str
+) -> None:
+    """The file holds preprocessing and estimator; no package of this program is imported."""
+    model, data = trained(name, task)
+    path = tmp_path / "model.skops"
+    formats.write(path, model, ABOUT)
+    tolerance = 1e-5 if name == "xgboost" else 1e-9  # trees predict in single precision
+    found = alone(SKOPS, path, data)
+    if name == "xgboost" and task == "classification":  # positions, since XGBoost knows no names
+        found = np.array(json.loads(model.metadata["classes"]))[found.astype(int)]
+    assert same(found, predicted(model, data), tolerance)
+
+
+ONNX = """
+import onnxruntime
+session = onnxruntime.InferenceSession(path)
+age, dose, ward = rows
+number = lambda values: np.array([np.nan if v is None else v for v in values], np.float32)[:, None]
+text = np.array(["" if v is None else v for v in ward], dtype=object)[:, None]
+result = session.run(None, {"age": number(age), "dose": number(dose), "ward": text})[0]
+"""
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("name", ["sgd", "mlp"])
+def test_an_onnx_model_predicts_the_same(tmp_path: Path, name: str, task: str) -> None:
+    """Up to single precision."""
+    model, data = trained(name, task)
+    path = tmp_path / "model.onnx"
+    formats.write(path, model, ABOUT)
+    found = alone(ONNX, path, data)
+    assert same(found.ravel(), predicted(model, data), 1e-3)
+
+
+XGBOOST = """
+import xgboost
+booster = xgboost.Booster(model_file=path)
+about = json.loads(booster.attr("xain"))
+result = [about["round"], booster.num_boosted_rounds()]
+"""
+
+
+def test_plain_xgboost_loads_an_exported_model(tmp_path: Path) -> None:
+    """Its attribute tells where the model is from."""
+    model, data = trained("xgboost", "classification")
+    path = tmp_path / "model.json"
+    formats.write(path, model, ABOUT)
+    assert alone(XGBOOST, path, data).tolist() == [7, 5]
+
+
+TORCH = """
+import torch
+from safetensors.torch import load_file
+module = torch.nn.Linear(3, 2)
+module.load_state_dict(load_file(path))
+result = module(torch.ones(1, 3)).detach().numpy()
+"""
+
+
+def test_a_torch_module_loads_safetensors(tmp_path: Path) -> None:
+    """A model of a script of one's own, whose tensors have the names of its modules."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensors = {
+        "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "bias": np.array([1, 2], np.float32),
+    }
+    layout = tuple(TensorSpec(name, a.shape, "float32") for name, a in tensors.items())
+    path = tmp_path / "model.safetensors"
+    formats.write(path, Model(flatten(tensors, layout), layout, {}), ABOUT)
+    assert alone(TORCH, path, table("regression")).tolist() == [[4.0, 14.0]]
+
+
+def test_a_model_of_a_script_has_no_pipeline(tmp_path: Path) -> None:
+    model = Model(np.zeros(3, np.float32), (), {})
+    for suffix in (".skops", ".onnx"):
+        with pytest.raises(NoModel, match="no estimator can be made of the model"):
+            formats.write(tmp_path / f"model{suffix}", model, ABOUT)
+
+
+def test_trees_have_no_form_in_onnx(tmp_path: Path) -> None:
+    model, _ = trained("xgboost", "classification")
+    with pytest.raises(NoModel, match=r"trees are exported to \.json"):
+        formats.write(tmp_path / "model.onnx", model, ABOUT)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".json", ".skops"])
+def test_a_file_that_is_no_export_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(NoModel, match="no model can be read"):
+        formats.read(path)
+
+
+def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match=r"must end in one of: \.json, \.npz"):
+        formats.write(tmp_path / "model.pkl", Model(np.zeros(1, np.float32), ()), ABOUT)
+
+
+REGISTER = """
+import sys
+from pathlib import Path
+from xain_coordinator.export import formats
+from xain_coordinator.export.registry import register
+read = formats.read(Path(sys.argv[1]))
+about = {"session": "5e5510", "round": 7, "digest": "d", "workload": "sgd", "num_samples": 60,
+         "evaluation": {"metrics": {"accuracy": 0.9}}, "coordinator_evaluation": None}
+for _ in range(2):
+    print(register("wards", read.model, about))
+import mlflow
+version = mlflow.MlflowClient().get_model_version("wards", "2")
+run = mlflow.get_run(version.run_id)
+print(run.data.metrics["evaluation_accuracy"], run.data.params["round"])
+print([file.path for file in mlflow.artifacts.list_artifacts(version.source)])
+"""
+
+
+def test_mlflow_registers_versions_of_a_model(tmp_path: Path) -> None:
+    """Each export is a new version, whose run has the metrics and the lineage."""
+    model, _ = trained("sgd", "classification")
+    path = tmp_path / "model.npz"
+    formats.write(path, model, ABOUT)
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTER, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "MLFLOW_ALLOW_FILE_STORE": "true",  # the only one that needs no server
+            "MLFLOW_TRACKING_URI": (tmp_path / "runs").as_uri(),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, measured, files = done.stdout.splitlines()
+    assert (first, second) == ("models:/wards/1", "models:/wards/2")
+    assert measured == "0.9 7"
+    assert "model.skops" in files
