@@ -135,7 +135,7 @@ class MlpWorkload:
         classes, layers = self._open(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(len(layers[0][0]), data.features)
-        scale = target_scale(model.metadata)
+        scale = Scale() if classes else target_scale(model.metadata)
         target = codes if classes else (codes - scale.center) / scale.scale
 
         estimator = self._estimator(classes, layers, min(self.options.batch_size, len(target)))
@@ -175,7 +175,8 @@ class MlpWorkload:
         target = coded_target(self.options.task, classes, data)
         require_width(len(layers[0][0]), data.features)
         scores = self._scores(layers, data.features)
-        return self._metrics(scores, target, target_scale(model.metadata))
+        scale = Scale() if classes else target_scale(model.metadata)
+        return self._metrics(scores, target, scale)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""

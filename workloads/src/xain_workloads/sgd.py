@@ -138,7 +138,7 @@ class SgdWorkload:
         classes, coef, intercept = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)
-        scale = target_scale(model.metadata)
+        scale = Scale() if classes else target_scale(model.metadata)
         if not classes:
             target = (target - scale.center) / scale.scale
 
@@ -183,7 +183,7 @@ class SgdWorkload:
         classes, coef, intercept = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)
-        scale = target_scale(model.metadata)
+        scale = Scale() if classes else target_scale(model.metadata)
         if not classes:
             target = (target - scale.center) / scale.scale
         return self._metrics(data.features @ coef.T + intercept, target, scale)

@@ -1,0 +1,200 @@
+"""Federated against centralised training: accuracy, or R2, on rows that nobody trains on.
+
+    python benchmarks/learning.py [--quick] [--any-load] [--only PART]
+
+Each case divides a data set among sites, trains in process with the functions that coordinator and
+participants use (statistics, preprocessing, rounds of training, aggregation), and trains the same
+model with the same number of epochs on all rows in one place. Both are tested on the same rows.
+The mean over several seeds is compared: federated training may be worse by 0.01 if the rows are
+divided at random, and by 0.03 if they are divided by label, by Dirichlet(0.1), or by decile of the
+target for regression. Exit status 1 if a case is outside; it is marked in the table.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any
+
+import flags
+
+# The matrices are small: threads of the linear algebra would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import results
+
+from xain_coordinator.aggregation.rules import make_rule
+from xain_workloads.data import load_table
+from xain_workloads.model import Model
+from xain_workloads.partition import dirichlet, iid, split_train_test
+from xain_workloads.preprocessing import prepare
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+from xain_workloads.trees import BoosterKind, joined, parse_update
+from xain_workloads.workload import (
+    TrainResult,
+    Workload,
+    create,
+    evaluate,
+    fit_centralised,
+    initial_model,
+)
+
+TEST_FRACTION = 0.3
+ALPHA = 0.1
+ALLOWED = {"iid": 0.01, "by_label": 0.03}
+SITES = (1, 3, 7)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model, and how long it trains. rounds: of one epoch each."""
+
+    workload: str
+    rounds: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+# Of every workload the defaults, except where an option is named.
+KINDS = {
+    "linear": Kind("sgd", rounds=50),
+    "mlp": Kind("mlp", rounds=50),
+    "xgboost": Kind("xgboost", rounds=50, options={"eta": 0.1, "max_depth": 3}),
+}
+
+
+def synthetic() -> Table:
+    """1500 rows with numbers of very different scales, gaps, categories and a useless column."""
+    chance = np.random.RandomState(7)
+    n = 1500
+    income = np.exp(chance.normal(10.5, 0.6, n))
+    dose = chance.normal(2e-3, 4e-4, n)
+    age = chance.uniform(18, 90, n)
+    ward = np.array(["north", "south", "east", "west"], dtype=object)[chance.randint(0, 4, n)]
+    smoker = np.array(["yes", "no", "former"], dtype=object)[chance.randint(0, 3, n)]
+    score = (np.log(income) - 10.5) / 0.6 + (dose - 2e-3) / 4e-4 - (age - 54) / 21
+    score += np.select([ward == "north", ward == "south"], [1.5, -1.5]) + (smoker == "yes")
+    target = np.where(score + chance.normal(0, 0.5, n) > 0.3, "ill", "well")
+    income[chance.random_sample(n) < 0.1] = np.nan
+    age[chance.random_sample(n) < 0.05] = np.nan
+    ward[chance.random_sample(n) < 0.05] = None
+    names = ("income", "dose", "age", "noise")
+    numbers = (income, dose, age, chance.normal(0, 1e3, n))
+    columns = (*map(Column, names), Column("ward", "category"), Column("smoker", "category"))
+    values = dict(zip(names, numbers, strict=True)) | {"ward": ward, "smoker": smoker}
+    return Table(columns, values, target)
+
+
+# Loads a data set; seeds: the fewer rows, the more the test depends on which ones are drawn.
+DATA_SETS: dict[str, tuple[Callable[[], Table], int]] = {
+    "digits": (lambda: load_table("digits"), 2),
+    "breast_cancer": (lambda: load_table("breast_cancer"), 3),
+    "wine": (lambda: load_table("wine"), 6),
+    "diabetes": (lambda: load_table("diabetes", task="regression"), 6),
+    "synthetic": (synthetic, 2),
+}
+
+
+def divided(table: Table, sites: int, split: str, seed: int) -> list[Table]:
+    """The rows of each site; a site without rows takes no part."""
+    if split == "iid":
+        parts = iid(table.num_samples, sites, seed=seed)
+    else:
+        parts = dirichlet(table.target, sites, alpha=ALPHA, seed=seed)
+    return [table.subset(rows) for rows in parts if len(rows)]
+
+
+def trained(workload: Workload, sites: Sequence[Table], rounds: int, seed: int) -> Model:
+    """The model after rounds of one epoch at each site."""
+    model = initial_model(workload, [site.profile() for site in sites])
+    rows = [prepare(model.metadata, site) for site in sites]
+    for round_ in range(rounds):
+        updates = [
+            workload.train(model, data, epochs=1, epoch_base=round_, seed=seed) for data in rows
+        ]
+        model = replace(model, vector=aggregated(model, updates))
+    return model
+
+
+def aggregated(model: Model, updates: Sequence[TrainResult]) -> Any:
+    """The vector of the next model, as the default rule makes it, or the rule "trees"."""
+    if model.vector.dtype == np.uint8:
+        kind = BoosterKind.from_metadata(model.metadata)
+        trees = [
+            (parse_update(update.vector.tobytes(), kind, 1), update.num_samples)
+            for update in updates
+        ]
+        return np.frombuffer(joined(model.vector.tobytes(), trees, kind), np.uint8)
+    tile = np.stack([update.vector for update in updates])
+    weights = np.array([update.num_samples for update in updates], dtype=np.float64)
+    mean = make_rule("weighted_average", {}).combine(tile, weights / weights.sum())
+    return mean.astype(model.vector.dtype)
+
+
+def score(model: Model, test: Table) -> float:
+    """Accuracy, or R2."""
+    metrics = evaluate(model, test)
+    return metrics["accuracy"] if test.task == "classification" else metrics["r2"]
+
+
+def measured(name: str, kind_name: str, *, quick: bool) -> Iterable[dict[str, Any]]:
+    """A row for each number of sites and each way to divide the rows."""
+    load, num_seeds = DATA_SETS[name]
+    table, kind = load(), KINDS[kind_name]
+    seeds = range(1 if quick else num_seeds)
+    rounds = 2 if quick else kind.rounds
+    workload = create(kind.workload, {**kind.options, "task": table.task})
+    halves = [split_train_test(table, TEST_FRACTION, seed) for seed in seeds]
+    central = [
+        score(fit_centralised(workload, train, epochs=rounds, seed=seed), test)
+        for seed, (train, test) in zip(seeds, halves, strict=True)
+    ]
+    for sites in SITES:
+        for split in ALLOWED if sites > 1 else ("iid",):
+            federated = [
+                score(trained(workload, divided(train, sites, split, seed), rounds, seed), test)
+                for seed, (train, test) in zip(seeds, halves, strict=True)
+            ]
+            differences = [ours - one for ours, one in zip(federated, central, strict=True)]
+            difference = fmean(differences)
+            yield {
+                "data": name,
+                "model": kind_name,
+                "sites": sites,
+                "split": split.replace("_", " "),
+                "metric": "R2" if table.task == "regression" else "accuracy",
+                "centralised": round(fmean(central), 4),
+                "federated": round(fmean(federated), 4),
+                "difference": round(difference, 4),
+                "seeds": len(seeds),
+                "spread": round(stdev(differences), 4) if len(seeds) > 1 else None,
+                "within": "yes" if difference >= -ALLOWED[split] else "NO",
+            }
+
+
+def main() -> int:
+    parser = flags.parser(__doc__, "two rounds and one seed; its differences are not judged")
+    parser.add_argument(
+        "--only", default="", metavar="PART", help="of a data set's or model's name"
+    )
+    given = parser.parse_args()
+    results.begin(quick=given.quick, any_load=given.any_load)
+    warnings.simplefilter("ignore")
+    rows: list[dict[str, Any]] = []
+    for name in DATA_SETS:
+        for kind in KINDS:
+            if given.only in f"{name} {kind}":
+                for row in measured(name, kind, quick=given.quick):
+                    print(*(f"{value!s:>12}" for value in row.values()), flush=True)
+                    rows.append(row)
+    outside = [row for row in rows if row["within"] == "NO"]
+    results.report("learning", {"cases": rows, "outside": len(outside)})
+    return 1 if outside and not given.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
