@@ -62,6 +62,18 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
             "aggregating_p99_ms_ratio",
         },
     },
+    "learning": {
+        "cases": {
+            "data",
+            "model",
+            "sites",
+            "split",
+            "centralised",
+            "federated",
+            "difference",
+            "within",
+        }
+    },
     "messaging": {"lines": {"line", "round_trips_per_s", "gb_per_s"}},
     "restart": {"": {"serving_s_median", "without_snapshot_s"}},
     "simulation": {

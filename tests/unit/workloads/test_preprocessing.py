@@ -258,6 +258,14 @@ def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
     assert prepare(model.metadata, iris) is iris
 
 
+def test_very_wide_table_sends_no_statistics() -> None:
+    """They would not fit into a profile; the model takes the columns as they are."""
+    values = {f"feature number {i}": np.ones(2) for i in range(8000)}
+    table = Table(tuple(map(Column, values)), values, np.array(["a", "b"]))
+    assert table.profile().statistics == ""
+    assert KEY not in initial_model(create("sgd"), [table.profile()]).metadata
+
+
 def test_same_profiles_give_the_same_model_and_preprocessing() -> None:
     """A coordinator that is started again makes the same initial model once more."""
     profiles = [part.profile() for part in parts_of(mixed_table(), 3)]

@@ -16,7 +16,7 @@ from xain_workloads.dataset import Dataset, Target, Task
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile, sort_classes
 from xain_workloads.schema import MAX_COLUMNS, Column
-from xain_workloads.statistics import MIN_CATEGORY_COUNT, describe
+from xain_workloads.statistics import MAX_STATISTICS_BYTES, MIN_CATEGORY_COUNT, describe
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,9 +94,12 @@ class Table:
         """Sizes, names, types and statistics of this table, as a participant tells them. No rows.
 
         min_category_count: rows that a category must have for its name to travel.
+        A table whose statistics take more than MAX_STATISTICS_BYTES has none, as one with more
+        than some 5000 columns; then nothing is prepared for the session.
         """
         columns = {column.name: self.values[column.name] for column in self.columns}
-        statistics = describe(columns, self.target, min_category_count=min_category_count)
+        described = describe(columns, self.target, min_category_count=min_category_count)
+        statistics = described.to_json()  # ASCII: a character is a byte
         return DataProfile(
             num_samples=self.num_samples,
             num_features=len(self.columns),
@@ -104,7 +107,7 @@ class Table:
             columns=self.columns if len(self.columns) <= MAX_COLUMNS else (),
             target=self.target_name,
             task=self.task,
-            statistics=statistics.to_json(),
+            statistics=statistics if len(statistics) <= MAX_STATISTICS_BYTES else "",
         )
 
     @classmethod
