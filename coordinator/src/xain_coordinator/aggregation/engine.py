@@ -390,15 +390,18 @@ def _step(
     state = {name: np.full(len(base), value) for name, value in optimizer.begin().items()}
     state |= zip(kept, before, strict=True)
     stepped, after = optimizer.step(base, result, state)
-    is_skipped = np.abs(result - base) > MAX_DIFFERENCE
+    distances = np.subtract(result, base)
+    np.abs(distances, out=distances)
     for columns in statistics:
-        is_skipped[columns] = False
-        stepped[columns] = result[columns]
-    num_skipped = int(np.count_nonzero(is_skipped))
-    if num_skipped:
+        distances[columns] = 0
+    num_skipped = 0
+    if distances.max(initial=0) > MAX_DIFFERENCE:
+        is_skipped = distances > MAX_DIFFERENCE
+        num_skipped = int(np.count_nonzero(is_skipped))
         stepped = np.where(is_skipped, base, stepped)
         after = {name: np.where(is_skipped, state[name], after[name]) for name in names}
     for columns in statistics:
+        stepped[columns] = result[columns]
         for name in names:
             after[name][columns] = state[name][columns]
     return stepped, [after[name] for name in names], num_skipped
