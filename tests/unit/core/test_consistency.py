@@ -245,7 +245,7 @@ def test_in_ssp_work_is_assigned_while_a_model_is_made() -> None:
     assert bench.start("b").round == 0
 
 
-def test_nothing_goes_on_while_the_last_model_is_made() -> None:
+def test_participants_do_not_go_on_while_the_last_model_is_made() -> None:
     bench = buffered_round("a", "b", rounds=1)
     bench.answers = False
     bench.end("a")
