@@ -83,6 +83,7 @@ def test_data_that_do_not_fit_the_schema_are_refused(
     message = refusal(bench, profile)
     assert complaint in message
     assert message.startswith("participant 'late': ")
+    assert ("as in the data of 'first'" in message) is not from_configuration
     bench.join("late", profile=PROFILE)
 
 

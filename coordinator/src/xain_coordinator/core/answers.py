@@ -122,6 +122,17 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
         session.rules.schema,
         needs_rows=needed,
         is_model_requested=session.requested is not None,
+        first=lambda: _first_with_data(session),
+    )
+
+
+def _first_with_data(session: Session) -> str:
+    """The participant whose data complete the schema; "" if there is none, or it may have left."""
+    if session.requested is not None:
+        return ""
+    members = session.members.values()
+    return next(
+        (m.participant_id for m in members if m.is_eligible and m.profile and m.profile.columns), ""
     )
 
 

@@ -8,7 +8,7 @@ Profiles decide how large the initial model is, before anybody has trained anyth
 come to together is bounded. The largest model allowed takes 400 MB in float32.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 
 from xain_coordinator.core.errors import ProfileMismatch
@@ -29,6 +29,7 @@ def check_profile(
     *,
     needs_rows: bool,
     is_model_requested: bool = False,
+    first: Callable[[], str] = str,
 ) -> None:
     """Refuse a profile that does not fit the session, or that no honest data have.
 
@@ -36,6 +37,7 @@ def check_profile(
     schema: as it is configured.
     needs_rows: the session's model is made from profiles, and one without rows says nothing.
     is_model_requested: the classes of the model are known, and none can be added.
+    first: finds the participant whose data complete the schema, for messages; "" if unknown.
     Raises ProfileMismatch.
     """
     samples, features = profile.num_samples, profile.num_features
@@ -75,22 +77,17 @@ def check_profile(
         )
     if samples == 0:
         return  # nothing is known of types and labels
-    if schema.columns and profile.columns:
-        try:
-            match(schema, profile.columns)
-        except DataError as error:
-            raise ProfileMismatch(str(error)) from None
-    else:
-        if schema.columns:
-            width = len(schema.columns)
-        if width is not None and features != width:
-            raise ProfileMismatch(
-                f"the data have {features} features, those of the session {width}; check the "
-                "columns"
-            )
-    _check_target(profile, schema)
-    if profile.task:
-        _check_classes(profile, schema, known_classes, is_model_requested)
+    try:
+        _check_columns(profile, schema, width)
+        _check_target(profile, schema)
+        if profile.task:
+            _check_classes(profile, schema, known_classes, is_model_requested)
+    except ProfileMismatch as refusal:
+        if not (name := first()):
+            raise
+        raise ProfileMismatch(
+            f"{refusal}. What [schema] of the coordinator leaves open is as in the data of {name!r}"
+        ) from None
 
 
 def _is_alike(profile: DataProfile, other: DataProfile) -> bool:
@@ -110,6 +107,23 @@ def _completed(schema: Schema, profile: DataProfile) -> Schema:
         target=schema.target or profile.target,
         task=schema.task or profile.task,
     )
+
+
+def _check_columns(profile: DataProfile, schema: Schema, width: int | None) -> None:
+    """width: number of features of the others, None if there are no others."""
+    if schema.columns and profile.columns:
+        try:
+            match(schema, profile.columns)
+        except DataError as error:
+            raise ProfileMismatch(str(error)) from None
+        return
+    if schema.columns:
+        width = len(schema.columns)
+    if width is not None and profile.num_features != width:
+        raise ProfileMismatch(
+            f"the data have {profile.num_features} features, those of the session {width}; check "
+            "the columns"
+        )
 
 
 def _check_target(profile: DataProfile, schema: Schema) -> None:
