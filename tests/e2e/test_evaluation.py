@@ -163,9 +163,9 @@ async def test_session_stops_early_when_the_metric_does_not_improve(launch, tmp_
         assert (shown["phase"], shown["cause"]) == ("finished", "completed")
         assert shown["ended_because"] == because
         assert shown["best_round"] == 2
-        assert because in await status(coordinator)
         await coordinator.stop()
         await coordinator.start()
+    assert because in await status(coordinator)
     assert ("evaluated", 6) in member.book()
 
 
