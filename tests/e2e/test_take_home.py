@@ -92,6 +92,8 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
         asked = json.loads(out)
         live = tmp_path / "live.npz"
         assert (await command("export", address, "--best", f"--to={live}"))[0] == 0
+        page = tmp_path / "live.html"
+        assert (await command("report", address, f"--html={page}"))[0] == 0
         status, _, err = await command("models", data_dir)
         assert status == 1
         assert "--address" in err  # the files belong to the coordinator that runs
@@ -109,6 +111,13 @@ async def test_an_exported_model_scores_the_same_everywhere(tmp_path: Path) -> N
     status, out, _ = await command("models", data_dir)
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()[2:]] == list("01234")
+
+    status, out, err = await command("report", data_dir, f"--html={tmp_path / 'report.html'}")
+    assert status == 0, err
+    for written in (page, tmp_path / "report.html"):
+        text = written.read_text()
+        assert all(f">{site}<" in text for site in SITES)
+        assert text.count("<figcaption>accuracy</figcaption>") == 1
 
     scores, predictions = set(), set()
     for suffix in FORMATS:

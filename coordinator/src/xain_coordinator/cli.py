@@ -35,7 +35,7 @@ EXIT_NO_STATUS = 1
 EXAMPLE = "rounds.epochs=3"
 
 # Commands that take flags before their name, too.
-_ON_FILES = ("check-config", "repair", "extend", "models", "export")
+_ON_FILES = ("check-config", "repair", "extend", "models", "export", "report")
 
 app = make_app()
 
@@ -496,6 +496,27 @@ def _predict(
     from xain_coordinator.export.commands import predict
 
     raise typer.Exit(predict(model, data, to))
+
+
+@app.command("report")
+def _report(
+    context: typer.Context,
+    html: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")],
+    config: Config = None,
+    data_dir: DataDir = None,
+    address: Address = None,
+    assignments: Assignments = None,
+) -> None:
+    """Write one HTML page about a session: learning curves, sites, who counted, and why not.
+
+    The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
+    asked with --address.
+    """
+    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+
+    from xain_coordinator.report.command import report
+
+    raise typer.Exit(report(resolved.config, address, html))
 
 
 def _flags_of_files(

@@ -1,0 +1,1 @@
+"""`xain-coordinator report`: one page about a session."""

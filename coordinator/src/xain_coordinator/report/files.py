@@ -1,0 +1,74 @@
+"""What a stopped coordinator's files tell, as a running one would answer."""
+
+import asyncio
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.session import Session
+from xain_coordinator.driver import Driver
+from xain_coordinator.history import History
+from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.ports import JournalError
+from xain_coordinator.restore import restore
+from xain_coordinator.server.inspection_service import MAX_LIMIT, InspectionService
+from xain_coordinator.status_view import NoStatus, Snapshot
+from xain_proto.fl import inspection_pb2 as inspection
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """The part of a driver that the Inspection service reads."""
+
+    session: Session
+    history: History
+    at: float
+    num_late: int = 0
+
+    @property
+    def clock(self) -> "_Stopped":
+        return self
+
+    def now(self) -> float:
+        """Session time of the last record."""
+        return self.at
+
+
+def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
+    """The status, participants, rounds and models of the journal's latest session.
+
+    Raises NoStatus.
+    """
+    path = config.journal.path
+    if config.storage.kind == "memory" or not path.exists():
+        raise NoStatus(f"there is no journal at {path}; name its folder with --data-dir")
+    try:
+        with closing(SqliteJournal(path)) as journal:
+            restored = restore(journal)
+    except JournalError as error:
+        raise NoStatus(f"{error}; a coordinator that runs is asked with --address") from None
+    if restored is None:
+        raise NoStatus(f"there is no session in {path}")
+    last = restored[0]
+    driver = cast(Driver, _Stopped(last.session, last.history, last.at))
+    return asyncio.run(_ask(InspectionService(driver, NullMetricsStore(), Counter())))
+
+
+async def _ask(service: InspectionService) -> Snapshot:
+    no_call: Any = None  # the answers do not depend on it
+    everybody = inspection.ListParticipantsResponse()
+    token, is_last = "", False
+    while not is_last:
+        request = inspection.ListParticipantsRequest(page_token=token)
+        page = await service.ListParticipants(request, no_call)
+        everybody.participants.extend(page.participants)
+        token, is_last = page.next_page_token, not page.next_page_token
+    return Snapshot(
+        await service.GetStatus(inspection.GetStatusRequest(), no_call),
+        everybody,
+        await service.ListRounds(inspection.ListRoundsRequest(limit=MAX_LIMIT), no_call),
+        await service.ListModels(inspection.ListModelsRequest(limit=MAX_LIMIT), no_call),
+    )

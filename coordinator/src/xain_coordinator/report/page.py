@@ -1,0 +1,246 @@
+"""A session as one HTML page that needs nothing else: no script, no font, no image of another host.
+
+It shows what `xain-coordinator status --json` tells.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from math import isfinite
+
+from xain_coordinator.report.charts import Line, bars, chart, number
+from xain_coordinator.status_view import Snapshot
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
+
+# Cells of the roster: sites times rounds. Of more rounds the latest are shown.
+MAX_ROSTER_ROUNDS = 60
+MAX_ROSTER_SITES = 200
+MAX_TIMELINE_ROUNDS = 60
+
+
+def page(snapshot: Snapshot) -> str:
+    """The whole page."""
+    status = snapshot.status
+    rounds = list(snapshot.rounds.rounds)
+    title = f"Session {status.session_id}"
+    style = files("xain_coordinator.report").joinpath("style.css").read_text(encoding="utf-8")
+    sections = [
+        _head(status, rounds),
+        _curves(status, rounds),
+        _sites(snapshot, rounds),
+        _roster(rounds),
+        _reasons(rounds),
+        _timeline(rounds),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    is_over = status.state == pb.FINISHED
+    state = (status.ended_because or status.cause) if is_over else status.waiting_for
+    trained = sum(one.task == pb.TRAIN and one.phase == "published" for one in rounds)
+    took_part = f"{len({name for one in rounds for name in one.contributors})} took part"
+    facts = [
+        ("state", status.phase),
+        ("rounds", f"{trained} of {status.num_rounds}" if not is_over else str(trained)),
+        ("participants", took_part if is_over else f"{status.num_connected} connected"),
+        ("time", _duration(status.session_seconds)),
+    ]
+    if status.HasField("best_round"):
+        value = f", {status.metric} {number(status.best_value)}" if status.metric else ""
+        facts.append(("best model", f"{status.best_round}{value}"))
+    if status.began_with:
+        facts.append(("began with", status.began_with))
+    listed = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
+    )
+    warnings = "".join(f'<p class="warning">{escape(one)}</p>' for one in status.warnings)
+    return f'<p class="soft">{escape(state)}</p><dl>{listed}</dl>{warnings}'
+
+
+def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
+    """A chart for each metric of evaluations, then for each metric of training alone."""
+    evaluated = _names(
+        name
+        for one in rounds
+        for evaluation in (one.evaluation, one.coordinator_evaluation)
+        for name in evaluation.metrics
+    )
+    trained = _names(name for one in rounds for name in one.metrics if name != "samples")
+    if not evaluated and not trained:
+        return (
+            "<h2>Learning</h2><p>Nothing was measured. Participants measure models on rows that "
+            "they hold out, [data] test_fraction.</p>"
+        )
+    if status.metric in evaluated:  # the one that decides comes first
+        evaluated = [status.metric, *(name for name in evaluated if name != status.metric)]
+    best = status.best_round if status.HasField("best_round") else None
+    figures = [_curve(name, rounds, best) for name in evaluated]
+    figures += [_curve(name, rounds, None) for name in trained if name not in evaluated]
+    return f'<h2>Learning</h2><div class="charts">{"".join(figures)}</div>'
+
+
+def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
+    lines = [
+        Line(
+            "held-out rows of the participants",
+            "sites",
+            _values((one.round, one.evaluation.metrics, name) for one in rounds),
+            [
+                (one.round, one.spread[name].min, one.spread[name].max)
+                for one in rounds
+                if name in one.spread
+                and isfinite(one.spread[name].min)
+                and isfinite(one.spread[name].max)
+            ],
+        ),
+        Line(
+            "rows of the coordinator",
+            "own",
+            _values((one.round, one.coordinator_evaluation.metrics, name) for one in rounds),
+        ),
+        # What a round trains is the next model.
+        Line("training", "training", _values((o.round + 1, o.metrics, name) for o in rounds)),
+    ]
+    return chart(name, [line for line in lines if line.points], mark=best)
+
+
+def _values(found: Iterable[tuple[int, Mapping[str, float], str]]) -> list[tuple[float, float]]:
+    return [
+        (float(number_), metrics[name])
+        for number_, metrics, name in found
+        if name in metrics and isfinite(metrics[name])
+    ]
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
+    """A row for each site: in how many rounds it counted, and its latest metrics."""
+    counted: dict[str, int] = {}
+    samples: dict[str, int] = {}
+    latest: dict[str, dict[str, float]] = {}
+    for one in rounds:
+        if one.task != pb.EVALUATE:
+            for name in one.contributors:
+                counted[name] = counted.get(name, 0) + 1
+        for site in one.sites:
+            samples[site.participant_id] = site.num_samples or samples.get(site.participant_id, 0)
+            if site.HasField("evaluation"):
+                latest[site.participant_id] = dict(site.evaluation.metrics)
+    everybody = {one.participant_id: one for one in snapshot.participants.participants}
+    seen = [*everybody, *counted, *samples, *(name for one in rounds for name in one.missing)]
+    names = sorted(set(seen))
+    if not names:
+        return ""
+    metrics = _names(name for site in latest.values() for name in site)
+    head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
+    rows = []
+    for name in names[:MAX_ROSTER_SITES]:
+        known = everybody.get(name)
+        cells = "".join(
+            f'<td class="num">{number(latest[name][m]) if m in latest.get(name, {}) else ""}</td>'
+            for m in metrics
+        )
+        why = (known.last_failure or known.not_eligible_because or known.conflict) if known else ""
+        rows.append(
+            f'<tr><th scope="row">{escape(name)}</th><td class="num">{counted.get(name, 0)}</td>'
+            f'<td class="num">{samples.get(name, 0):,}</td>{cells}'
+            f'<td class="reason">{escape(why)}</td></tr>'
+        )
+    return (
+        '<h2>Sites</h2><div class="wide"><table><thead><tr><th>site</th>'
+        f'<th class="num">rounds</th><th class="num">samples</th>{head}<th>last problem</th></tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROSTER_SITES)}"
+    )
+
+
+def _roster(rounds: Sequence[RoundStatus]) -> str:
+    """Sites by rounds: who counted, and who was selected and did not."""
+    shown = [one for one in rounds if one.selected or one.contributors or one.missing]
+    shown = shown[-MAX_ROSTER_ROUNDS:]
+    names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
+    if not names:
+        return ""
+    head = "".join(f"<th>{one.round}</th>" for one in shown)
+    rows = []
+    for name in names[:MAX_ROSTER_SITES]:
+        cells = "".join(_cell(one, name) for one in shown)
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    return (
+        '<h2>Who counted</h2><p class="soft"><span class="yes">●</span> counted, '
+        '<span class="no">×</span> selected and did not count, blank: not selected</p>'
+        f'<div class="wide"><table class="roster"><thead><tr><th>round</th>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROSTER_SITES)}"
+    )
+
+
+def _cell(one: RoundStatus, name: str) -> str:
+    if name in one.contributors:
+        return f'<td class="yes" title="round {one.round}: counted">●</td>'
+    if name in one.missing or name in one.selected:
+        open_ = one.phase in ("collecting", "aggregating", "evaluating")
+        why = one.missing.get(name, "trains" if open_ else "did not hand in")
+        tip = escape(f"round {one.round}: {why}", quote=True)
+        return (
+            f'<td class="soft" title="{tip}">…</td>'
+            if open_ and name not in one.missing
+            else (f'<td class="no" title="{tip}">×</td>')
+        )
+    return "<td></td>"
+
+
+def _reasons(rounds: Sequence[RoundStatus]) -> str:
+    """Why participants did not count, latest round first."""
+    found = [
+        (one.round, name, why)
+        for one in reversed(rounds)
+        for name, why in sorted({**one.damaged_updates, **one.missing}.items())
+    ]
+    if not found:
+        return ""
+    rows = "".join(
+        f'<tr><td class="num">{round_}</td><th scope="row">{escape(name)}</th>'
+        f'<td class="reason">{escape(why)}</td></tr>'
+        for round_, name, why in found[:MAX_ROSTER_SITES]
+    )
+    return (
+        '<h2>Why not</h2><div class="wide"><table><thead><tr><th class="num">round</th>'
+        f"<th>site</th><th>reason</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{_more(len(found), MAX_ROSTER_SITES)}"
+    )
+
+
+def _timeline(rounds: Sequence[RoundStatus]) -> str:
+    shown = rounds[-MAX_TIMELINE_ROUNDS:]
+    if not shown:
+        return ""
+    values = [
+        (
+            f"{one.round} {pb.Task.Name(one.task).lower()}" if one.task else str(one.round),
+            one.seconds,
+            f"{_duration(one.seconds)}, {one.num_contributors} of {one.num_selected}",
+        )
+        for one in shown
+    ]
+    return f"<h2>Timeline</h2><p class='soft'>Seconds by round</p>{bars(values)}"
+
+
+def _more(number_: int, shown: int) -> str:
+    return f'<p class="soft">and {number_ - shown} more</p>' if number_ > shown else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
