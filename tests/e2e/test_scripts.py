@@ -86,8 +86,9 @@ async def test_killed_script_goes_on_with_the_state_of_its_round(
     state = f"--state-dir={tmp_path / 'state'}"
     await script.start(state, f"--dies={moment}:2")
     assert await script.died() == -signal.SIGKILL
-    await script.start(state)
+    await script.start(state, "--forks")
     assert await script.died() == 0, script.log()
+    assert "fork" not in script.log(), "gRPC tells of each process that a data loader forks"
     book = script.book()
     numbers = [number for number, _ in book]
     assert numbers.count(2) == (1 if moment == "kept" else 2)
@@ -129,8 +130,14 @@ async def test_exception_ends_the_script_and_is_told(
     await script.until_coordinator_says("participant_left")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("where", ["body", "between rounds"])
+@pytest.mark.parametrize(
+    ("where", "number", "status"),
+    [
+        ("body", signal.SIGINT, 130),
+        ("body", signal.SIGTERM, 143),
+        ("between rounds", signal.SIGINT, 130),
+    ],
+)
 async def test_stopped_script_leaves_with_its_status(
     script: Script,
     coordinator: CoordinatorProcess,

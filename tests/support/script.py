@@ -1,15 +1,16 @@
 """A script with a loop over xain.rounds(), which counts its rounds in round.state.
 
     python script.py TARGET ID BOOK [--state-dir DIR] [--dies MOMENT:ROUND] [--raises ROUND]
-                     [--waits ROUND] [--gate FILE] [--thread]
+                     [--waits ROUND] [--gate FILE] [--forks] [--thread]
 
 BOOK gets a line when the body of a round begins: the round, and how many rounds the state counts.
 MOMENT: the script kills itself (kill -9) in the "body", when the state is "saved" and the result is
 not, or when the result is "kept" and nobody has it yet. The body of the round that
-waits does so until the file is gone.
+waits does so until the file is gone. One that forks has a data loader's process in each round.
 """
 
 import argparse
+import multiprocessing
 import os
 import signal
 import sys
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--raises", type=int, default=-1)
     parser.add_argument("--waits", type=int, default=-1)
     parser.add_argument("--gate", default=".")
+    parser.add_argument("--forks", action="store_true")
     parser.add_argument("--thread", action="store_true")
     args = parser.parse_args()
     moment, _, dies = args.dies.partition(":")
@@ -69,6 +71,10 @@ def main() -> None:
                 raise KeyError("no such column")
             if (moment, int(dies)) == ("body", round_.number):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if args.forks:
+                loader = multiprocessing.get_context("fork").Process(target=sys.stdout.flush)
+                loader.start()
+                loader.join()
             if round_.number == args.waits:
                 while Path(args.gate).exists():
                     time.sleep(0.01)  # a poll: the test removes the file, or interrupts this

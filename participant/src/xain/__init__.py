@@ -10,6 +10,7 @@
 The names below are imported when they are first used, so that `import xain` costs next to nothing.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ __all__ = [
     "simulate",
     "trainable",
 ]
+
+# A script's data loader forks processes, which never use gRPC. With its own handling of forks gRPC
+# would print a line for each of them. gRPC reads this when it is imported, which is later than now.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _MODULES = {
     "Config": "xain.round",

@@ -34,7 +34,7 @@ from xain.state import ScriptState
 from xain.weights import Declared, LayoutMismatch, declare, require_same
 from xain_messaging.logger import get_logger
 from xain_messaging.process.commands import split_host_port
-from xain_messaging.process.settings import ConfigError, load
+from xain_messaging.process.settings import COMMAND_LINE, ConfigError, load
 from xain_participant.agent import Agent, Progress
 from xain_participant.config import ENV_PREFIX, ParticipantConfig
 from xain_participant.participant import Assignment, BodyFailed, Participant
@@ -523,7 +523,7 @@ def _settings(
     try:
         return load(ParticipantConfig, None, ENV_PREFIX, values)
     except ConfigError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error).replace(COMMAND_LINE, "xain.rounds()", 1)) from None
 
 
 class _Hooks:

@@ -229,7 +229,7 @@ def test_participant_that_is_refused_is_told_why(serve: Serve) -> None:
     ("settings", "message"),
     [
         ({"id": "a/b"}, "participant.id"),
-        ({"coordinator": "host:port"}, "coordinator.port"),
+        ({"coordinator": "host:port"}, r"^xain\.rounds\(\): coordinator.port is"),
         ({"tags": {"a b": "x"}}, "participant.tags"),
     ],
 )
