@@ -76,7 +76,7 @@ class PreprocessingSettings(Section):
     """[workload.preprocessing]"""
 
     scaling: Literal["", "standard", "robust", "none"] = ""
-    missing: Literal["median", "mean"] = "median"
+    missing: Literal["", "median", "mean"] = ""
     indicate_missing: bool = False
 
     def options(self) -> "PreprocessingOptions":

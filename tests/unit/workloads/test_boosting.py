@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from xain_workloads import trees
-from xain_workloads.data import from_arrays, load
+from xain_workloads.data import from_arrays, load, load_table
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
 from xain_workloads.profile import DataProfile
-from xain_workloads.workload import Workload, create, from_metadata
+from xain_workloads.schema import Column
+from xain_workloads.table import Table
+from xain_workloads.workload import Workload, create, evaluate, from_metadata, initial_model
 
 
 def federated(
@@ -135,3 +138,24 @@ def test_wrong_data_and_models_are_refused() -> None:
 def test_wrong_options_are_named(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{option} is {value}; it must be"):
         create("xgboost", {option: value})
+
+
+def test_missing_numbers_of_a_table_stay_missing() -> None:
+    """The preprocessing that is fitted for trees neither fills nor scales; other workloads fill."""
+    values = {"a": np.array([1.0, np.nan, 3.0, 500.0]), "b": np.array([np.nan] * 4)}
+    table = Table((Column("a"), Column("b")), values, np.array(["x", "y", "x", "y"]))
+    kept = prepare(initial_model(create("xgboost"), [table.profile()]).metadata, table)
+    np.testing.assert_array_equal(kept.features, np.stack(list(values.values()), axis=1))
+    filled = prepare(initial_model(create("sgd"), [table.profile()]).metadata, table)
+    assert np.isfinite(filled.features).all()
+
+
+def test_regression_starts_at_the_mean_target_of_all_sites() -> None:
+    """From the statistics in their profiles; without them at 0."""
+    whole = load_table("diabetes", task="regression")
+    parts = [whole.subset(range(100)), whole.subset(range(100, 442))]
+    workload = create("xgboost", {"task": "regression"})
+    model = initial_model(workload, [part.profile() for part in parts])
+    assert evaluate(model, whole)["r2"] == pytest.approx(0.0, abs=1e-9)
+    bare = workload.initial_model([DataProfile(3, 10)])
+    assert workload.predict(bare, np.zeros((1, 10))).tolist() == [0.0]

@@ -77,7 +77,7 @@ def test_standard_scaling_over_sites_equals_one_on_the_pooled_rows(num_sites: in
     cuts=st.lists(st.integers(0, 60), max_size=6),
     scaling=st.sampled_from(SCALINGS),
     indicate=st.booleans(),
-    missing=st.sampled_from(["mean", "median"]),
+    missing=st.sampled_from(["mean", "median", "keep"]),
 )
 def test_sklearn_transformer_gives_the_same_numbers(
     cuts: list[int], scaling: str, indicate: bool, missing: str

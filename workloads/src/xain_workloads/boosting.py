@@ -8,6 +8,7 @@ trees of all participants, each scaled by the participant's share of rows (see t
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
+from math import fsum
 from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping, require_choice, require_range
 from xain_workloads.profile import DataProfile, union
+from xain_workloads.statistics import from_json
 from xain_workloads.supervised import (
     Array,
     classes_of,
@@ -77,6 +79,7 @@ class BoostingWorkload:
     options: BoostingOptions = BoostingOptions()
     name: ClassVar[str] = "xgboost"
     scaling: ClassVar[str] = "none"  # a split depends on the order of values only
+    missing: ClassVar[str] = "keep"  # a split has a direction for missing values
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
@@ -235,4 +238,13 @@ def _vector(data: bytes) -> Any:
 
 
 def _mean_target(profiles: Sequence[DataProfile]) -> float:
-    return 0.0
+    """The mean of the target over all rows; 0 if a profile has no statistics of it."""
+    known = [profile for profile in profiles if profile.num_samples > 0]
+    if not all(profile.statistics for profile in known):
+        return 0.0
+    targets = [from_json(profile.statistics).target for profile in known]
+    moments = [target for target in targets if target is not None]
+    if len(moments) < len(known):
+        return 0.0
+    count = sum(target.count for target in moments)
+    return fsum(target.count * target.mean for target in moments) / count if count else 0.0

@@ -96,6 +96,7 @@ class MlpWorkload:
     options: MlpOptions = MlpOptions()
     name: ClassVar[str] = "mlp"
     scaling: ClassVar[str] = "standard"
+    missing: ClassVar[str] = "median"
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:

@@ -9,6 +9,7 @@ categories of each category column as zeros and ones (one-hot).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -48,20 +49,21 @@ class PreprocessingOptions:
     scaling: "standard" subtracts the mean of a number column and divides by its standard
         deviation, "robust" takes the median and the distance of the quartiles, "none" leaves
         numbers as they are; "" chooses what the workload needs.
-    missing: "median" or "mean", which replaces a missing number.
+    missing: "median" or "mean", which replaces a missing number, or "keep", which leaves it NaN;
+        "" chooses what the workload needs.
     indicate_missing: add a column of zeros and ones for each number column with missing values.
     Raises ValueError that names the field.
     """
 
     scaling: str = ""
-    missing: str = "median"
+    missing: str = ""
     indicate_missing: bool = False
 
     name: ClassVar[str] = "preprocessing"
 
     def __post_init__(self) -> None:
         require_choice("scaling", self.scaling, ("", *SCALINGS))
-        require_choice("missing", self.missing, ("median", "mean"))
+        require_choice("missing", self.missing, ("", "median", "mean", "keep"))
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
@@ -79,7 +81,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A column of numbers. fill: replaces a missing value, before scaling.
+    """A column of numbers. fill: replaces a missing value, before scaling; NaN keeps it missing.
 
     has_indicator: whether a column of zeros and ones tells where values are missing.
     """
@@ -228,7 +230,7 @@ class Preprocessing:
             else:
                 one = {
                     "type": "number",
-                    "fill": column.fill,
+                    "fill": None if isnan(column.fill) else column.fill,
                     "center": column.scale.center,
                     "scale": column.scale.scale,
                     "indicate_missing": column.has_indicator,
@@ -312,7 +314,7 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
         if isinstance(column, CategoryStatistics):
             columns.append(CategoryColumn(name, tuple(sorted(column.counts))))
             continue
-        fill = column.quantile(0.5) if options.missing == "median" else column.moments.mean
+        fill = _fill(column, options.missing)
         has_indicator = options.indicate_missing and column.missing > 0
         columns.append(NumberColumn(name, fill, _scale(column, options.scaling), has_indicator))
     target = None
@@ -327,6 +329,15 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
             f"more than {MAX_PREPROCESSING_BYTES} bytes; drop columns, or raise min_category_count"
         )
     return fitted
+
+
+def _fill(column: NumberStatistics, missing: str) -> float:
+    match missing:
+        case "keep":
+            return nan
+        case "mean":
+            return column.moments.mean
+    return column.quantile(0.5)
 
 
 def _scale(column: NumberStatistics, scaling: str) -> Scale:
@@ -372,9 +383,8 @@ def _column_from_json(entry: object) -> NumberColumn | CategoryColumn:
             has_indicator = entry.get("indicate_missing")
             if not isinstance(has_indicator, bool):
                 raise DataError(f"'indicate_missing' of column {name!r} is neither true nor false")
-            return NumberColumn(
-                name, expect_number(entry, "fill"), _scale_from_json(entry), has_indicator
-            )
+            fill = nan if entry.get("fill", 0) is None else expect_number(entry, "fill")
+            return NumberColumn(name, fill, _scale_from_json(entry), has_indicator)
         case "category":
             categories = expect_list(entry, "categories")
             if not all(isinstance(category, str) for category in categories):

@@ -106,6 +106,7 @@ class SgdWorkload:
     options: SgdOptions = SgdOptions()
     name: ClassVar[str] = "sgd"
     scaling: ClassVar[str] = "standard"
+    missing: ClassVar[str] = "median"
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:

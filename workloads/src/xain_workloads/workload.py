@@ -44,6 +44,10 @@ class Workload(Protocol):
     def scaling(self) -> str:
         """Scaling of number columns that it needs if none is chosen; see PreprocessingOptions."""
 
+    @property
+    def missing(self) -> str:
+        """What becomes of a missing number if nothing is chosen; see PreprocessingOptions."""
+
     def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
         """The global model before the first round.
 
@@ -137,7 +141,12 @@ def initial_model(
             return model
         names = dumps({"names": [column.name for column in named]})
         return replace(model, metadata={**model.metadata, COLUMNS_KEY: names})
-    preprocessing = fit(known, replace(options, scaling=options.scaling or workload.scaling))
+    chosen = replace(
+        options,
+        scaling=options.scaling or workload.scaling,
+        missing=options.missing or workload.missing,
+    )
+    preprocessing = fit(known, chosen)
     width = preprocessing.num_features
     num_classes = len({name for profile in known for name in profile.classes})
     if width * max(num_classes, 1) > MAX_WEIGHTS:
