@@ -51,7 +51,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 commit = Driver._commit
 evolve = session_module.evolve
-resume = decider.resume
+owed_work = decider._owed_work
 restore = driver_module.restore
 is_complete = pacing.is_complete
 aggregate = StoreWorker._aggregate
@@ -95,7 +95,7 @@ def _count_twice(session: Session) -> tuple[Effect, ...]:
         replace(effect, updates=(*effect.updates, effect.updates[0]), staleness=())
         if isinstance(effect, Aggregate)
         else effect
-        for effect in resume(session)
+        for effect in owed_work(session)
     )
 
 
@@ -104,7 +104,7 @@ def _drop_one(session: Session) -> tuple[Effect, ...]:
         replace(effect, updates=effect.updates[:-1], staleness=effect.staleness[:-1])
         if isinstance(effect, Aggregate) and len(effect.updates) > 1
         else effect
-        for effect in resume(session)
+        for effect in owed_work(session)
     )
 
 
@@ -119,7 +119,7 @@ def _as_they_came(session: Session) -> tuple[Effect, ...]:
         )
         if isinstance(effect, Aggregate) and not any(effect.staleness)
         else effect
-        for effect in resume(session)
+        for effect in owed_work(session)
     )
 
 
@@ -283,7 +283,7 @@ def _the_first_five(session: Session) -> tuple[Effect, ...]:
         replace(effect, updates=effect.updates[:5], staleness=effect.staleness[:5])
         if isinstance(effect, Aggregate)
         else effect
-        for effect in resume(session)
+        for effect in owed_work(session)
     )
 
 
@@ -330,9 +330,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "select no more than are wanted": _patch(steps, "num_selected", _select_no_more),
     "lose the updates of a round that is paused": partial(_evolve, _pause_loses_updates),
     "take a second update for a new one": _take_again,
-    "count an update twice": _patch(decider, "resume", _count_twice),
-    "leave an update out": _patch(decider, "resume", _drop_one),
-    "aggregate in the order of arrival": _patch(decider, "resume", _as_they_came),
+    "count an update twice": _patch(decider, "_owed_work", _count_twice),
+    "leave an update out": _patch(decider, "_owed_work", _drop_one),
+    "aggregate in the order of arrival": _patch(decider, "_owed_work", _as_they_came),
     "forget the work that is owed after a restart": _patch(
         driver_module, "resume", lambda session: ()
     ),
@@ -372,7 +372,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "forget what an optimiser remembers": _patch(engine._Making, "_state", lambda self: {}),
     "clip nothing": _patch(distances, "_clipping", lambda norms, radius: np.ones_like(norms)),
-    "aggregate five updates at most": _patch(decider, "resume", _the_first_five),
+    "aggregate five updates at most": _patch(decider, "_owed_work", _the_first_five),
 }
 
 # The fault in which it shows, where that is a rare one; then every fault is of this kind. None: it
