@@ -439,6 +439,24 @@ def test_coordinators_evaluation_stops_the_session_early() -> None:
     assert bench.session.evaluation.ended_because
 
 
+def test_session_that_stops_early_ends_even_if_its_last_model_is_the_best() -> None:
+    bench = bench_of(
+        without=("a",),
+        rounds=50,
+        evaluate_data=True,
+        evaluate_metric="accuracy",
+        evaluate_patience=1,
+    )
+    own(bench, 0, 0.5)
+    train(bench, 0.1)
+    own(bench, 1, 0.4)
+    train(bench, 0.2)
+    assert bench.session.opened.task is Task.EVALUATE
+    own(bench, 2, 0.9)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == "completed"
+
+
 def test_session_of_an_earlier_version_asks_nobody_to_evaluate_at_its_end() -> None:
     """Its participants have never said that they can."""
     bench = Bench(make_rules())

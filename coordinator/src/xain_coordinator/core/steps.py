@@ -25,7 +25,8 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
         return None
     step: e.Event | None = None
     open_round = session.open_round
-    if session.is_trained and (open_round is None or open_round.is_evaluation):
+    # However good the last model turns out to be, no training follows on its evaluation.
+    if session.is_trained if open_round is None else open_round.is_evaluation:
         return _next_step_at_the_end(session, now)
     if open_round is None:
         step = _next_step_between_rounds(session, now, controller)
