@@ -33,7 +33,6 @@ from xain_participant.client import (
     CALL_TIMEOUT_S,
     CHANNEL_OPTIONS,
     HAND_IN_TIMEOUT_S,
-    IDENTITY_KEY,
     TIMEOUT_KEY,
     told_with,
 )
@@ -41,6 +40,7 @@ from xain_participant.protocol import Protocol, jittered
 from xain_participant.values import Call, State, Timer
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_proto.metadata import PARTICIPANT_ID_KEY
 
 STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
@@ -90,7 +90,7 @@ class LightAgent:
     def __init__(self, crowd: Crowd, target: str, name: str) -> None:
         self._crowd = crowd
         self._name = name
-        self._metadata = ((IDENTITY_KEY, name),)
+        self._metadata = ((PARTICIPANT_ID_KEY, name),)
         timeout = (TIMEOUT_KEY, str(round(1000 * CALL_TIMEOUT_S)))
         self._metadata_of_heartbeats = (*self._metadata, timeout)
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)

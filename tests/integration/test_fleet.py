@@ -3,8 +3,8 @@
 import asyncio
 
 from xain_coordinator.core import commands as c
-from xain_coordinator.server.identity import METADATA_KEY
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.metadata import PARTICIPANT_ID_KEY
 
 MANY = 300
 BURST = 3000
@@ -21,7 +21,7 @@ async def test_calls_that_come_at_one_instant_are_all_answered(start, join):
     answers = await asyncio.gather(
         *(
             ways[i % CONNECTIONS].stub.Heartbeat(
-                pb.HeartbeatRequest(state=pb.READY), metadata=((METADATA_KEY, name),)
+                pb.HeartbeatRequest(state=pb.READY), metadata=((PARTICIPANT_ID_KEY, name),)
             )
             for i, name in enumerate(names)
         )

@@ -171,7 +171,7 @@ class PacingMachine(RuleBasedStateMachine):
             before = self.session
             self.session = evolve(before, event)
             self._check_event(before, event)
-        self.journal += [(self.now, event) for event in durable(decision.events)]
+            self.journal += [(self.now, one) for one in durable([event])]
         for effect in decision.effects:
             if isinstance(effect, InitialiseModel | Aggregate):
                 assert self.owed is None, "new work before the old one was answered"
@@ -197,13 +197,16 @@ class PacingMachine(RuleBasedStateMachine):
             assert len(round_.updates) >= self.rules.min_participants
             if event.cause == "deadline":
                 assert self.now >= round_.opened_at + DEADLINE_S
+                self._check_missed(was, round_, event.missed)
             else:
+                assert event.missed == ()
                 assert self._is_complete(was, round_)
         if isinstance(event, e.RoundOverdue):
             assert round_ is not None
             assert round_.overdue_at is None, "overdue twice"
             assert self.now >= round_.opened_at + DEADLINE_S
             assert len(round_.updates) < self.rules.min_participants
+            self._check_missed(was, round_, event.missed)
         if isinstance(event, e.ModelPublished):
             assert round_ is not None
             self._check_carried(was, round_)
@@ -213,7 +216,12 @@ class PacingMachine(RuleBasedStateMachine):
             self.overdue_since = self.now
         if isinstance(event, e.ParticipantsGathered) or self.session.phase is not was.phase:
             self.waits_since = self.now
-        if isinstance(event, e.ParticipantLeftOut) and event.participant_id in self.work:
+        if isinstance(event, e.ParticipantLeftOut) and was.open_round is None:
+            num_faults, _ = self._faults(event.participant_id)
+            assert 0 < self.rules.refused_limit <= num_faults
+            assert event.until == was.round + self.rules.refused_rounds
+        released = isinstance(event, e.ParticipantLeftOut | e.TrainingFailed)
+        if released and event.participant_id in self.work:
             # Somebody else does what it owed.
             held = self.work[event.participant_id]
             self.work[event.participant_id] = Work(held.round, held.digest, told=False)
@@ -221,6 +229,8 @@ class PacingMachine(RuleBasedStateMachine):
             assert self.session.open_round is not None
             assert self.session.open_round.carried == was.carried
             out = {name for name in was.members if self._is_out(name, event.round)}
+            if limit := self.rules.refused_limit:
+                assert all(self._faults(name)[0] < limit for name in set(was.members) - out)
             # As if they had gone, but no more than may.
             n = max(len(was.members) - len(out), self.rules.num_required)
             wanted = ceil(self.rules.fraction_participants * n)
@@ -247,6 +257,38 @@ class PacingMachine(RuleBasedStateMachine):
             if isinstance(event, e.UpdateAccepted) and event.update.participant_id == name:
                 until = 0
         return until > round_
+
+    def _check_missed(self, was: Session, round_: Round, missed: tuple[str, ...]) -> None:
+        """Those who owe an update and cannot bring it for the next round, but for those whose fault
+        in this round is counted already."""
+        limit = self._limit() if self._is_buffered(was) else -1
+        assert set(missed) == {
+            name
+            for name in round_.outstanding
+            if round_.number + 1 - round_.trained_by(name) > limit
+            and name not in round_.damaged
+            and not self._is_out(name, round_.number)
+            and self._faults(name)[1] != round_.number
+        }
+
+    def _faults(self, name: str) -> tuple[int, int]:
+        """How many in a row, and the round of the last one; as the journal tells."""
+        num, last, number, until = 0, -1, 0, 0
+        for _, event in self.journal:
+            match event:
+                case e.RoundOpened(number):
+                    pass
+                case e.ModelPublished():
+                    number += 1
+                case e.UpdateRefused(who) | e.TrainingFailed(who) if who == name:
+                    num, last = (num + 1, number) if until <= number else (num, last)
+                case e.RoundClosed(missed=missed) | e.RoundOverdue(missed=missed):
+                    num, last = (num + 1, number) if name in missed else (num, last)
+                case e.ParticipantLeftOut(who, until_) if who == name:
+                    num, last, until = 0, -1, until_
+                case e.UpdateAccepted(_, update) if update.participant_id == name:
+                    num, last, until = 0, -1, 0
+        return num, last
 
     def _waits_since(self, session: Session) -> float:
         """When the wait began that the idle timeout ends: it is one of an overdue round."""
@@ -402,6 +444,19 @@ class PacingMachine(RuleBasedStateMachine):
         for."""
         name = sorted(self.work)[i % len(self.work)]
         self.send(c.NoteRefusedUpdate(name, self.session.trained_by(name), "rubbish"))
+
+    @precondition(lambda self: self.work)
+    @rule(i=INDEX)
+    def fail(self, i: int) -> None:
+        """Its own code has failed, and it stays. Somebody else takes its place."""
+        name = sorted(self.work)[i % len(self.work)]
+        if name not in self.session.members:
+            return
+        owed = self.session.owes_update(name)
+        self.send(c.NoteFailure(name, self.session.trained_by(name), "TypeError"))
+        round_ = self.session.open_round
+        if owed and round_ is not None and self.session.phase is not Phase.FINISHED:
+            assert name not in round_.selected or round_.number > self.work[name].round
 
     @rule(i=INDEX)
     def bring_all_but_one(self, i: int) -> None:
@@ -675,8 +730,8 @@ class PacingMachine(RuleBasedStateMachine):
             return
         if self.owed is not None:
             self.answer()
-        elif session.phase is Phase.COLLECTING and session.open_round is not None:
-            name = session.open_round.outstanding[0]
+        elif session.phase is Phase.COLLECTING and session.opened.outstanding:
+            name = session.opened.outstanding[0]
             self._fetch(name)
             assert self._must_be_taken(name, self.work[name])
             self._bring(name)

@@ -373,6 +373,7 @@ class SimulatedKeeper:
 
     def __init__(self, hub: Hub, process: Process, disk: StateDisk, participant_id: str) -> None:
         self.participant_id = participant_id
+        self.instance_id = f"{participant_id}-state"
         self._hub = hub
         self._process = process
         self._disk = disk

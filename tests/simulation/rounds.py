@@ -39,9 +39,12 @@ class Rounds:
         self._target = 0
         self._num_needed = 0
         self._is_overdue = False
-        # Refused updates since the last good one; and who is left out until which round for them.
+        # Faults since the last good update; and who is left out until which round for them.
         self._in_a_row: dict[str, int] = {}
         self._left_out_until: dict[str, int] = {}
+        self._refused: set[str] = set()  # in this round
+        self._failed: set[str] = set()  # in this round, and not joined again since
+        self._late: set[str] = set()  # whose latest fault is a missed deadline
         self._opened_at: dict[int, float] = {}
         self._since = opened.at  # of the stage
 
@@ -52,6 +55,7 @@ class Rounds:
                 self._members.add(name)
                 if can_evaluate:
                     self._evaluators.add(name)
+                self._failed.discard(name)
             case e.ParticipantLeft(name):
                 self._members.discard(name)
                 self._evaluators.discard(name)
@@ -88,20 +92,29 @@ class Rounds:
             case e.UpdateRefused(name):
                 assert name in self._outstanding, f"{name} owes no update"
                 assert name not in self._left_out, f"{name} is left out already"
-                self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+                self._fault(name)
+                self._refused.add(name)
+            case e.TrainingFailed(name):
+                assert name in self._outstanding, f"{name} owes no update"
+                self._fault(name)
+                self._failed.add(name)
+                self._clocks.pop(name)
             case e.ParticipantLeftOut(name, until):
                 self._leave_out(name, until)
-            case e.RoundOverdue(number):
+            case e.RoundOverdue(number, missed=missed):
                 self._require_open(number, Stage.OPEN)
                 assert not self._has_enough, "there are enough updates"
                 self._require_late(at)
+                self._miss(missed)
                 self._is_overdue = True
-            case e.RoundClosed(number, _, cause):
+            case e.RoundClosed(number, _, cause, missed):
                 self._require_open(number, Stage.OPEN, Stage.PAUSED)
                 assert self._has_enough, f"there are too few updates: {self._state}"
                 if cause == "deadline":
                     self._require_late(at)
+                    self._miss(missed)
                 else:
+                    assert not missed, f"{missed} are not late"
                     assert not self._to_be_selected[1], "others could be selected"
                     assert self._is_complete, f"it is not complete: {self._state}"
                 self._to(Stage.CLOSED, at)
@@ -134,6 +147,7 @@ class Rounds:
         assert not self._to_be_selected[1], f"nobody is selected: {self._state}"
         assert not self._gives_way, f"{self._drafted} are not needed any more: {self._state}"
         over = {p for p, num in self._in_a_row.items() if num >= self._rules.refused_limit}
+        over -= self._late  # these are left out when the next round opens
         assert not (over and self._rules.refused_limit), f"{over} are not left out"
         assert not self._is_complete, f"round {self._number} stays open, complete: {self._state}"
         assert has_required == (stage is Stage.OPEN), (
@@ -147,6 +161,24 @@ class Rounds:
 
     def _to(self, stage: Stage, at: float) -> None:
         self.stage, self._since = stage, at
+
+    def _fault(self, name: str) -> None:
+        if name not in self._left_out:
+            self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+        self._late.discard(name)
+
+    def _miss(self, missed: tuple[str, ...]) -> None:
+        """Owed at the deadline: by nobody who has been counted in this round, or goes on with it in
+        the next one."""
+        expected = self._outstanding - self._refused - self._left_out
+        if self._is_buffered:
+            limit = self._rules.staleness
+            oldest = 0 if limit is None else self._number + 1 - limit
+            expected = {p for p in expected if self._clocks[p] < oldest}
+        assert set(missed) == expected, f"{expected} are late, not {missed}"
+        for name in missed:
+            self._fault(name)
+            self._late.add(name)
 
     def _require_open(self, number: int, *stages: Stage) -> None:
         assert number == self._number, f"it is round {self._number}"
@@ -189,6 +221,7 @@ class Rounds:
         self._num_needed = num_needed
         self._clocks |= dict.fromkeys(drawn, number)
         self._updated = set()
+        self._refused, self._failed = set(), set()
         self._is_overdue = False
         self._opened_at[number] = opened.at
 
@@ -221,8 +254,8 @@ class Rounds:
         """For the last of a row of refusals; or because enough others have come."""
         limit, num_rounds = self._rules.refused_limit, self._rules.refused_rounds
         if self._in_a_row.get(name, 0):
-            assert self._in_a_row[name] == limit, f"{self._in_a_row[name]} in a row"
-            expected = self._present_round + num_rounds + 1
+            assert self._in_a_row[name] >= limit, f"{self._in_a_row[name]} in a row"
+            expected = self._present_round + num_rounds + (self.stage is not Stage.BETWEEN)
         else:
             assert name in self._drafted, f"{name} was not asked although it is left out"
             assert self._gives_way, f"{name} is needed: {self._state}"
@@ -279,7 +312,7 @@ class Rounds:
 
     @property
     def _pool(self) -> set[str]:
-        return self._members - set(self._clocks) - self._left_out
+        return self._members - set(self._clocks) - self._left_out - self._failed
 
     @property
     def _drafted(self) -> set[str]:
@@ -300,12 +333,12 @@ class Rounds:
     def _to_be_selected(self) -> tuple[set[str], int]:
         """Among whom, and how many of them."""
         if self._is_overdue:
-            everybody = self._members - set(self._clocks)
+            everybody = self._members - set(self._clocks) - self._failed
             return everybody, len(everybody)
         num_free = self._target - len(set(self._clocks) - self._drafted)
         if num_free > 0 and self._pool:
             return self._pool, min(num_free, len(self._pool))
-        reserve = self._left_out - set(self._clocks)
+        reserve = self._left_out - set(self._clocks) - self._failed
         if self._num_lacking > 0 and reserve:
             return reserve, min(self._num_lacking, len(reserve))
         return set(), 0

@@ -448,8 +448,10 @@ class Driver:
 
     # --- watching ---
 
-    async def watch(self, participant_id: str) -> AsyncIterator[Advertisement]:
-        """The state as this participant sees it: now, and after every change.
+    async def watch(
+        self, participant_id: str, instance_id: str = ""
+    ) -> AsyncIterator[Advertisement]:
+        """The state as this process of a participant sees it: now, and after every change.
 
         Ends after FINISHED. Raises NotAMember when it is not, or no longer, in the session, and
         Unavailable when the coordinator stops.
@@ -459,7 +461,7 @@ class Driver:
             if not self._watchable or self.failure is not None:
                 raise Unavailable(_STOPPING)
             finished = self.session.phase is Phase.FINISHED
-            if not finished and participant_id not in self.session.members:
+            if not finished and not self.session.is_member(participant_id, instance_id):
                 raise NotAMember(participant_id)
             seen = advertise(self.session, participant_id)
             if finished and seen != last:

@@ -69,6 +69,14 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
                 reason=reason,
                 in_a_row=before.in_a_row(participant_id) + 1,
             )
+        case e.TrainingFailed(participant_id, number, kind, message, trace):
+            log.warning(
+                "training_failed",
+                round=number,
+                participant=participant_id,
+                reason=f"{kind}: {message}" if message else kind,
+                **({"traceback": trace} if trace else {}),
+            )
         case e.UpdateDamaged(participant_id, number, reason=reason):
             log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
         case e.ParticipantLeftOut(participant_id, until):

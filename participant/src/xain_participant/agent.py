@@ -29,7 +29,7 @@ from xain_participant import events as e
 from xain_participant.alive import Alive
 from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
-from xain_participant.identity import default_participant_id
+from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.participant import Participant
 from xain_participant.protocol import Held, Protocol, jittered
 from xain_participant.result import Keeper
@@ -65,6 +65,7 @@ What = Literal[
     "handed_in",
     "dropped",
     "refused",
+    "warned",
     "finished",
 ]
 
@@ -74,7 +75,7 @@ class Progress:
     """One step, for whoever shows it.
 
     round: the one it is about, or the last that was begun; -1 before the first.
-    message: why, for waiting, dropped, refused and finished.
+    message: why, for waiting, dropped, refused, warned and finished.
     metrics: for trained, the newest value of each name; for evaluated, those of the model.
     """
 
@@ -179,6 +180,9 @@ class Agent:
         if (why := tag_rules.why_not(tags or {})) is not None:
             raise ValueError(why)
         self.participant_id = participant_id
+        chance = chance or Random()
+        self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
+        instance_id = state.instance_id if state is not None else new_instance_id(chance)
         self._tags = dict(tags or {})
         self._participant = participant
         self._target = target
@@ -189,6 +193,7 @@ class Agent:
         self._client = CoordinatorClient(
             target,
             self.participant_id,
+            instance_id=instance_id,
             direct=DirectTransfer() if direct else None,
             on_offer_failed=self._note_failed_offer,
             channel=channel,
@@ -199,11 +204,9 @@ class Agent:
         )
         self._profile: DataProfile | None = None
 
-        chance = chance or Random()
         left = self._work.result  # by an earlier process
         held = Held(left.session_id, left.round) if left is not None else None
         self._protocol = Protocol(chance, held)
-        self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
         self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
         # It holds five at most: the worker has one piece of work, and says once that it saves the
@@ -214,6 +217,7 @@ class Agent:
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
         self._watch_credit.put(None)
         self._tasks: list[Task] = []
+        self._warning = ""  # the coordinator's latest
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
         self._closing = False
@@ -449,6 +453,11 @@ class Agent:
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
+            case e.Advertised(warning=warning) if warning != self._warning:
+                self._warning = warning
+                if warning:
+                    self._log.warning("warned", round=self._protocol.round, message=warning)
+                    self._tell("warned", message=warning)
             case e.RefusedBy():
                 self._note_refusal(event)
             case e.ConnectionLost():
@@ -515,6 +524,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         message.session_id,
         message.cause,
         update_damaged=message.update_damaged,
+        warning=message.warning,
     )
 
 

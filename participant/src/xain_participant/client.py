@@ -31,13 +31,13 @@ from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
+from xain_proto.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY
 from xain_workloads.model import Layout
 from xain_workloads.profile import DataProfile
 
 # Up to here an update travels inside the call that hands it in: the bytes cost less than the stream
 # that would carry them.
 INLINE_BYTES = 64 << 10
-IDENTITY_KEY = "xain-participant-id"
 # Before an upload, whether its messages are the small ones of xain_participant.message_sizes.
 SMALL_MESSAGES_KEY = "xain-small-messages"
 TIMEOUT_KEY = "xain-timeout-ms"
@@ -146,6 +146,7 @@ class CoordinatorClient:
 
     target: as `channel` takes it, which opens the connection.
     participant_id: stable across reconnects, since all that we are due is booked on it.
+    instance_id: of this process, or of the state directory that it shares with the one before it.
     direct: how to use the store's URLs, closed with the client; None: they are not used.
     on_offer_failed: told when weights go through the coordinator because of it.
     runtime: where to wait; by default the real one.
@@ -156,6 +157,7 @@ class CoordinatorClient:
         target: str,
         participant_id: str,
         *,
+        instance_id: str = "",
         call_timeout_s: float = CALL_TIMEOUT_S,
         direct: DirectTransfer | None = None,
         on_offer_failed: Callable[[OfferFailed], None] = lambda failed: None,
@@ -164,7 +166,9 @@ class CoordinatorClient:
     ) -> None:
         self._connections = Connections(lambda: channel(target), runtime or Threads())
         self._participant_id = participant_id
-        self._metadata: tuple[tuple[str, str], ...] = ((IDENTITY_KEY, participant_id),)
+        self._metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
+        if instance_id:
+            self._metadata += ((INSTANCE_ID_KEY, instance_id),)
         self._call_timeout_s = call_timeout_s
         self._direct = direct
         self._on_offer_failed = on_offer_failed

@@ -40,7 +40,8 @@ class Advertised:
     cause: why the session is finished; empty if the coordinator does not say.
     reconnect_spread_s: within how long after a lost connection all participants are to come back,
     each at a moment of its own; None if nothing is said of it.
-    update_damaged: the accepted update is damaged at the coordinator, and must be sent again."""
+    update_damaged: the accepted update is damaged at the coordinator, and must be sent again.
+    warning: what the coordinator finds wrong with us; empty if nothing is."""
 
     state: State
     round: int
@@ -49,6 +50,7 @@ class Advertised:
     cause: str = ""
     reconnect_spread_s: float | None = None
     update_damaged: bool = False
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,11 @@ class Keeper(Protocol):
         """Whose it is."""
         ...
 
+    @property
+    def instance_id(self) -> str:
+        """Instance id of all processes that use it, one after the other."""
+        ...
+
     def load(self) -> Result | None:
         """What is kept. What cannot be used is as good as none."""
         ...

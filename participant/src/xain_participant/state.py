@@ -34,7 +34,7 @@ from xain_messaging.logger import get_logger
 from xain_messaging.names import why_not
 from xain_messaging.process.durable import make_directory, sync_directory
 from xain_participant.download import Damaged, Download
-from xain_participant.identity import default_participant_id
+from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.metrics import MAX_JSON_BYTES
 from xain_participant.participant import MAX_NUM_SAMPLES, Evaluation
 from xain_participant.result import NotKept, Result
@@ -95,7 +95,9 @@ class StateDirectory:
             make_directory(self._path, mode=0o700)
             self._lock: _FolderLock | None = _FolderLock(self._path)
             try:
-                self.participant_id = self._identity(participant_id)
+                identity = self._identity(participant_id)
+                self.participant_id = identity.participant_id
+                self.instance_id = identity.instance_id
             except BaseException:  # the lock must not outlive a failed start
                 self.close()
                 raise
@@ -217,7 +219,7 @@ class StateDirectory:
 
     # --- who it is ---
 
-    def _identity(self, wanted: str | None) -> str:
+    def _identity(self, wanted: str | None) -> "_Identity":
         """Raises OSError, and StateError if another name is kept than is wanted."""
         kept = None
         try:
@@ -228,8 +230,8 @@ class StateDirectory:
             self._set_aside(_IDENTITY, str(unusable))
             kept = None
         if kept is None:
-            kept = _Identity(format=1, participant_id=wanted or default_participant_id())
-            self._write(_IDENTITY, [_sealed(kept)])
+            participant_id = wanted or default_participant_id()
+            kept = self._keep_identity(participant_id)
         if wanted not in (None, kept.participant_id):
             # To go on would throw away what the other one has trained, or send it as ours.
             raise StateError(
@@ -237,7 +239,15 @@ class StateDirectory:
                 f"it is that of participant {kept.participant_id!r}, not of {wanted!r}; "
                 "give each participant its own, or remove it",
             )
-        return kept.participant_id
+        if not kept.instance_id:  # written by an earlier version
+            kept = self._keep_identity(kept.participant_id)
+        return kept
+
+    def _keep_identity(self, participant_id: str) -> "_Identity":
+        """Raises OSError."""
+        kept = _Identity(format=1, participant_id=participant_id, instance_id=new_instance_id())
+        self._write(_IDENTITY, [_sealed(kept)])
+        return kept
 
     # --- files ---
 
@@ -321,7 +331,9 @@ class _Record(BaseModel):
 
 
 class _Identity(_Record):
-    """participant.json."""
+    """participant.json. instance_id: empty in one of an earlier version."""
+
+    instance_id: str = Field(default="", max_length=64)
 
 
 class _Kept(_Record):

@@ -22,6 +22,7 @@ class Verdict(Enum):
 
 _BY_REASON = {
     "NOT_A_MEMBER": Verdict.REJOIN,
+    "DUPLICATE_INSTANCE": Verdict.FATAL,  # another process is alive under our participant id
     "NOT_IN_ROUND": Verdict.RETRY,
     "NOT_SELECTED": Verdict.RETRY,
     "UPLOAD_MISSING": Verdict.RETRY,  # each attempt uploads anew
@@ -55,6 +56,8 @@ def verdict_on(refused: RefusedBy) -> Verdict:
         # membership.
         is_denied = refused.status == "PERMISSION_DENIED" and refused.call is not Call.RENDEZVOUS
         return Verdict.REJOIN if is_denied else Verdict.RETRY
+    if refused.reason == "DUPLICATE_INSTANCE" and refused.retry_after_s:
+        return Verdict.RETRY  # the other process may have died: its lease tells
     verdict = _BY_REASON.get(refused.reason) or _BY_STATUS.get(refused.status, Verdict.RETRY)
     if refused.call is Call.RENDEZVOUS and verdict is Verdict.REJOIN:
         return Verdict.FATAL  # it is the rendezvous itself that is not permitted

@@ -442,7 +442,7 @@ def test_an_overdue_round_leaves_the_slowest_behind_as_well() -> None:
     assert trains(bench) == {"c": 0, "a": 1, "b": 1}
     bench.end("a", "a@1")
     bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(1, DEADLINE_S)]
+    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(1, DEADLINE_S, ("c",))]
     bench.end("b", "b@1")
     assert staleness(bench) == {"a": 0, "b": 0}
     assert trains(bench) == {"a": 2, "b": 2, "c": 2}

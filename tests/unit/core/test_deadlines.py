@@ -113,7 +113,7 @@ def test_with_too_few_updates_others_are_asked_besides() -> None:
     assert bench.selected == ("a", "b", "c")
     bench.end("a")
     bench.pass_time(DEADLINE_S)
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S)]
+    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S, ("b", "c"))]
     assert bench.phase is Phase.COLLECTING
     assert bench.selected == ("a", "b", "c", "d", "e")
     assert bench.start("b").round == bench.start("d").round == 0
@@ -187,7 +187,7 @@ def test_a_round_that_is_resumed_after_its_deadline_is_overdue() -> None:
     bench.pass_time(DEADLINE_S + 50)
     assert bench.happened(e.RoundOverdue) == []
     bench.join("c")
-    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S + 50)]
+    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S + 50, ("c",))]
     bench.end("c")
     assert counted(bench) == ("a", "c")
 

@@ -6,6 +6,7 @@ from tests.unit.core.bench import Bench, make_rules, opened_round
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
+from xain_coordinator.core.answers import MAX_NOTED
 from xain_coordinator.core.membership import Refusals
 from xain_coordinator.core.values import Phase, Rules
 
@@ -30,7 +31,7 @@ def left_out(bench: Bench) -> list[str]:
 def test_each_refusal_is_counted_also_of_the_same_update() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     bench.bring_refused("a", 2)
-    assert refusals(bench, "a") == Refusals(num=2, in_a_row=2)
+    assert refusals(bench, "a") == Refusals(num=2, in_a_row=2, last=0)
     noted = bench.happened(e.UpdateRefused)
     assert [(event.participant_id, event.round) for event in noted] == [("a", 0), ("a", 0)]
     assert "first at index 0" in noted[0].reason
@@ -278,11 +279,11 @@ def test_strangers_and_those_who_owe_nothing_are_not_counted() -> None:
     assert len(bench.journal) == events
 
 
-def test_with_a_limit_of_0_nothing_is_counted() -> None:
+def test_limit_of_0_notes_refusals_up_to_a_bound_and_leaves_nobody_out() -> None:
     bench = opened_round("a", "b", rules=make_rules(min_participants=1, start_participants=2))
-    events = len(bench.journal)
-    bench.bring_refused("a", 10)
-    assert len(bench.journal) == events
+    bench.bring_refused("a", MAX_NOTED + 5)
+    assert len(bench.happened(e.UpdateRefused)) == MAX_NOTED
+    assert left_out(bench) == []
     assert bench.selected == ("a", "b")
 
 

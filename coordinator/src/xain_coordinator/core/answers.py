@@ -7,7 +7,13 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
-from xain_coordinator.core.membership import check_name, check_tags, expiries
+from xain_coordinator.core.membership import (
+    MIN_CONTENDER_PAUSE_S,
+    Member,
+    check_name,
+    check_tags,
+    expiries,
+)
 from xain_coordinator.core.points import departure_point, participant_point
 from xain_coordinator.core.profiles import check_profile
 from xain_coordinator.core.session import Session
@@ -25,6 +31,10 @@ from xain_coordinator.core.values import (
 )
 
 MAX_REASON = 200  # characters of a refusal that are written down
+MAX_KIND = 80  # of the type of an exception
+MAX_TRACEBACK = 2000
+# Refusals in a row that are written down where there is no limit to them.
+MAX_NOTED = 20
 
 Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
@@ -44,6 +54,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _end_training_round(session, command)
         case c.NoteRefusedUpdate():
             return _note_refused(session, command), r.Done(), ()
+        case c.NoteFailure():
+            return _note_failure(session, command), r.Done(), ()
         case c.NoteDamagedUpdates(reasons):
             return tuple(_damaged(session, reasons, now)), r.Done(), ()
         case c.Tick(late_s):
@@ -81,11 +93,17 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     accepted = r.Accepted(rules.heartbeat_time_s)
     if session.phase is Phase.FINISHED:
         return (), accepted, ()  # it will hear FINISHED; the session does not change any more
-    if participant_id in session.members:
+    member = session.members.get(participant_id)
+    if member is not None and not member.is_instance(command.instance_id):
+        check_name(command.instance_id)  # it is kept for a while
+        return _id_in_use(session, member, command, now)
+    if member is not None:
         heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
         return (heard,), accepted, ()
     check_name(participant_id)
     check_tags(command.tags)
+    if command.instance_id:
+        check_name(command.instance_id)
     if _is_full(session, is_eligible=rules.is_eligible(command.tags)):
         # A place is free again when a lease runs out, so that is the natural time to ask again.
         return (), r.Later(rules.lease_s), ()
@@ -94,9 +112,32 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     except errors.ProfileMismatch as refusal:
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
     joined = e.ParticipantJoined(
-        participant_id, command.profile, now, command.tags, command.can_evaluate
+        participant_id,
+        command.profile,
+        now,
+        command.tags,
+        command.can_evaluate,
+        command.instance_id,
     )
     return (joined,), accepted, ()
+
+
+def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: float) -> Answer:
+    """Keep a second process out for as long as the first one may be alive.
+
+    A process that was killed and started again waits for the end of the lease here. The other
+    explanation is certain once the first process has been heard after the second one's attempt.
+    """
+    participant_id, rules = member.participant_id, session.rules
+    sign = session.heard.get(participant_id)
+    heard_at = max(member.joined_at if sign is None else sign.at, session.lease_floor)
+    lease_s = heard_at + rules.lease_s - now
+    known = None if sign is None else sign.contenders.get(command.instance_id)
+    is_alive = known is not None and known.first_at < heard_at
+    pause_s = max(MIN_CONTENDER_PAUSE_S, min(rules.heartbeat_time_s, lease_s))
+    refused = e.InstanceRefused(participant_id, command.instance_id, command.origin, now)
+    reply = r.IdInUse(now - heard_at, lease_s, None if is_alive else pause_s)
+    return (refused,), reply, ()
 
 
 def _is_full(session: Session, *, is_eligible: bool) -> bool:
@@ -180,7 +221,17 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     # At the end it is the last round for everybody, whatever they have trained.
     finished = phase is Phase.FINISHED
     number = session.round if finished else session.trained_by(participant_id)
-    return r.Advertisement(phase, number, done, is_damaged)
+    return r.Advertisement(phase, number, done, is_damaged, _warning(session, participant_id))
+
+
+def _warning(session: Session, participant_id: str) -> str:
+    second = session.conflict(participant_id)
+    if second is None:
+        return ""
+    return (
+        f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
+        "process a participant id of its own"
+    )
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:
@@ -259,19 +310,54 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
 def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
     """Counted only of those who owe an update, for the round that they owe, and not of those who
     are left out already: so it is bounded, however often somebody sends what cannot be used."""
-    rules, participant_id = session.rules, command.participant_id
-    if rules.refused_limit == 0 or session.phase is Phase.FINISHED:
-        return ()
-    if not session.owes_update(participant_id) or session.is_left_out(participant_id):
-        return ()
-    round_ = session.trained_by(participant_id)
-    if command.round != round_:
+    participant_id = command.participant_id
+    if not _is_owed(session, participant_id, command.round):
         return ()  # it came too late, which is no fault
-    refused = e.UpdateRefused(participant_id, round_, command.reason[:MAX_REASON])
-    if session.in_a_row(participant_id) + 1 < rules.refused_limit:
-        return (refused,)
-    until = session.round + rules.refused_rounds + 1
-    return refused, e.ParticipantLeftOut(participant_id, until)
+    if session.is_left_out(participant_id):
+        return ()
+    if session.rules.refused_limit == 0 and session.in_a_row(participant_id) >= MAX_NOTED:
+        return ()
+    refused = e.UpdateRefused(participant_id, command.round, command.reason[:MAX_REASON])
+    return refused, *_left_out(session, participant_id)
+
+
+def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ...]:
+    """Counted like a refused update. The participant is not selected again in this round, so that
+    the number of its failures is bounded by that of the rounds."""
+    participant_id = command.participant_id
+    _require_member(session, participant_id)
+    if not _is_owed(session, participant_id, command.round):
+        return ()
+    failed = e.TrainingFailed(
+        participant_id,
+        command.round,
+        _printable(command.kind)[:MAX_KIND],
+        _printable(command.message)[:MAX_REASON],
+        command.traceback[:MAX_TRACEBACK],
+    )
+    return failed, *_left_out(session, participant_id)
+
+
+def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
+    """Whether the participant still owes its update of this round."""
+    if session.phase is Phase.FINISHED or not session.owes_update(participant_id):
+        return False
+    return session.trained_by(participant_id) == round_
+
+
+def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
+    """What follows from one more fault of a participant, if that is one too many."""
+    limit = session.rules.refused_limit
+    is_left_out = session.is_left_out(participant_id)
+    if limit == 0 or is_left_out or session.in_a_row(participant_id) + 1 < limit:
+        return ()
+    until = session.round + session.rules.refused_rounds + 1
+    return (e.ParticipantLeftOut(participant_id, until),)
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: it is shown in terminals and logs."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:

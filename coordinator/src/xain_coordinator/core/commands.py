@@ -19,12 +19,16 @@ class Rendezvous:
     """A participant wants to take part.
 
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
+    instance_id: tells processes with one participant id apart; "" if the sender has none, as a XAIN
+        client. origin: where the call comes from, for an operator.
     """
 
     participant_id: str
     profile: DataProfile | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     can_evaluate: bool = False
+    instance_id: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,20 @@ class NoteRefusedUpdate:
     participant_id: str
     round: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoteFailure:
+    """A participant's own code failed in this round.
+
+    kind: type of the exception. traceback: file names, lines and functions; "" if not told.
+    """
+
+    participant_id: str
+    round: int
+    kind: str
+    message: str = ""
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +175,7 @@ Command = (
     | BeginUpload
     | EndTrainingRound
     | NoteRefusedUpdate
+    | NoteFailure
     | NoteDamagedUpdates
     | Tick
     | InitialisationDone

@@ -111,6 +111,7 @@ def _point(session: Session) -> Point:
 _NOTIFYING = (
     e.ParticipantLeft,
     e.ParticipantLeftOut,
+    e.TrainingFailed,
     e.UpdateDamaged,
     e.RoundOpened,
     e.ParticipantsSelected,

@@ -16,7 +16,7 @@ class Refusal(Exception):
     """
 
     code: ClassVar[str]
-    retry_after_s: ClassVar[float | None] = None
+    retry_after_s: float | None = None
 
 
 class InvalidRequest(Refusal):
@@ -60,6 +60,20 @@ class ProfileMismatch(Refusal):
     """The participant's data does not fit the session's."""
 
     code = "PROFILE_MISMATCH"
+
+
+class DuplicateInstance(Refusal):
+    """Another process is connected under the sender's participant id.
+
+    retry_after_s: None if that process has been heard since the sender asked first, so that the
+        sender need not wait for the end of its lease.
+    """
+
+    code = "DUPLICATE_INSTANCE"
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NotAMember(Refusal):

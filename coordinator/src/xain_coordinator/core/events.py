@@ -40,13 +40,15 @@ class HeartbeatChanged:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantJoined:
-    """can_evaluate: it has held-out data, and knows rounds that only evaluate."""
+    """can_evaluate: it has held-out data, and knows rounds that only evaluate. instance_id: of the
+    process that has joined; "" if it has none."""
 
     participant_id: str
     profile: DataProfile | None
     at: float
     tags: Mapping[str, str] = field(default_factory=dict)
     can_evaluate: bool = False
+    instance_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,20 @@ class UpdateRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingFailed:
+    """A participant's own code failed in the round that it trains. Somebody else takes its place.
+
+    kind: type of the exception. traceback: file names, lines and functions; "" if not told.
+    """
+
+    participant_id: str
+    round: int
+    kind: str
+    message: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateDamaged:
     """An accepted update of the open round was found damaged in the store, and no longer counts.
 
@@ -184,8 +200,8 @@ class UpdateDamaged:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLeftOut:
-    """After too many refusals in a row others are selected before it, until round `until`. What it
-    still owed, somebody else will do."""
+    """After too many refusals, failures and missed deadlines in a row others are selected before
+    it, until round `until`. What it still owed, somebody else will do."""
 
     participant_id: str
     until: int
@@ -194,10 +210,14 @@ class ParticipantLeftOut:
 @dataclass(frozen=True, slots=True)
 class RoundOverdue:
     """The deadline has passed with too few updates. From now on the least number will do, and
-    everybody else is asked to help."""
+    everybody else is asked to help.
+
+    missed: participants that owed an update at the deadline.
+    """
 
     round: int
     at: float
+    missed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +226,13 @@ class RoundClosed:
 
     at: None in a journal that was begun before this was written down.
     cause: "complete" or "deadline".
+    missed: with the cause "deadline", participants that owed an update and may not bring it later.
     """
 
     round: int
     at: float | None = None
     cause: Literal["complete", "deadline"] = "complete"
+    missed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +294,7 @@ DurableEvent = (
     | UpdateAccepted
     | EvaluationAccepted
     | UpdateRefused
+    | TrainingFailed
     | UpdateDamaged
     | ParticipantLeftOut
     | RoundOverdue
@@ -299,5 +322,18 @@ class Restarted:
     at: float
 
 
-SoftEvent = ParticipantHeard | Restarted
+@dataclass(frozen=True, slots=True)
+class InstanceRefused:
+    """Soft. A second process has asked to join as a participant that is connected.
+
+    origin: where it called from.
+    """
+
+    participant_id: str
+    instance_id: str
+    origin: str
+    at: float
+
+
+SoftEvent = ParticipantHeard | Restarted | InstanceRefused
 Event = DurableEvent | SoftEvent

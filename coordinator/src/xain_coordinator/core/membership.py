@@ -18,6 +18,13 @@ RECONNECTS_PER_S = 500
 # Below it participants spread by themselves.
 MIN_SPREAD_S = 0.2
 
+# Second processes with the id of one participant that are remembered, and for how long after their
+# last attempt: an operator is to see the conflict, and to see that it is over.
+MAX_CONTENDERS = 8
+CONTENDER_KEPT_S = 600.0
+# The shortest time after which a second process is asked to come again.
+MIN_CONTENDER_PAUSE_S = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -25,6 +32,7 @@ class Member:
 
     is_eligible: its tags are such that it may be selected.
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
+    instance_id: of its process; "" if that has none.
     """
 
     participant_id: str
@@ -33,6 +41,11 @@ class Member:
     tags: Mapping[str, str] = field(default_factory=dict)
     is_eligible: bool = True
     can_evaluate: bool = False
+    instance_id: str = ""
+
+    def is_instance(self, instance_id: str) -> bool:
+        """Whether a call with this instance id is the member's own. A call without one is."""
+        return not (self.instance_id and instance_id) or instance_id == self.instance_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +64,45 @@ class Turn:
 class Refusals:
     """Updates of a participant that were refused as unusable.
 
-    num: of them all. in_a_row: since the last one that was accepted, or since it was left out.
+    num: of them all. in_a_row: with its failures and missed deadlines, since the last update that
+        was accepted, or since it was left out. last: the round of the latest of these.
     left_out_until: it is selected again for this round and later ones; 0: it is not left out.
     """
 
     num: int = 0
     in_a_row: int = 0
     left_out_until: int = 0
+    last: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A second process that asked to join as a connected participant, first and last.
+
+    origin: where it called from.
+    """
+
+    first_at: float
+    last_at: float
+    origin: str
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The last sign of life of a participant."""
+    """The last sign of life of a participant.
+
+    contenders: second processes with its id, by instance id, the latest at the end.
+    """
 
     at: float
     state: ParticipantState = ParticipantState.READY
     round: int = -1
+    contenders: Mapping[str, Contender] = field(default_factory=dict)
+
+    def recent_contenders(self, now: float) -> Mapping[str, Contender]:
+        """Contenders without those that have not asked for long."""
+        earliest = now - CONTENDER_KEPT_S
+        return {i: one for i, one in self.contenders.items() if one.last_at >= earliest}
 
 
 def expiries(

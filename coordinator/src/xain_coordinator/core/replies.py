@@ -20,18 +20,33 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
+class IdInUse:
+    """Another process is connected under this participant id.
+
+    heard_s: seconds since that process was heard. lease_s: seconds until its lease is over.
+    retry_after_s: None if that process has been heard since the sender asked first.
+    """
+
+    heard_s: float
+    lease_s: float
+    retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Advertisement:
     """The state as one participant sees it.
 
     phase: COLLECTING or AGGREGATING only for those selected.
     update_accepted: its update for this round is in.
     update_damaged: its accepted update is damaged in the store, and must be handed in again.
+    warning: what is wrong with the participant; "" if nothing is.
     """
 
     phase: Phase
     round: int
     update_accepted: bool
     update_damaged: bool = False
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +86,4 @@ class Done:
     """Carried out, nothing to tell. Also the answer to an identical second update."""
 
 
-Reply = Accepted | Later | Advertisement | Assignment | UploadTo | AlreadyUploaded | Done
+Reply = Accepted | Later | IdInUse | Advertisement | Assignment | UploadTo | AlreadyUploaded | Done

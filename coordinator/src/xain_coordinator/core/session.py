@@ -52,7 +52,14 @@ from xain_coordinator.core.evaluation import (
     mean_evaluation,
 )
 from xain_coordinator.core.keys import place_of, update_key
-from xain_coordinator.core.membership import Heard, Member, Refusals, Turn
+from xain_coordinator.core.membership import (
+    MAX_CONTENDERS,
+    Contender,
+    Heard,
+    Member,
+    Refusals,
+    Turn,
+)
 from xain_coordinator.core.pacing import carried_over, is_carried_over, noted_every_s
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import (
@@ -164,12 +171,18 @@ class Session:
     @property
     def pool(self) -> tuple[str, ...]:
         """Who may be selected: of those who are not, whoever is not left out."""
-        return tuple(p for p in self.unselected if p not in self.left_out)
+        return tuple(p for p in self.available if p not in self.left_out)
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Participants that may be selected, left out or not, at this moment."""
+        failed: Mapping[str, None] = {} if self.open_round is None else self.open_round.failed
+        return tuple(p for p in self.unselected if p not in failed)
 
     @property
     def reserve(self) -> tuple[str, ...]:
         """Those who would be in the pool if they were not left out."""
-        return tuple(p for p in self.left_out if p in self.unselected)
+        return tuple(p for p in self.available if p in self.left_out)
 
     def is_left_out(self, participant_id: str) -> bool:
         """Others are selected before it, because of its refused updates."""
@@ -192,8 +205,23 @@ class Session:
         return frozenset(p for p in self.left_out if round_.owes(p))
 
     def in_a_row(self, participant_id: str) -> int:
-        """Its refused updates since the last one that was accepted, or since it was left out."""
+        """Its refused updates, failures and missed deadlines since the last update that was
+        accepted, or since it was left out."""
         return self.refusals.get(participant_id, Refusals()).in_a_row
+
+    def is_member(self, participant_id: str, instance_id: str = "") -> bool:
+        """Whether this process of the participant is connected. instance_id: "" if it has none."""
+        member = self.members.get(participant_id)
+        return member is not None and member.is_instance(instance_id)
+
+    def conflict(self, participant_id: str) -> Contender | None:
+        """The latest second process with this id that asked to join while the first one was alive;
+        None if there is none."""
+        sign = self.heard.get(participant_id)
+        if sign is None or not sign.contenders:
+            return None
+        alive = [one for one in sign.contenders.values() if one.first_at < sign.at]
+        return max(alive, key=lambda one: one.last_at, default=None)
 
     def owes_update(self, participant_id: str) -> bool:
         """It trains, and has not handed in."""
@@ -362,7 +390,9 @@ def evolve(session: Session, event: e.Event) -> Session:
     """The session after an event. Never refuses: what is in the journal has happened."""
     match event:  # what happens most often comes first
         case e.ParticipantHeard(participant_id, state, round_, at):
-            heard = Heard(at, state, round_)
+            sign = session.heard.get(participant_id)
+            recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
+            heard = Heard(at, state, round_, recent)
             return replace(session, heard=including(session.heard, participant_id, heard))
         case e.UpdateAccepted(_, update, staleness, _, evaluation):
             session = _well_again(session, update.participant_id)
@@ -372,12 +402,16 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, open_round=collecting)
         case e.Restarted(at):
             return replace(session, lease_floor=at)
-        case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate):
+        case e.InstanceRefused():
+            return _with_contender(session, event)
+        case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate, instance_id):
             is_eligible = session.rules.is_eligible(tags)
             if session.model is not None and profile is not None:
                 profile = _without_statistics(profile)
             profile = _sharing_columns(session, profile)
-            member = Member(participant_id, profile, at, tags, is_eligible, can_evaluate)
+            member = Member(
+                participant_id, profile, at, tags, is_eligible, can_evaluate, instance_id
+            )
             # Whoever has handed in, gone, and come back is still one of the selected.
             opened = session.open_round
             is_selected = opened is not None and participant_id in opened.selected
@@ -386,8 +420,12 @@ def evolve(session: Session, event: e.Event) -> Session:
                 unselected = including(unselected, participant_id, None)
             if is_eligible and session.is_left_out(participant_id):
                 left_out = including(left_out, participant_id, None)
+            if opened is not None and participant_id in opened.failed:
+                # Another process, which may have been mended.
+                opened = replace(opened, failed=excluding(opened.failed, participant_id))
             return replace(
                 session,
+                open_round=opened,
                 members=including(session.members, participant_id, member),
                 # Its own name goes before one that somebody else has chosen.
                 upload_names=excluding(session.upload_names, participant_id),
@@ -449,27 +487,28 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _to(session, Phase.STANDBY, at)
         case e.RoundResumed():
             return _to(session, Phase.COLLECTING)
-        case e.RoundOverdue(_, at):
+        case e.RoundOverdue(_, at, missed):
+            session = _having_missed(session, missed)
             return replace(session, open_round=replace(session.opened, overdue_at=at))
         case e.UploadNameBound(participant_id, name):
             names = including(session.upload_names, name, participant_id)
             return replace(session, upload_names=names)
         case e.UpdateRefused(participant_id):
-            known = session.refusals.get(participant_id, Refusals())
-            known = Refusals(known.num + 1, known.in_a_row + 1, known.left_out_until)
-            return replace(session, refusals=including(session.refusals, participant_id, known))
+            return _with_fault(session, participant_id, num_refused=1)
+        case e.TrainingFailed(participant_id):
+            return _with_failed(session, participant_id)
         case e.UpdateDamaged(participant_id, at=at):
             return _without_update(session, participant_id, at)
         case e.ParticipantLeftOut(participant_id, until):
             known = session.refusals.get(participant_id, Refusals())
             known = Refusals(known.num, left_out_until=until)
-            session = replace(
-                session,
-                refusals=including(session.refusals, participant_id, known),
-                left_out=including(session.left_out, participant_id, None),
-            )
+            session = replace(session, refusals=including(session.refusals, participant_id, known))
+            if until > session.round:
+                left_out = including(session.left_out, participant_id, None)
+                session = replace(session, left_out=left_out)
             return _released(session, participant_id)
-        case e.RoundClosed(_, at):
+        case e.RoundClosed(_, at, missed=missed):
+            session = _having_missed(session, missed)
             closed = replace(session.opened, closed_at=at)
             return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
         case e.ModelPublished(_, model, at):
@@ -497,9 +536,50 @@ def evolve(session: Session, event: e.Event) -> Session:
             raise AssertionError("a session is opened once, by `begin`")
 
 
+def _with_contender(session: Session, refused: e.InstanceRefused) -> Session:
+    participant_id = refused.participant_id
+    member = session.members[participant_id]
+    sign = session.heard.get(participant_id, Heard(max(member.joined_at, session.lease_floor)))
+    contenders = dict(sign.contenders)
+    before = contenders.pop(refused.instance_id, None)
+    first_at = refused.at if before is None else before.first_at
+    contenders[refused.instance_id] = Contender(first_at, refused.at, refused.origin)
+    for forgotten in list(contenders)[:-MAX_CONTENDERS]:
+        del contenders[forgotten]
+    heard = Heard(sign.at, sign.state, sign.round, contenders)
+    return replace(session, heard=including(session.heard, participant_id, heard))
+
+
 def _to(session: Session, phase: Phase, at: float | None = None) -> Session:
     assert phase in TRANSITIONS[session.phase], f"{session.phase} does not lead to {phase}"
     return replace(session, phase=phase, since=session.since if at is None else at)
+
+
+def _with_fault(session: Session, participant_id: str, *, num_refused: int = 0) -> Session:
+    """Count a refused update, a failure or a missed deadline, unless that has led to something."""
+    if session.is_left_out(participant_id):
+        return session
+    known = session.refusals.get(participant_id, Refusals())
+    known = Refusals(
+        known.num + num_refused, known.in_a_row + 1, known.left_out_until, session.round
+    )
+    return replace(session, refusals=including(session.refusals, participant_id, known))
+
+
+def _with_failed(session: Session, participant_id: str) -> Session:
+    """Release a participant whose own code failed, and do not select it again in this round."""
+    session = _released(_with_fault(session, participant_id), participant_id)
+    round_ = session.open_round
+    if round_ is None:
+        return session
+    failed = including(round_.failed, participant_id, None)
+    return replace(session, open_round=replace(round_, failed=failed))
+
+
+def _having_missed(session: Session, missed: Iterable[str]) -> Session:
+    for participant_id in missed:
+        session = _with_fault(session, participant_id)
+    return session
 
 
 def _with_update(round_: Round, update: Update) -> Round:

@@ -4,6 +4,7 @@ from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
     has_enough,
+    is_carried_over,
     is_complete,
     num_needed,
     num_selected,
@@ -95,15 +96,29 @@ def _next_step_of_round(
     gives_up_at = session.gives_up_at
     is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
     if is_over and has_enough(round_, session.rules):
-        return e.RoundClosed(round_.number, now, "deadline")
+        return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
     enough = session.num_eligible >= session.rules.num_required
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
         return e.RoundResumed(round_.number)
     if is_late and session.phase is Phase.COLLECTING:
-        return e.RoundOverdue(round_.number, now)
+        return e.RoundOverdue(round_.number, now, _missed(session, round_))
     return None
+
+
+def _missed(session: Session, round_: Round) -> tuple[str, ...]:
+    """Participants that owe an update at the deadline. In SSP and ASP those that go on with an
+    earlier round are not late, and a damaged copy is no fault of its sender. A refused update is
+    counted already."""
+    return tuple(
+        p
+        for p in round_.outstanding
+        if p not in round_.damaged
+        and p not in session.left_out
+        and not (p in session.refusals and session.refusals[p].last == round_.number)
+        and not (session.is_buffered and is_carried_over(round_, session.rules, p))
+    )
 
 
 def _change_of_selection(session: Session, round_: Round, controller: Controller) -> e.Event | None:
@@ -111,7 +126,7 @@ def _change_of_selection(session: Session, round_: Round, controller: Controller
     many as min_participants need, and for as long as nobody else can take their places; but an
     overdue round takes help from everybody."""
     if round_.overdue_at is not None:
-        others = tuple(session.unselected)
+        others = session.available
         return _selected(session, others, len(others), controller) if others else None
     drafted = session.drafted
     num_good = len(round_.selected) - len(drafted)
@@ -146,6 +161,8 @@ def _next_step_between_rounds(
         return _ask_for_model(session)
     if session.num_eligible < rules.num_required:
         return None
+    if (left_out := _left_out(session)) is not None:
+        return left_out
     if session.model.is_empty and rules.initial == "first":
         return _initialisation(session, now, controller)
     # An empty model has nothing to train: round 0 then only initialises.
@@ -171,6 +188,17 @@ def _initialisation(session: Session, now: float, controller: Controller) -> e.R
     """The round in which one participant makes the initial weights."""
     first = _draw(session, session.pool or session.reserve, 1, controller)[:1]
     return e.RoundOpened(session.round, first, 0, now, 1, Task.INITIALISE)
+
+
+def _left_out(session: Session) -> e.ParticipantLeftOut | None:
+    """A participant that has missed too many deadlines in a row. What follows from refused updates
+    and failures has followed at once."""
+    rules = session.rules
+    for participant_id, known in session.refusals.items():
+        is_over = 0 < rules.refused_limit <= known.in_a_row
+        if is_over and participant_id in session.members:
+            return e.ParticipantLeftOut(participant_id, session.round + rules.refused_rounds)
+    return None
 
 
 def _is_past(opened_at: float, rules: Rules, now: float) -> bool:

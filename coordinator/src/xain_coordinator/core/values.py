@@ -197,6 +197,7 @@ class Round:
     task: what the selected do.
     evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
         the round waits for; one with 0 samples tells that its sender has measured nothing.
+    failed: participants whose own code failed in this round, and that are not selected again in it.
     """
 
     number: int
@@ -214,6 +215,7 @@ class Round:
     reopened_at: float | None = None
     task: Task = Task.TRAIN
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    failed: Mapping[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
@@ -298,7 +300,8 @@ class Rules:
     optimizer: what makes the step from one model to the next; "": the rule's result is the model.
     controller_options: what the controller is made with, all of it.
     tags: those who take part have each of these, with one of its values. Empty: everybody does.
-    refused_limit: whoever has so many updates refused in a row is left out of selection; 0: nobody.
+    refused_limit: whoever has so many updates refused in a row, fails so often, or misses so many
+        deadlines, is left out of selection; 0: nobody.
     refused_rounds: for how many rounds after the one in which that happens.
     workload: name of the one that makes the initial model; "": none, or not written down.
     workload_options: JSON object of those that were given; "": none.

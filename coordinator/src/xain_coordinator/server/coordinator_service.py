@@ -34,7 +34,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.identity import participant_of, waited_s
+from xain_coordinator.server.identity import instance_of, participant_of, waited_s
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.refused import RefusedParticipants
@@ -104,6 +104,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work: _NewsWithWork | None = None
         self._chunks = Turns()  # of all transfers
         self.refused = RefusedParticipants()
+        self._id_in_use = RareLine(log.warning, "participant_id_in_use")
 
     async def Rendezvous(
         self, request: pb.RendezvousRequest, context: Context
@@ -113,11 +114,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         participant_id = participant_of(context)
         try:
             reply = await self._driver.submit(
-                c.Rendezvous(participant_id, profile, dict(request.tags), request.can_evaluate)
+                c.Rendezvous(
+                    participant_id,
+                    profile,
+                    dict(request.tags),
+                    request.can_evaluate,
+                    instance_of(context),
+                    context.peer(),
+                )
             )
         except (InvalidTags, ProfileMismatch) as refusal:
             self.refused.note(participant_id, refusal)
             raise
+        if isinstance(reply, r.IdInUse):
+            raise self._refused_instance(participant_id, reply, context)
         self.refused.forget(participant_id)
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
@@ -134,10 +144,38 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reconnect_spread_ms=self._reconnect_spread_ms(),
         )
 
+    def _refused_instance(
+        self, participant_id: str, reply: r.IdInUse, context: Context
+    ) -> errors.DuplicateInstance:
+        what = f"another process is connected as {participant_id}"
+        if reply.retry_after_s is None:
+            self._id_in_use(
+                round=self._driver.session.round, participant=participant_id, second=context.peer()
+            )
+            what += f" and goes on: it was heard {reply.heard_s:.1f} s ago"
+        else:
+            what += (
+                f", heard {reply.heard_s:.1f} s ago; if it has ended, this one takes its place in "
+                f"{reply.lease_s:.1f} s at the latest"
+            )
+        return errors.DuplicateInstance(
+            f"{what}. Give each process a participant id of its own", reply.retry_after_s
+        )
+
+    def _caller(self, context: Context) -> str:
+        """The participant that calls. Raises NotAMember if another process has its place."""
+        participant_id = participant_of(context)
+        session = self._driver.session
+        member = session.members.get(participant_id)
+        is_own = member is None or member.is_instance(instance_of(context))
+        if not is_own and session.phase is not Phase.FINISHED:
+            raise errors.NotAMember(participant_id)
+        return participant_id
+
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
-        participant_id = participant_of(context)
+        participant_id = self._caller(context)
         if participant_id in self._driver.session.members:  # strangers hold up nobody
             self._chunks.make_way()
             if (waited := waited_s(context)) is not None:
@@ -153,6 +191,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cause=self._driver.session.cause,
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
+            warning=reply.warning,
         )
 
     def _reconnect_spread_ms(self) -> int:
@@ -162,7 +201,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def StartTrainingRound(
         self, request: pb.StartTrainingRoundRequest, context: Context
     ) -> pb.StartTrainingRoundResponse:
-        participant_id = participant_of(context)
+        participant_id = self._caller(context)
         digest = request.damaged_model_digest.hex()
         is_member = participant_id in self._driver.session.members
         if digest and is_member and self._downloads.note_damaged(digest):
@@ -206,7 +245,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def EndTrainingRound(
         self, request: pb.EndTrainingRoundRequest, context: Context
     ) -> pb.EndTrainingRoundResponse:
-        participant_id = participant_of(context)
+        participant_id = self._caller(context)
         check_name(request.participant_id)
         round_ = request.round if request.HasField("round") else None
         names = {participant_id}
@@ -276,9 +315,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def Watch(
         self, request: pb.WatchRequest, context: Context
     ) -> AsyncIterator[pb.WatchResponse]:
-        participant_id = participant_of(context)
+        participant_id, instance_id = participant_of(context), instance_of(context)
         last: pb.WatchResponse | None = None
-        async for seen in self._driver.watch(participant_id):
+        async for seen in self._driver.watch(participant_id, instance_id):
             message = self._news_of(seen)
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
@@ -299,6 +338,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             session_id=session.session_id,
             cause=session.cause,  # of the end, which changes the phase too
             update_damaged=seen.update_damaged,
+            warning=seen.warning,
         )
         self._news = (seen, message)
         return message
@@ -338,7 +378,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             request.offset,
             write,
             self._chunk_turn,
-            partial(self._is_stranger, participant_of(context)),
+            partial(self._is_stranger, self._caller(context)),
         )
         nothing: tuple[pb.GetWeightsResponse, ...] = ()
         for none in nothing:  # what makes this a generator, which gRPC wants of a stream
@@ -352,7 +392,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def PutWeights(
         self, request_iterator: AsyncIterator[pb.PutWeightsRequest], context: Context
     ) -> pb.PutWeightsResponse:
-        participant_id = participant_of(context)
+        participant_id = self._caller(context)
         trained = self._driver.session.trained_by(participant_id)
 
         try:
@@ -378,8 +418,22 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.FindUploadRequest, context: Context
     ) -> pb.FindUploadResponse:
         announced = Announced(request.round, request.size_bytes, request.digest.hex())
-        offset = await self._uploads.find_unfinished(participant_of(context), announced)
+        offset = await self._uploads.find_unfinished(self._caller(context), announced)
         return pb.FindUploadResponse(offset=offset)
+
+    async def ReportFailure(
+        self, request: pb.ReportFailureRequest, context: Context
+    ) -> pb.ReportFailureResponse:
+        await self._driver.submit(
+            c.NoteFailure(
+                self._caller(context),
+                request.round,
+                request.kind,
+                request.message,
+                request.traceback,
+            )
+        )
+        return pb.ReportFailureResponse()
 
     async def _note_refusal(
         self, participant_id: str, round_: int, refusal: errors.UnusableUpdate

@@ -27,7 +27,7 @@ from xain_coordinator.core.values import Phase, Point
 from xain_coordinator.driver import Driver
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
-from xain_coordinator.server.identity import participant_of
+from xain_coordinator.server.identity import instance_of, participant_of
 from xain_coordinator.server.pace import Pace
 from xain_coordinator.server.statuses import STATUSES, status_details
 from xain_coordinator.server.uploads import Uploads
@@ -77,7 +77,7 @@ class Entrance(CoordinatorService):
             except errors.InvalidName as refusal:
                 self.refused.note(participant_id, refusal)
                 raise
-            is_member = participant_id in session.members
+            is_member = session.is_member(participant_id, instance_of(context))
             wait_s = self._wait_s(self._members if is_member else self._strangers, participant_id)
             if wait_s:
                 if is_member:

@@ -4,16 +4,28 @@ from typing import Any
 
 import grpc
 
-METADATA_KEY = "xain-participant-id"
+from xain_proto.metadata import INSTANCE_ID_KEY, PARTICIPANT_ID_KEY
+
 TIMEOUT_KEY = "xain-timeout-ms"
 
 
 def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The caller's own id, stable across reconnects; without one its peer address, as in XAIN."""
+    said = _said(context, PARTICIPANT_ID_KEY)
+    return context.peer() if said is None else said
+
+
+def instance_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """What tells the caller's process from others with its participant id; "" if it does not say,
+    as a XAIN client."""
+    return _said(context, INSTANCE_ID_KEY) or ""
+
+
+def _said(context: grpc.aio.ServicerContext[Any, Any], wanted: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
-        if key == METADATA_KEY:
+        if key == wanted:
             return value if isinstance(value, str) else value.decode("utf-8", "replace")
-    return context.peer()
+    return None
 
 
 def waited_s(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:

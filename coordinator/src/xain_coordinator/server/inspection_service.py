@@ -44,6 +44,7 @@ MAX_NAMES = 20_000
 MAX_MODELS_BYTES = 3 << 20
 MAX_METRICS_BYTES = 1 << 20  # of rounds, beside names
 MAX_PARTICIPANTS_BYTES = 3 << 20  # with the names of its classes one takes up to 300 KB
+MAX_WARNINGS = 20  # of one kind
 MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
 
@@ -107,6 +108,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "late_updates": self._driver.num_late,
                 "lost_metrics": self._metrics.num_lost,
             },
+            warnings=warnings(session),
         )
 
     def _num_connected(self, now: float) -> int:
@@ -187,6 +189,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_refused=session.refusals.get(participant_id, Refusals()).num,
             left_out_until=session.left_out_until(participant_id),
             not_eligible_because=_not_eligible_because(session, participant_id),
+            conflict=_conflict(session, participant_id),
         )
 
     async def ListRounds(
@@ -298,6 +301,21 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
     if left_out_until is not None:
         return f"left out until round {left_out_until}: its updates were refused"
     return ""
+
+
+def _conflict(session: Session, participant_id: str) -> str:
+    """A second process with this participant's id; empty if there is none."""
+    second = session.conflict(participant_id)
+    return f"a second process with this id, at {second.origin}, is refused" if second else ""
+
+
+def warnings(session: Session) -> list[str]:
+    """One sentence for each thing that an operator should look at."""
+    return [
+        f"Two processes have the participant id {participant_id}: {conflict}."
+        for participant_id in sorted(p for p, sign in session.heard.items() if sign.contenders)
+        if (conflict := _conflict(session, participant_id))
+    ][:MAX_WARNINGS]
 
 
 def _limit(asked: int) -> int:

@@ -25,6 +25,8 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.ProfileMismatch: grpc.StatusCode.INVALID_ARGUMENT,
     # Rendezvous first.
     errors.NotAMember: grpc.StatusCode.PERMISSION_DENIED,
+    # Wait until the other process has gone, or take another participant id.
+    errors.DuplicateInstance: grpc.StatusCode.FAILED_PRECONDITION,
     # Wait for another state.
     errors.NotInRound: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotSelected: grpc.StatusCode.FAILED_PRECONDITION,

@@ -74,6 +74,11 @@ class CoordinatorStub:
                 request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
                 response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
                 _registered_method=True)
+        self.ReportFailure = channel.unary_unary(
+                '/xain_proto.fl.Coordinator/ReportFailure',
+                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
+                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -136,6 +141,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportFailure(self, request, context):
+        """Say that the caller's own code has failed in a round, so that nobody waits for its update.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -178,6 +190,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.FindUpload,
                     request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.FromString,
                     response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.SerializeToString,
+            ),
+            'ReportFailure': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFailure,
+                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.FromString,
+                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -396,6 +413,33 @@ class Coordinator:
             '/xain_proto.fl.Coordinator/FindUpload',
             xain__proto_dot_fl_dot_coordinator__pb2.FindUploadRequest.SerializeToString,
             xain__proto_dot_fl_dot_coordinator__pb2.FindUploadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportFailure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Coordinator/ReportFailure',
+            xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
+            xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class CoordinatorStub:
     """Write the caller's local update in chunks; the answer comes when it is on disk."""
     FindUpload: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FindUploadRequest, _coordinator_pb2.FindUploadResponse]
     """How much of an upload that broke off is kept: PutWeights may go on from there."""
+    ReportFailure: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ReportFailureRequest, _coordinator_pb2.ReportFailureResponse]
+    """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -81,6 +83,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Write the caller's local update in chunks; the answer comes when it is on disk."""
     FindUpload: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FindUploadRequest, _coordinator_pb2.FindUploadResponse]  # type: ignore[assignment]
     """How much of an upload that broke off is kept: PutWeights may go on from there."""
+    ReportFailure: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReportFailureRequest, _coordinator_pb2.ReportFailureResponse]  # type: ignore[assignment]
+    """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -148,5 +152,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.FindUploadResponse, _abc.Awaitable[_coordinator_pb2.FindUploadResponse]]:
         """How much of an upload that broke off is kept: PutWeights may go on from there."""
+
+    @_abc_1.abstractmethod
+    def ReportFailure(
+        self,
+        request: _coordinator_pb2.ReportFailureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ReportFailureResponse, _abc.Awaitable[_coordinator_pb2.ReportFailureResponse]]:
+        """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -82,6 +82,7 @@ class GetStatusResponse(_message.Message):
     ENDED_BECAUSE_FIELD_NUMBER: _builtins.int
     BEGAN_WITH_FIELD_NUMBER: _builtins.int
     ROUNDS_BEFORE_FIELD_NUMBER: _builtins.int
+    SITES_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     state: _coordinator_pb2.State.ValueType
     phase: _builtins.str
@@ -126,6 +127,10 @@ class GetStatusResponse(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """one sentence each: sites left out, samples lost, two processes"""
 
+    @_builtins.property
+    def sites(self) -> _containers.RepeatedCompositeFieldContainer[Global___SiteAccount]:
+        """Participants that were selected at least once: those that counted least often first; at most 200."""
+
     def __init__(
         self,
         *,
@@ -153,10 +158,11 @@ class GetStatusResponse(_message.Message):
         ended_because: _builtins.str = ...,
         began_with: _builtins.str = ...,
         rounds_before: _builtins.int = ...,
+        sites: _abc.Iterable[Global___SiteAccount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "best_round", b"best_round", "best_value", b"best_value", "deadline_seconds", b"deadline_seconds", "ends_seconds", b"ends_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_round", b"_best_round", "_best_value", b"_best_value", "_deadline_seconds", b"_deadline_seconds", "_ends_seconds", b"_ends_seconds", "began_with", b"began_with", "best_round", b"best_round", "best_value", b"best_value", "cause", b"cause", "counters", b"counters", "deadline_seconds", b"deadline_seconds", "ended_because", b"ended_because", "ends_seconds", b"ends_seconds", "metric", b"metric", "metric_is_minimised", b"metric_is_minimised", "num_connected", b"num_connected", "num_required", b"num_required", "num_rounds", b"num_rounds", "num_selected", b"num_selected", "num_updates", b"num_updates", "phase", b"phase", "round", b"round", "rounds_before", b"rounds_before", "session_id", b"session_id", "session_seconds", b"session_seconds", "sites", b"sites", "state", b"state", "version", b"version", "waiting_for", b"waiting_for", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_round: _TypeAlias = _typing.Literal["best_round"]  # noqa: Y015
     _WhichOneofArgType__best_round: _TypeAlias = _typing.Literal["_best_round", b"_best_round"]  # noqa: Y015
@@ -176,6 +182,41 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ends_seconds) -> _WhichOneofReturnType__ends_seconds | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class SiteAccount(_message.Message):
+    """Rounds of one participant, whether or not it is connected."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTICIPANT_ID_FIELD_NUMBER: _builtins.int
+    ROUNDS_SELECTED_FIELD_NUMBER: _builtins.int
+    ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
+    ROUNDS_MISSED_FIELD_NUMBER: _builtins.int
+    LAST_REASON_FIELD_NUMBER: _builtins.int
+    participant_id: _builtins.str
+    rounds_selected: _builtins.int
+    rounds_contributed: _builtins.int
+    rounds_missed: _builtins.int
+    """in a row, up to the last round"""
+    last_reason: _builtins.str
+    """why its update did not count, the last time; empty: none"""
+    def __init__(
+        self,
+        *,
+        participant_id: _builtins.str = ...,
+        rounds_selected: _builtins.int = ...,
+        rounds_contributed: _builtins.int = ...,
+        rounds_missed: _builtins.int = ...,
+        last_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_reason", b"last_reason", "participant_id", b"participant_id", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "rounds_selected", b"rounds_selected"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SiteAccount: _TypeAlias = SiteAccount  # noqa: Y015
 
 @_typing.final
 class ListParticipantsRequest(_message.Message):
@@ -454,6 +495,26 @@ class RoundStatus(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NumMissingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROUND_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
@@ -470,6 +531,7 @@ class RoundStatus(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
+    NUM_MISSING_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
@@ -515,6 +577,10 @@ class RoundStatus(_message.Message):
     def spread(self) -> _containers.MessageMap[_builtins.str, Global___Spread]:
         """of evaluation, over participants, each of which counts once"""
 
+    @_builtins.property
+    def num_missing(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of those selected that did not count, by kind of reason"""
+
     def __init__(
         self,
         *,
@@ -534,10 +600,11 @@ class RoundStatus(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         sites: _abc.Iterable[Global___SiteMetrics] | None = ...,
         spread: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
+        num_missing: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_evaluation", b"coordinator_evaluation", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "spread", b"spread", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_missing", b"num_missing", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "spread", b"spread", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,175 @@
+"""A participant whose own code fails, and one that misses its deadlines."""
+
+from tests.unit.core.bench import DEADLINE_S, Bench, counted, make_rules, opened_round
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core.answers import MAX_KIND, MAX_REASON, MAX_TRACEBACK
+from xain_coordinator.core.membership import Refusals
+from xain_coordinator.core.values import Phase, Rules
+
+LIMIT = 3
+
+
+def strict(**rules: object) -> Rules:
+    options = {"rounds": 9, "refused_limit": LIMIT, "refused_rounds": 2, **rules}
+    return make_rules(**options)  # type: ignore[arg-type]  # all kinds
+
+
+def fail(bench: Bench, name: str) -> tuple[e.Event, ...]:
+    number = bench.session.trained_by(name)
+    return bench.send(c.NoteFailure(name, number, "TypeError", "no columns", "f.py:3 in f")).events
+
+
+def left_out(bench: Bench) -> list[tuple[str, int]]:
+    return [(event.participant_id, event.until) for event in bench.happened(e.ParticipantLeftOut)]
+
+
+# --- failures ---
+
+
+def test_failed_participant_is_replaced_and_not_selected_again_in_the_round() -> None:
+    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
+    assert bench.selected == ("a", "b")
+    fail(bench, "a")
+    assert bench.happened(e.TrainingFailed) == [
+        e.TrainingFailed("a", 0, "TypeError", "no columns", "f.py:3 in f")
+    ]
+    assert bench.selected == ("b", "c")
+    assert bench.notified
+    assert bench.connected == ("a", "b", "c")
+    fail(bench, "b")
+    assert bench.selected == ("c",), "neither a nor b again"
+
+
+def test_failed_participant_is_selected_for_the_next_round() -> None:
+    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
+    fail(bench, "a")
+    bench.end_all()
+    assert "a" in bench.selected
+    assert bench.session.refusals["a"] == Refusals(in_a_row=1, last=0)
+
+
+def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round() -> None:
+    """Somebody may have mended it."""
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    fail(bench, "a")
+    bench.leave("a")
+    assert bench.phase is Phase.STANDBY
+    bench.join("a")
+    assert bench.selected == ("b", "a")
+
+
+def test_failures_and_refused_updates_in_a_row_leave_out() -> None:
+    bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
+    bench.bring_refused("a")
+    fail(bench, "a")
+    bench.end_all()
+    fail(bench, "a")
+    assert left_out(bench) == [("a", 4)]
+
+
+def test_failure_of_another_round_changes_nothing() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    assert bench.send(c.NoteFailure("a", 7, "TypeError")).events == ()
+    bench.end("a")
+    assert fail(bench, "a") == (), "its update counts"
+    bench.refuses(c.NoteFailure("stranger", 0, "TypeError"), errors.NotAMember)
+
+
+def test_failure_report_is_cut_to_a_bound_and_printable() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    bench.send(c.NoteFailure("a", 0, "E" * 999, "a\nb\x1b[2J" + "m" * 999, "t" * 9999))
+    (failed,) = bench.happened(e.TrainingFailed)
+    assert len(failed.kind) == MAX_KIND
+    assert len(failed.message) == MAX_REASON
+    assert len(failed.traceback) == MAX_TRACEBACK
+    assert failed.message.isprintable()
+
+
+# --- participants that hang ---
+
+
+def hang(bench: Bench, name: str) -> None:
+    """Everybody else hands in, and the deadline passes."""
+    for other in bench.outstanding:
+        if other != name:
+            bench.end(other)
+    bench.pass_time(DEADLINE_S)
+
+
+def hanging(**rules: object) -> Bench:
+    wanted = {"min_participants": 1, "start_participants": 3, "deadline_s": DEADLINE_S, **rules}
+    return opened_round("a", "b", "c", rules=strict(**wanted))
+
+
+def test_participant_that_misses_deadlines_in_a_row_is_left_out_and_comes_back() -> None:
+    bench = hanging()
+    for number in range(LIMIT):
+        assert bench.session.round == number
+        assert "a" in bench.selected
+        hang(bench, "a")
+    assert [closed.missed for closed in bench.happened(e.RoundClosed)] == [("a",)] * LIMIT
+    assert left_out(bench) == [("a", LIMIT + 2)]
+    for number in (LIMIT, LIMIT + 1):
+        assert bench.session.round == number
+        assert bench.selected == ("b", "c")
+        bench.end_all()
+    assert bench.selected == ("a", "b", "c")
+
+
+def test_update_ends_the_row_of_missed_deadlines() -> None:
+    bench = hanging()
+    for _ in range(3):
+        hang(bench, "a")
+        hang(bench, "a")
+        bench.end_all()
+    assert left_out(bench) == []
+
+
+def test_update_that_is_not_waited_for_is_no_fault() -> None:
+    bench = hanging(quorum="participant:update:2")
+    for _ in range(LIMIT + 1):
+        bench.end("b")
+        bench.end("c")
+    assert left_out(bench) == []
+    assert bench.session.refusals == {}
+
+
+def test_deadline_after_a_refused_update_is_not_counted_again() -> None:
+    bench = hanging()
+    bench.bring_refused("a", LIMIT - 1)
+    hang(bench, "a")
+    assert bench.session.in_a_row("a") == LIMIT - 1
+    assert left_out(bench) == []
+
+
+def test_participant_that_helps_an_overdue_round_is_not_late() -> None:
+    bench = hanging(min_participants=2, start_participants=3, fraction="0.5")
+    assert bench.selected == ("a", "b")
+    bench.end("b")
+    bench.pass_time(DEADLINE_S)
+    assert bench.happened(e.RoundOverdue) == [e.RoundOverdue(0, DEADLINE_S, ("a",))]
+    assert bench.selected == ("a", "b", "c")
+    assert bench.session.in_a_row("a") == 1
+    bench.end("a")
+    assert bench.session.round == 1
+    assert bench.session.in_a_row("a") == bench.session.in_a_row("c") == 0
+
+
+def test_with_a_limit_of_0_deadlines_leave_nobody_out() -> None:
+    bench = hanging(refused_limit=0)
+    for _ in range(5):
+        hang(bench, "a")
+    assert left_out(bench) == []
+    assert "a" in bench.selected
+
+
+def test_participant_left_out_for_0_rounds_is_selected_for_the_next() -> None:
+    bench = hanging(refused_rounds=0)
+    for _ in range(LIMIT + 1):
+        assert "a" in bench.selected
+        hang(bench, "a")
+    assert counted(bench) == ("b", "c")
+    assert left_out(bench) == [("a", LIMIT)]

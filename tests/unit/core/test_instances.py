@@ -1,0 +1,108 @@
+"""Two processes with one participant id: the instance id tells them apart."""
+
+import pytest
+from tests.unit.core.bench import HEARTBEAT_TIME_S, LEASE_S, PROFILE, Bench, make_rules
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import replies as r
+from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
+from xain_coordinator.core.values import ParticipantState
+
+
+def rendezvous(bench: Bench, instance_id: str) -> r.Reply:
+    return bench.send(
+        c.Rendezvous("a", PROFILE, {}, instance_id=instance_id, origin="10.0.0.2:5")
+    ).reply
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Participant a has joined as instance one, and is heard at 1 s."""
+    bench = Bench(make_rules(min_participants=3))
+    assert isinstance(rendezvous(bench, "one"), r.Accepted)
+    bench.heartbeat("a", at=1.0)
+    return bench
+
+
+def test_second_live_instance_is_asked_to_come_again_within_the_lease(bench: Bench) -> None:
+    journal, session = list(bench.journal), bench.session
+    bench.now = 4.0
+    assert rendezvous(bench, "two") == r.IdInUse(3.0, LEASE_S - 3.0, HEARTBEAT_TIME_S)
+    bench.now = 12.0
+    assert rendezvous(bench, "two") == r.IdInUse(11.0, 4.0, 4.0), "when the lease is over"
+    assert (bench.journal, bench.session) == (journal, session)
+    assert bench.session.is_member("a", "one")
+    assert not bench.session.is_member("a", "two")
+
+
+def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
+    bench: Bench,
+) -> None:
+    bench.now = 4.0
+    rendezvous(bench, "two")
+    assert bench.session.conflict("a") is None, "the first one may have been killed"
+    bench.heartbeat("a", at=10.0)
+    bench.now = 12.0
+    assert rendezvous(bench, "two") == r.IdInUse(2.0, LEASE_S - 2.0, None)
+    conflict = bench.session.conflict("a")
+    assert conflict is not None
+    assert conflict.origin == "10.0.0.2:5"
+    assert isinstance(rendezvous(bench, "three"), r.IdInUse), "each is judged by its own attempts"
+    assert rendezvous(bench, "three") != r.IdInUse(2.0, LEASE_S - 2.0, None)
+
+
+def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench: Bench) -> None:
+    rendezvous(bench, "two")
+    assert bench.heartbeat("a", at=2.0).warning == "", "until it is heard after the attempt"
+    warning = bench.heartbeat("a", at=3.0).warning
+    assert "a second process, at 10.0.0.2:5, wants to join as a" in warning
+    bench.heartbeat("a", at=1.0 + CONTENDER_KEPT_S)
+    assert bench.heartbeat("a", at=1.1 + CONTENDER_KEPT_S).warning == warning
+    assert bench.heartbeat("a", at=1.2 + CONTENDER_KEPT_S).warning == ""
+
+
+def test_restart_without_the_instance_id_takes_over_after_the_lease(bench: Bench) -> None:
+    bench.now = 2.0
+    rendezvous(bench, "two")
+    bench.tick(at=1.0 + LEASE_S)
+    assert isinstance(rendezvous(bench, "two"), r.Accepted)
+    assert bench.session.is_member("a", "two")
+    assert bench.session.conflict("a") is None
+
+
+def test_restart_without_the_instance_id_takes_over_at_once_after_a_goodbye(bench: Bench) -> None:
+    rendezvous(bench, "two")
+    bench.send(c.Heartbeat("a", ParticipantState.FINISHED))
+    assert isinstance(rendezvous(bench, "two"), r.Accepted)
+
+
+def test_restart_with_the_instance_id_takes_over_at_once(bench: Bench) -> None:
+    assert isinstance(rendezvous(bench, "one"), r.Accepted)
+
+
+def test_clients_without_an_instance_id_are_not_told_apart(bench: Bench) -> None:
+    """As XAIN 0.6: on either side."""
+    assert isinstance(rendezvous(bench, ""), r.Accepted)
+    bench.join("b")
+    assert isinstance(
+        bench.send(c.Rendezvous("b", PROFILE, {}, instance_id="two")).reply, r.Accepted
+    )
+
+
+def test_instance_is_known_after_a_restart_of_the_coordinator(bench: Bench) -> None:
+    rendezvous(bench, "two")
+    bench.restart()
+    assert isinstance(rendezvous(bench, "two"), r.IdInUse)
+    assert isinstance(rendezvous(bench, "one"), r.Accepted)
+
+
+def test_contenders_that_are_remembered_have_a_bound(bench: Bench) -> None:
+    for number in range(3 * MAX_CONTENDERS):
+        rendezvous(bench, f"i{number}")
+    assert len(bench.session.heard["a"].contenders) == MAX_CONTENDERS
+
+
+def test_instance_id_must_be_a_name(bench: Bench) -> None:
+    for name in ("a", "b"):
+        bench.refuses(c.Rendezvous(name, PROFILE, {}, instance_id="x" * 1000), errors.InvalidName)
