@@ -195,6 +195,7 @@ class Loop:
                 direct=settings.coordinator.direct,
                 observer=self._observe,
                 state=self._state,
+                tells_messages=ours.report_failures == "full",
             )
         except BaseException:
             if self._state is not None:

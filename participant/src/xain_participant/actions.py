@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from xain_participant.failures import Failure
 from xain_participant.values import Timer
 
 
@@ -67,6 +68,14 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Tell the coordinator that the participant's own code failed in this round."""
+
+    round: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Tell the coordinator that we go, so that it need not wait for the lease to run out."""
 
@@ -88,6 +97,7 @@ Action = (
     | Train
     | HandIn
     | Drop
+    | ReportFailure
     | Leave
     | Exit
 )

@@ -29,6 +29,7 @@ from xain_participant import events as e
 from xain_participant.alive import Alive
 from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.failures import Failure
 from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.participant import Participant
 from xain_participant.protocol import Held, Protocol, jittered
@@ -99,6 +100,7 @@ def run(
     observer: Observer | None = None,
     alive: Alive | None = None,
     state: Keeper | None = None,
+    tells_messages: bool = False,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
@@ -112,6 +114,8 @@ def run(
     observer: called in this thread. alive: what a health check looks at.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
+    tells_messages: whether the coordinator may know the text of an exception in the participant's
+    code, which may quote the data; its type, files, lines and functions it is always told.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
@@ -127,6 +131,7 @@ def run(
         observer=observer,
         alive=alive,
         state=state,
+        tells_messages=tells_messages,
     )
     with _stopped_by_signals(agent):
         return agent.run()
@@ -164,6 +169,7 @@ class Agent:
         observer: Observer | None = None,
         alive: Alive | None = None,
         state: Keeper | None = None,
+        tells_messages: bool = False,
         runtime: Runtime | None = None,
         channel: Callable[[str], grpc.Channel] = open_channel,
         chance: Random | None = None,
@@ -200,7 +206,12 @@ class Agent:
             runtime=runtime,
         )
         self._work = Work(
-            participant, self._client, self.participant_id, state, on_saving=self._note_saving
+            participant,
+            self._client,
+            self.participant_id,
+            state,
+            on_saving=self._note_saving,
+            tells_messages=tells_messages,
         )
         self._profile: DataProfile | None = None
 
@@ -315,6 +326,8 @@ class Agent:
                 self._jobs.put((Call.HAND_IN, round_))
             case a.Drop():
                 self._drop(action)
+            case a.ReportFailure(round_, failure):
+                self._report_failure(round_, failure)
             case a.Leave():
                 self._leave()
             case a.Exit():
@@ -355,6 +368,13 @@ class Agent:
             self._tell("dropped", round_=drop.round, message=drop.why)
         else:
             self._log.debug("result_dropped", round=drop.round, reason=drop.why)
+
+    def _report_failure(self, round_: int, failure: Failure) -> None:
+        try:
+            self._client.report_failure(round_, failure, LEAVE_TIMEOUT_S)
+        except Refused as refused:
+            # A coordinator of an earlier version does not know the call.
+            self._info("failure_not_reported", round_=round_, reason=str(refused))
 
     def _leave(self) -> None:
         try:

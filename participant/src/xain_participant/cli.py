@@ -232,6 +232,7 @@ def _run(
             direct=settings.coordinator.direct,
             alive=alive,
             state=state,
+            tells_messages=settings.participant.report_failures == "full",
         )
     raise typer.Exit(status)
 

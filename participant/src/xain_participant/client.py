@@ -24,6 +24,7 @@ from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Damaged, Download
 from xain_participant.encoded import Encoded
 from xain_participant.events import RefusedBy
+from xain_participant.failures import Failure
 from xain_participant.message_sizes import MessageSizes
 from xain_participant.participant import Evaluation
 from xain_participant.runtime import Runtime, Threads
@@ -270,6 +271,16 @@ class CoordinatorClient:
         size_bytes = update.size_bytes if update is not None else 0
         timeout_s = HAND_IN_TIMEOUT_S + size_bytes / SLOWEST_STORE_BYTES_PER_S
         self._unary(lambda stub: stub.EndTrainingRound, request, timeout_s)
+
+    def report_failure(self, round_: int, failure: Failure, timeout_s: float) -> None:
+        """Say that the participant's own code failed in this round."""
+        request = pb.ReportFailureRequest(
+            round=round_,
+            kind=failure.kind,
+            message=failure.message,
+            traceback=failure.traceback,
+        )
+        self._unary(lambda stub: stub.ReportFailure, request, timeout_s)
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
         """Download a global model: (d,), writable, and checked against the size and digest of ref.

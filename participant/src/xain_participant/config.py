@@ -81,6 +81,7 @@ class ParticipantSettings(Section):
     id: ParticipantName = ""
     alive_file: FilePath | None = None
     state_dir: FilePath | None = None
+    report_failures: Literal["type", "full"] = "type"
     tags: dict[str, TagValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")

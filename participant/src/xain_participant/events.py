@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from xain_participant.failures import Failure
 from xain_participant.values import Call, State, Timer
 
 
@@ -80,10 +81,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFailed:
-    """The participant's own code raised. That a repetition helps is not to be expected."""
+    """The participant's own code raised. That a repetition helps is not to be expected.
+
+    message: for us. failure: for the coordinator.
+    """
 
     round: int
     message: str
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)

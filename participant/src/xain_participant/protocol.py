@@ -353,7 +353,8 @@ class Protocol:
                 self._work_failures = 0
                 self._accept(round_, "it is handed in")
                 self._go_on()
-            case e.TrainingFailed(round_, message):
+            case e.TrainingFailed(round_, message, failure):
+                self._out.append(a.ReportFailure(round_, failure))
                 self._out.append(a.Leave())
                 self._exit(1, f"training of round {round_} failed: {message}")
 

@@ -18,6 +18,7 @@ from xain_messaging.spare import Spare
 from xain_participant import events as e
 from xain_participant.client import INLINE_BYTES, CoordinatorClient, Refused
 from xain_participant.encoded import quantise
+from xain_participant.failures import describe
 from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Assignment,
@@ -45,6 +46,7 @@ class Work:
 
     keeper: keeps the result, too, for as long as it is not dropped; begins with what it has.
     on_saving: told the round before its result is kept, which may take a while.
+    tells_messages: whether the coordinator may know the text of any exception.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Work:
         participant_id: str,
         keeper: Keeper | None = None,
         on_saving: Callable[[int], None] = lambda round_: None,
+        *,
+        tells_messages: bool = False,
     ) -> None:
         self._participant = participant
         self._client = client
@@ -67,6 +71,7 @@ class Work:
         self._spare = Spare(max_arrays=1)  # of updates that were quantised
         self._keeper = keeper
         self._on_saving = on_saving
+        self._tells_messages = tells_messages
         self._is_abandoned = False
         self.result = keeper.load() if keeper is not None else None
         # Of which a result will be. Set by the owner before TRAIN.
@@ -91,11 +96,16 @@ class Work:
         except BodyFailed as failed:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
-            return e.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
+            return self._failed(round_, error)
         except BaseException as error:
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
-            return e.TrainingFailed(round_, "".join(traceback.format_exception_only(error)).strip())
+            return self._failed(round_, error)
+
+    def _failed(self, round_: int, error: BaseException) -> e.TrainingFailed:
+        message = "".join(traceback.format_exception_only(error)).strip()
+        failure = describe(error, tells_messages=self._tells_messages)
+        return e.TrainingFailed(round_, message, failure)
 
     def assign(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
         """Take an assignment that came without being asked for. Not while a piece is being done."""

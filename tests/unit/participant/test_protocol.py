@@ -7,6 +7,7 @@ import pytest
 
 from xain_participant import actions as a
 from xain_participant import events as e
+from xain_participant.failures import Failure
 from xain_participant.protocol import (
     FINISHING_S,
     MAX_BACKOFF_S,
@@ -339,7 +340,8 @@ def test_a_failed_download_begins_the_round_again(joined: Talk) -> None:
 def test_a_participant_that_fails_leaves_and_exits_with_its_message(joined: Talk) -> None:
     joined.advertise(3)
     joined.hear(e.Assigned(3))
-    assert joined.hear(e.TrainingFailed(3, "KeyError: 'x'")) == [
+    assert joined.hear(e.TrainingFailed(3, "KeyError: 'x'", Failure("KeyError"))) == [
+        a.ReportFailure(3, Failure("KeyError")),
         a.Leave(),
         a.Exit(1, "training of round 3 failed: KeyError: 'x'"),
     ]

@@ -1,0 +1,37 @@
+"""What a participant tells the coordinator of an exception in its own code.
+
+An exception may quote the data that it stumbled over, so its message stays here unless its owner
+allows it to travel. Messages of our own errors always travel: they name columns and settings.
+"""
+
+import traceback
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from xain_workloads.errors import WorkloadError
+
+MAX_FRAMES = 12  # the innermost ones; the coordinator cuts what is longer than 2000 characters
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """kind: type of the exception. message: empty if it stays here. traceback: one frame a line,
+    with the file's name, the line's number and the function, and without source text."""
+
+    kind: str
+    message: str = ""
+    traceback: str = ""
+
+
+def describe(error: BaseException, *, tells_messages: bool) -> Failure:
+    """What is told of an exception.
+
+    tells_messages: whether the text of any exception may travel.
+    """
+    tells = tells_messages or isinstance(error, WorkloadError)
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
+    return Failure(
+        type(error).__name__,
+        str(error) if tells else "",
+        "\n".join(f"{PurePath(f.filename).name}:{f.lineno} in {f.name}" for f in frames),
+    )
