@@ -620,7 +620,7 @@ class PacingMachine(RuleBasedStateMachine):
         if session.phase is Phase.COLLECTING:
             assert round_ is not None
             assert not self._is_complete(session, round_)
-            assert round_.outstanding
+            assert round_.outstanding or round_.failed
             assert len(session.members) >= self.rules.num_required
             enough_selected = round_.overdue_at is None and len(round_.selected) >= round_.target
             assert enough_selected or not session.pool

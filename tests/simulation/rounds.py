@@ -107,6 +107,7 @@ class Rounds:
                 self._require_late(at)
                 self._miss(missed)
                 self._is_overdue = True
+                self._failed = set()
             case e.RoundClosed(number, _, cause, missed):
                 self._require_open(number, Stage.OPEN, Stage.PAUSED)
                 assert self._has_enough, f"there are too few updates: {self._state}"

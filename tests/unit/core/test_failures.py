@@ -70,6 +70,17 @@ def test_failures_and_refused_updates_in_a_row_leave_out() -> None:
     assert left_out(bench) == [("a", 4)]
 
 
+def test_overdue_round_asks_failed_participants_once_more() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2, deadline_s=DEADLINE_S))
+    bench.end("b")
+    fail(bench, "a")
+    assert bench.outstanding == ()
+    bench.pass_time(DEADLINE_S)
+    assert bench.outstanding == ("a",)
+    bench.end("a")
+    assert bench.session.round == 1
+
+
 def test_failure_of_another_round_changes_nothing() -> None:
     bench = opened_round("a", "b", rules=strict(min_participants=2))
     assert bench.send(c.NoteFailure("a", 7, "TypeError")).events == ()

@@ -489,7 +489,9 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _to(session, Phase.COLLECTING)
         case e.RoundOverdue(_, at, missed):
             session = _having_missed(session, missed)
-            return replace(session, open_round=replace(session.opened, overdue_at=at))
+            # Those that failed are asked once more, since nobody else may be there.
+            overdue = replace(session.opened, overdue_at=at, failed={})
+            return replace(session, open_round=overdue)
         case e.UploadNameBound(participant_id, name):
             names = including(session.upload_names, name, participant_id)
             return replace(session, upload_names=names)

@@ -197,7 +197,8 @@ class Round:
     task: what the selected do.
     evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
         the round waits for; one with 0 samples tells that its sender has measured nothing.
-    failed: participants whose own code failed in this round, and that are not selected again in it.
+    failed: participants whose own code failed in this round, and that are not selected again in it
+        before it is overdue.
     """
 
     number: int
