@@ -35,6 +35,7 @@ from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
+from xain_coordinator.core.answers import MAX_NOTED
 from xain_coordinator.core.decider import Decision, decide, next_deadline, resume
 from xain_coordinator.core.effects import Aggregate, InitialiseModel
 from xain_coordinator.core.keys import update_key
@@ -490,12 +491,12 @@ class SessionMachine(RuleBasedStateMachine):
         counts = (
             name in self._outstanding()
             and self.session.phase is not Phase.FINISHED
-            and rules.refused_limit > 0
+            and (rules.refused_limit > 0 or self.rows.get(name, 0) < MAX_NOTED)
             and self.out_until.get(name, 0) <= number
         )
         if counts:
             self.rows[name] = self.rows.get(name, 0) + 1
-        if counts and self.rows[name] == rules.refused_limit:
+        if counts and self.rows[name] == rules.refused_limit > 0:
             del self.rows[name]
             self.out_until[name] = number + rules.refused_rounds + 1
         before = self.session

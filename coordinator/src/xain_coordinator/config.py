@@ -460,6 +460,7 @@ class CoordinatorConfig(Section):
             tags=rounds.tags,
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
+            max_lost_share=rounds.max_lost_share,
             evaluate_every=self.evaluate.every,
             evaluate_metric=self.evaluate.metric,
             evaluate_minimised=self.evaluate.is_minimised,

@@ -44,6 +44,7 @@ class RoundsSettings(Section):
     # Each refusal is written down, so that their number must have a bound.
     refused_limit: int = Field(default=3, ge=0, le=100)
     refused_rounds: int = Field(default=3, ge=0, le=MAX_INT32)
+    max_lost_share: float = Field(default=0.2, ge=0, le=1)
     seed: int = Field(default=0, ge=0)
     over_selection: ExactExcess = Fraction(0)
     quorum: Quorum = ""

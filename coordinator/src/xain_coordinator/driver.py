@@ -171,7 +171,7 @@ class Driver:
             clock = make_clock(0.0)
             session, opened = open_session(new_session_id(), rules, clock.now(), lineage)
             controller = make_controller(rules.controller, rules.controller_options)
-            driver = cls(session, History(), journal, clock, controller)
+            driver = cls(session, History(rules=rules), journal, clock, controller)
             driver._opening.append(Record(opened.at, opened))
             return driver
         last, num_saved = restored
@@ -340,7 +340,7 @@ class Driver:
         for record in records:
             self.history.apply(record.event)
             if not (is_told and isinstance(record.event, e.UpdateAccepted)):
-                log_event(self.session, session, record.event)
+                log_event(self.session, session, record.event, self.history)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):

@@ -6,12 +6,21 @@ any may be asked for; what models have in common is in memory once.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
+from xain_coordinator.accounts import (
+    NOT_WAITED_FOR,
+    SHARE_ROUNDS,
+    Account,
+    Accounts,
+    failed,
+    lost_share,
+)
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
-from xain_coordinator.core.values import Evaluation, GlobalModel, Task
+from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
 
 MAX_ROUNDS = 1000
 MAX_DEPARTED = 1000
@@ -22,6 +31,16 @@ MAX_NAMES_OF_A_ROUND = 200
 
 # Reasons of damaged updates that are kept for each round.
 MAX_DAMAGED = 20
+
+# Why selected participants did not count: reasons that are kept in full for each round that is
+# over, and their characters. Of the others their kind is kept.
+MAX_REASONS = 20
+MAX_REASON = 120
+
+# Reasons that a later one may replace.
+_DEADLINE = "deadline passed"
+_OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
+_GONE = ("left", "expired", "replaced")
 
 # Events that the record of a round may lack until somebody asks for it: all its names are copied
 # when they are written into it, which with each update would take longer than all the rest.
@@ -53,9 +72,11 @@ class SiteRecord:
 class RoundRecord:
     """A round as it was.
 
-    selected: without those who left, or were left out, while they still owed an update.
-    selected, contributors: empty when the round is over and they were many; `counts` has their
-        numbers then.
+    selected: everybody who was, also those that left or were replaced. missing: why each of them
+        did not count, as far as that is known: all, when the round is over.
+    selected, contributors, missing: empty when the round is over and they were many; `counts` has
+        the numbers of the first two then, and `num_missing` that of the last, by kind of reason.
+    lost: samples of those that were missing, and of all that could have counted.
     damaged: why accepted updates were dropped, by participant; the first MAX_DAMAGED.
     seconds: from opening to publication, None while it runs.
     sites: by participant, of those that have measured anything; empty when the round is over and
@@ -79,6 +100,9 @@ class RoundRecord:
     evaluation: Evaluation | None = None
     spread: Mapping[str, Spread] = field(default_factory=dict)
     coordinator_evaluation: Evaluation | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    num_missing: Mapping[str, int] = field(default_factory=dict)
+    lost: tuple[int, int] = (0, 0)
 
     @property
     def num_selected(self) -> int:
@@ -89,14 +113,22 @@ class RoundRecord:
         return len(self.contributors) if self.counts is None else self.counts[1]
 
     def after(self, events: Iterable[e.Event]) -> "RoundRecord":
-        """As in the session: what was accepted stays, what is owed somebody else will do."""
+        """The round after these events."""
         selected, contributors = dict.fromkeys(self.selected), dict.fromkeys(self.contributors)
         num_samples, damaged = self.num_samples, dict(self.damaged)
-        sites = dict(self.sites)
+        sites, missing = dict(self.sites), dict(self.missing)
+
+        def miss(participant_id: str, reason: str, *, over: Collection[str] = ("",)) -> None:
+            """Note why a selected participant does not count, over one of these reasons."""
+            owes = participant_id in selected and participant_id not in contributors
+            if owes and missing.get(participant_id, "") in over:
+                missing[participant_id] = reason
+
         for event in events:
             match event:
                 case e.UpdateAccepted(_, update, staleness, metrics, evaluation):
                     contributors[update.participant_id] = None
+                    missing.pop(update.participant_id, None)
                     num_samples += update.num_samples
                     of_this = None if staleness else evaluation
                     if metrics or of_this is not None:
@@ -104,6 +136,7 @@ class RoundRecord:
                         sites[update.participant_id] = site
                 case e.EvaluationAccepted(_, participant_id, evaluation):
                     contributors[participant_id] = None
+                    missing.pop(participant_id, None)
                     if evaluation.num_samples:
                         sites[participant_id] = SiteRecord(evaluation=evaluation)
                 case e.UpdateDamaged(participant_id, _, lost, reason):
@@ -112,11 +145,32 @@ class RoundRecord:
                     num_samples -= lost
                     if len(damaged) < MAX_DAMAGED:
                         damaged[participant_id] = reason
+                    missing[participant_id] = "damaged"
+                case e.UpdateRefused(participant_id, _, reason):
+                    missing[participant_id] = f"refused: {reason}"
+                case e.TrainingFailed(participant_id):
+                    missing[participant_id] = failed(event)
                 case e.ParticipantsSelected(_, more):
                     selected |= dict.fromkeys(more)
-                case e.ParticipantLeft(participant_id) | e.ParticipantLeftOut(participant_id):
-                    if participant_id not in contributors:
-                        selected.pop(participant_id, None)
+                    for participant_id in more:
+                        if missing.get(participant_id) in _GONE:
+                            del missing[participant_id]  # it is back
+                case e.ParticipantLeft(participant_id, cause):
+                    miss(participant_id, cause, over=_OPEN)
+                case e.ParticipantLeftOut(participant_id):
+                    miss(participant_id, "replaced")
+                case e.RoundOverdue(missed=missed):
+                    for participant_id in missed:
+                        miss(participant_id, _DEADLINE)
+                case e.RoundClosed(cause=cause):
+                    for participant_id in selected:
+                        if cause == "deadline":
+                            miss(participant_id, _DEADLINE, over=_OPEN)
+                        else:
+                            miss(participant_id, NOT_WAITED_FOR)
+                case e.SessionFinished():
+                    for participant_id in selected:
+                        miss(participant_id, "the session ended")
         return replace(
             self,
             selected=tuple(selected),
@@ -124,6 +178,7 @@ class RoundRecord:
             num_samples=num_samples,
             damaged=damaged,
             sites=sites,
+            missing=missing,
         ).summarised()
 
     def summarised(self) -> "RoundRecord":
@@ -139,11 +194,18 @@ class RoundRecord:
 
     def published(self, at: float) -> "RoundRecord":
         """The round when it is over: short enough to be kept."""
-        over = replace(self, seconds=at - self.opened_at)
+        num_missing = Counter(reason.partition(":")[0] for reason in self.missing.values())
+        missing = {
+            name: reason[:MAX_REASON] if index < MAX_REASONS else reason.partition(":")[0]
+            for index, (name, reason) in enumerate(self.missing.items())
+        }
+        over = replace(
+            self, seconds=at - self.opened_at, missing=missing, num_missing=dict(num_missing)
+        )
         counts = self.num_selected, self.num_contributors
         if sum(counts) <= MAX_NAMES_OF_A_ROUND:
             return over
-        return replace(over, selected=(), contributors=(), counts=counts, sites={})
+        return replace(over, selected=(), contributors=(), missing={}, counts=counts, sites={})
 
     @property
     def num_site_metrics(self) -> int:
@@ -155,7 +217,8 @@ class History:
 
     models: by key, oldest first. contributions: by participant. departed: those of `contributions`
     who have left, longest ago first. evaluated: the coordinator's own evaluation of a model whose
-    round has not opened yet, with the model's number.
+    round has not opened yet, with the model's number. accounts: how often each participant counted.
+    rules: of the session; None where nothing is known of them.
     """
 
     def __init__(
@@ -165,6 +228,8 @@ class History:
         contributions: Mapping[str, int] | None = None,
         departed: Iterable[str] = (),
         evaluated: tuple[int, Evaluation] | None = None,
+        accounts: Mapping[str, Account] | None = None,
+        rules: Rules | None = None,
     ) -> None:
         self._rounds = deque(rounds, maxlen=MAX_ROUNDS)
         self._unwritten: list[e.Event] = []  # of the round that runs
@@ -172,6 +237,8 @@ class History:
         self.contributions = Counter(contributions or {})
         self.departed = dict.fromkeys(departed)
         self.evaluated = evaluated
+        self.accounts = Accounts(rules, accounts)
+        self._rules = rules
         self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
 
     @property
@@ -189,9 +256,17 @@ class History:
         return f"History{self._content()!r}"
 
     def _content(self) -> tuple[object, ...]:
-        return self.rounds, self.models, self.contributions, self.departed, self.evaluated
+        return (
+            self.rounds,
+            self.models,
+            self.contributions,
+            self.departed,
+            self.evaluated,
+            self.accounts.by_name,
+        )
 
     def apply(self, event: e.Event) -> None:
+        self.accounts.apply(event)
         match event:
             case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
@@ -208,10 +283,18 @@ class History:
             case e.ParticipantLeft(participant_id):
                 self._note(event)
                 self._leave(participant_id)
-            case e.ParticipantLeftOut() | e.ParticipantsSelected():
+            case e.ParticipantsSelected(number, selected):
+                self._note(event)
+                if self._rounds and self._rounds[-1].task is not Task.EVALUATE:
+                    self.accounts.select(number, selected)
+            case e.ParticipantLeftOut() | e.UpdateRefused():
+                self._note(event)
+            case e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
                 self._note(event)
             case e.RoundOpened(number, selected, _, at, task=task):
                 record = RoundRecord(number, selected, at, task=task)
+                if task is not Task.EVALUATE:
+                    self.accounts.select(number, selected)
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
                 self.evaluated = None
@@ -226,6 +309,7 @@ class History:
                 self._end_round(at)
                 self._keep(model)
             case e.SessionFinished(_, at):
+                self._note(event)
                 if self.rounds and self._rounds[-1].task is Task.EVALUATE:
                     self._end_round(at)
             case _:
@@ -233,7 +317,39 @@ class History:
 
     def copy(self) -> "History":
         """As it is now, for a reader in another thread."""
-        return History(self.rounds, self.models, self.contributions, self.departed, self.evaluated)
+        return History(
+            self.rounds,
+            self.models,
+            self.contributions,
+            self.departed,
+            self.evaluated,
+            self.accounts.by_name,
+            self._rules,
+        )
+
+    def lost_share(self, *, before_last: bool = False) -> float:
+        """Share of the samples that the latest SHARE_ROUNDS rounds that are over have lost.
+
+        before_last: without the last round, as it was before that.
+        """
+        over = (one for one in reversed(self.rounds) if one.seconds is not None)
+        latest = islice(over, before_last, SHARE_ROUNDS + before_last)
+        return lost_share(one.lost for one in latest)
+
+    @property
+    def max_lost_share(self) -> float:
+        return 1.0 if self._rules is None else self._rules.max_lost_share
+
+    def warnings(self, *, is_over: bool) -> list[str]:
+        """One sentence for each thing that an operator should look at. is_over: the session is."""
+        found = list(self.accounts.warnings(self.contributions, is_over=is_over))
+        share = self.lost_share()
+        if share > self.max_lost_share:
+            found.append(
+                f"{share:.0%} of the samples were lost in the latest rounds; "
+                f"rounds.max_lost_share is {self.max_lost_share:.0%}."
+            )
+        return found
 
     def _note(self, event: e.Event) -> None:
         self._unwritten.append(event)
@@ -248,7 +364,13 @@ class History:
             self._unwritten = []
 
     def _end_round(self, at: float) -> None:
-        record = self.rounds.pop().published(at)
+        record = self.rounds.pop()
+        if record.task is not Task.EVALUATE:
+            lost = self.accounts.round_over(
+                record.round, record.selected, record.contributors, record.missing
+            )
+            record = replace(record, lost=lost)
+        record = record.published(at)
         self._rounds.append(record)
         self._num_site_metrics += record.num_site_metrics
         for index, old in enumerate(self._rounds):
@@ -287,11 +409,16 @@ class History:
         return next((index for index in latest if self._rounds[index].round == number), None)
 
     def _leave(self, participant_id: str) -> None:
-        if participant_id in self.contributions:
+        account = self.accounts.by_name.get(participant_id)
+        is_selected = account is not None and account.num_selected
+        if participant_id in self.contributions or is_selected:
             self.departed[participant_id] = None
+        else:
+            self.accounts.forget(participant_id)
         if len(self.departed) > MAX_DEPARTED:
             forgotten = next(iter(self.departed))
             del self.departed[forgotten], self.contributions[forgotten]
+            self.accounts.forget(forgotten)
 
     def _keep(self, model: GlobalModel) -> None:
         # Each event that is read back from a journal brings its own copy of what never changes.

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import structlog
 
+from xain_coordinator.accounts import MAX_WARNINGS
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import mean_evaluation
 from xain_coordinator.core.session import Session
-from xain_coordinator.history import MAX_NAMES_OF_A_ROUND
+from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.ports import Record
 
 log = structlog.get_logger(__name__)
@@ -30,7 +31,8 @@ def log_many_updates(records: Sequence[Record]) -> bool:
     return True
 
 
-def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
+def log_event(before: Session, session: Session, event: e.DurableEvent, history: History) -> None:
+    """Write the line of an event. history: after the event."""
     fields: dict[str, object] = {"round": session.round}
     match event:
         case e.ParticipantJoined(participant_id, tags=tags):
@@ -87,6 +89,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
             log.info("model_published", round=number, key=model.ref.key, **_evaluated(before))
+            _log_losses(history, number)
         case e.EvaluationAccepted(number, participant_id, evaluation):
             log.info(
                 "evaluation_accepted",
@@ -102,8 +105,38 @@ def log_event(before: Session, session: Session, event: e.DurableEvent) -> None:
             if ended_because:
                 fields["ended_because"] = ended_because
             log.info("session_finished", cause=cause, **fields)
+            _log_account(history, session.round)
         case _:
             log.debug(type(event).__name__, **fields)
+
+
+def _log_losses(history: History, round_: int) -> None:
+    """Lines of what is wrong since the round that is over, and was not before it."""
+    begun = history.accounts.begun
+    for participant_id in begun[:MAX_WARNINGS]:
+        account = history.accounts.by_name[participant_id]
+        log.warning(
+            "participant_not_counted",
+            round=round_,
+            participant=participant_id,
+            rounds=account.missed,
+            reason=account.reason,
+        )
+    if len(begun) > MAX_WARNINGS:
+        log.warning("participants_not_counted", round=round_, **_named(begun))
+    limit, share = history.max_lost_share, history.lost_share()
+    if share > limit >= history.lost_share(before_last=True):
+        log.warning("samples_lost", round=round_, share=round(share, 3), max_lost_share=limit)
+
+
+def _log_account(history: History, round_: int) -> None:
+    """At the end: rounds that each participant counted in, and participants that never did."""
+    counts = history.contributions
+    shown = dict(sorted(counts.items(), key=lambda one: (one[1], one[0]))[:MAX_NAMES_OF_A_ROUND])
+    never = history.accounts.never(counts)
+    log.info("participation", round=round_, rounds_contributed=shown)
+    if never:
+        log.warning("participants_never_counted", round=round_, **_named(never))
 
 
 def _evaluated(session: Session) -> dict[str, object]:

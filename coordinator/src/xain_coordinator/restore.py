@@ -33,7 +33,7 @@ def _begun(first: Record) -> Snapshot:
         raise JournalError(
             f"the journal begins with {type(first.event).__name__}, not with a session"
         )
-    return Snapshot(1, first.at, begin(first.event), History())
+    return Snapshot(1, first.at, begin(first.event), History(rules=first.event.rules))
 
 
 def _folded(saved: Snapshot, records: Iterable[Record]) -> Snapshot:

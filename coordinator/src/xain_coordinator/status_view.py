@@ -152,6 +152,8 @@ def _value(field: Any, value: Any) -> Any:
 def render(snapshot: Snapshot, console: Console) -> None:
     """The state first, then who takes part, then what has been."""
     console.print(_headline(snapshot.status))
+    for warning in snapshot.status.warnings:
+        console.print(Text(f"warning: {_clean(warning)}", style="yellow"))
     if snapshot.participants.participants:
         console.print(_participants(snapshot))
     if snapshot.rounds.rounds:
@@ -195,6 +197,13 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if status.HasField("best_round"):
         best = f"{status.best_round}, {_clean(status.metric)} {status.best_value:.4g}"
         grid.add_row("best model", Text(best))
+    if state == "finished" and status.sites:
+        counted = [
+            f"{_clean(one.participant_id)} {one.rounds_contributed} of {one.rounds_selected}"
+            for one in status.sites
+        ]
+        more = f" and {len(counted) - _MAX_NAMES} more" if len(counted) > _MAX_NAMES else ""
+        grid.add_row("rounds counted", Text(", ".join(counted[:_MAX_NAMES]) + more))
     if status.HasField("deadline_seconds"):
         grid.add_row("deadline", f"in {_duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):
@@ -222,6 +231,7 @@ def _participants(snapshot: Snapshot) -> Table:
     everybody = snapshot.participants.participants
     # Most fleets have neither tags nor refusals to tell of.
     has_refusals = any(one.num_refused for one in everybody)
+    has_failures = any(one.last_failure for one in everybody)
     has_tags = any(one.tags for one in everybody)
     table = _table(
         "\nParticipants",
@@ -232,6 +242,7 @@ def _participants(snapshot: Snapshot) -> Table:
         ("samples", True),
         ("rounds", True),
         *([("refused", True)] if has_refusals else []),
+        *([("last failure", False)] if has_failures else []),
         *([("tags", False)] if has_tags else []),
     )
     for one in everybody[:_MAX_PARTICIPANTS]:
@@ -246,6 +257,8 @@ def _participants(snapshot: Snapshot) -> Table:
         ]
         if has_refusals:
             row.append(f"{one.num_refused:,}" if one.num_refused else "")
+        if has_failures:
+            row.append(_text(one.last_failure))
         if has_tags:
             row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
         table.add_row(*row)
@@ -293,6 +306,7 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
         lost = [f"{_clean(p)} ({_clean(why)})" for p, why in sorted(one.damaged_updates.items())]
         if lost:
             shown += f"; damaged: {', '.join(lost)}"
+        shown += _missing(one)
         table.add_row(
             str(one.round),
             _text(one.phase),
@@ -304,6 +318,16 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
             Text(shown),
         )
     return table
+
+
+def _missing(one: inspection_pb2.RoundStatus) -> str:
+    """Selected participants that did not count, and why; if they are many, how many and why."""
+    if not one.missing:
+        counts = [f"{number} {_clean(kind)}" for kind, number in sorted(one.num_missing.items())]
+        return f"; missing: {', '.join(counts)}" if counts else ""
+    why = [f"{_clean(p)} ({_clean(reason)})" for p, reason in sorted(one.missing.items())]
+    more = f" and {len(why) - _MAX_NAMES} more" if len(why) > _MAX_NAMES else ""
+    return f"; missing: {', '.join(why[:_MAX_NAMES])}{more}"
 
 
 def _metric(evaluation: coordinator_pb2.Evaluation, metric: str) -> str:

@@ -50,8 +50,8 @@ def accepted(round_: int, participant_id: str, num_samples: int = 1) -> e.Update
     return e.UpdateAccepted(round_, update)
 
 
-def test_whoever_is_left_out_was_not_selected() -> None:
-    """As one that has gone; but one that has handed in has been one of them, and stays counted."""
+def test_participant_that_is_left_out_stays_selected_with_its_reason() -> None:
+    """One that has handed in stays counted."""
     history = fold(
         e.RoundOpened(0, ("a", "b"), 1, 0.0),
         accepted(0, "b"),
@@ -59,7 +59,8 @@ def test_whoever_is_left_out_was_not_selected() -> None:
         e.ParticipantLeftOut("b", 4),
         e.ParticipantsSelected(0, ("c",)),
     )
-    assert history.rounds[-1].selected == ("b", "c")
+    assert history.rounds[-1].selected == ("a", "b", "c")
+    assert history.rounds[-1].missing == {"a": "replaced"}
     assert history.contributions == {"b": 1}
     assert not history.departed
 
@@ -74,13 +75,13 @@ def test_a_round_as_it_was() -> None:
         e.ModelPublished(0, model(1), 14.5),
     )
     (record,) = history.rounds
-    assert record == module.RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5)
+    assert record == module.RoundRecord(0, ("a", "b"), 10.0, ("b", "a"), 10, 4.5, lost=(0, 10))
     assert history.models == {"1/global": model(1)}
     assert history.contributions == {"a": 1, "b": 1}
 
 
-def test_selected_are_those_who_are_selected_now() -> None:
-    """Whoever leaves owing an update is replaced; whoever handed in stays, as in the session."""
+def test_selected_are_all_that_were_with_the_reasons_of_those_that_went() -> None:
+    """One that handed in before it left counts."""
     history = fold(
         joined("a"),
         joined("b"),
@@ -91,9 +92,9 @@ def test_selected_are_those_who_are_selected_now() -> None:
         e.ParticipantLeft("b", "expired"),
         e.ParticipantsSelected(0, ("c",)),
     )
-    assert history.rounds[-1].selected == ("a", "c")
+    assert history.rounds[-1].selected == ("a", "b", "c")
     history.apply(e.ParticipantLeft("nobody in it", "left"))
-    assert history.rounds[-1].selected == ("a", "c")
+    assert history.rounds[-1].missing == {"b": "expired"}
 
 
 def test_a_departure_changes_no_round_that_is_over() -> None:
@@ -160,8 +161,10 @@ def test_a_round_is_the_same_whenever_it_is_looked_at(monkeypatch, max_unwritten
         assert len(unasked._unwritten) < max_unwritten
     assert asked == unasked
     first, second = unasked.rounds
-    assert (first.selected, first.contributors) == (("b", "c", "e", "a"), ("b", "a"))
-    assert (second.selected, second.contributors) == (("a",), ())
+    assert (first.selected, first.contributors) == (("a", "b", "c", "d", "e"), ("b", "a"))
+    assert first.missing == {"d": "replaced"}, "there was no close here, to tell of c and e"
+    assert (second.selected, second.contributors) == (("a", "e"), ())
+    assert second.missing == {"e": "left"}
 
 
 def test_a_copy_stays_as_it_is() -> None:
@@ -375,9 +378,10 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
     (record,) = history.rounds
     assert (record.task, record.selected, record.contributors) == (
         Task.EVALUATE,
-        ("a", "b"),
+        ("a", "b", "c"),
         ("a", "b"),
     )
+    assert record.missing == {"c": "left"}
     assert record.seconds == 4.0
     assert record.evaluation == Evaluation(1, {"accuracy": 0.5})
     assert set(record.sites) == {"a"}

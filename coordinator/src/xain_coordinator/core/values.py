@@ -307,6 +307,7 @@ class Rules:
     workload: name of the one that makes the initial model; "": none, or not written down.
     workload_options: JSON object of those that were given; "": none.
     preprocessing: JSON object of how columns are prepared for the workload; "": not written down.
+    max_lost_share: share of the samples that three rounds in a row may lose without a warning.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
         the first participant decides.
@@ -351,6 +352,7 @@ class Rules:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     refused_limit: int = 0
     refused_rounds: int = 0
+    max_lost_share: float = 1.0
     train_config: str = ""
     schema: Schema = OPEN_SCHEMA
     evaluate_every: int = 1

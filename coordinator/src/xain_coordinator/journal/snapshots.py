@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import TypeAdapter
 
+from xain_coordinator.accounts import Account
 from xain_coordinator.core.session import EvaluationProgress, Session
 from xain_coordinator.core.values import Base, Evaluation, GlobalModel, Round, WeightsRef
 from xain_coordinator.history import History, RoundRecord
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 # To be raised with every change after which the same events give another session or history, or are
 # written in another way; between releases too. A test knows what they give now.
-FOLD = 12
+FOLD = 13
 
 # Names repeat so much that more effort saves little. The checksum comes with it: SQLite has none.
 _COMPRESSION = 1
@@ -63,6 +64,7 @@ class _Body:
     bases: tuple[_Base, ...]
     contributions: dict[str, int]
     departed: tuple[str, ...]
+    accounts: dict[str, Account]
     evaluated: tuple[int, Evaluation] | None
 
 
@@ -96,6 +98,7 @@ def encode_snapshot(snapshot: Snapshot) -> tuple[str, bytes]:
         ),
         contributions=dict(history.contributions),
         departed=tuple(history.departed),
+        accounts=history.accounts.by_name,
         evaluated=history.evaluated,
     )
     try:
@@ -176,6 +179,8 @@ def _decode(text: bytes) -> Snapshot:
         models=models,
         contributions=body.contributions,
         departed=body.departed,
+        accounts=body.accounts,
+        rules=body.session.rules,
         evaluated=body.evaluated,
     )
     try:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from xain_coordinator.accounts import MAX_WARNINGS, Account
 from xain_coordinator.core.decider import due_of_round
 from xain_coordinator.core.membership import (
     Heard,
@@ -21,7 +22,7 @@ from xain_coordinator.core.pacing import describe
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, Task
 from xain_coordinator.driver import Driver
-from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, RoundRecord
+from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.translate import (
     evaluation_message,
@@ -44,7 +45,6 @@ MAX_NAMES = 20_000
 MAX_MODELS_BYTES = 3 << 20
 MAX_METRICS_BYTES = 1 << 20  # of rounds, beside names
 MAX_PARTICIPANTS_BYTES = 3 << 20  # with the names of its classes one takes up to 300 KB
-MAX_WARNINGS = 20  # of one kind
 MAX_PAGE = 1000  # participants; the time of the event loop that an answer takes
 
 
@@ -100,7 +100,6 @@ class InspectionService(inspection_grpc.InspectionServicer):
             version=version("xain-coordinator"),
             deadline_seconds=None if deadline is None else deadline - now,
             ends_seconds=None if ends_at is None else ends_at - now,
-            warnings=self._refused(),
             began_with="" if session.lineage is None else session.lineage.source,
             rounds_before=0 if session.lineage is None else session.lineage.num_rounds,
             counters={
@@ -108,7 +107,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 "late_updates": self._driver.num_late,
                 "lost_metrics": self._metrics.num_lost,
             },
-            warnings=warnings(session),
+            warnings=[*self._refused(), *warnings(session, self._driver.history)],
+            sites=_accounts(self._driver.history),
         )
 
     def _num_connected(self, now: float) -> int:
@@ -167,6 +167,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         now = self._driver.clock.now()
         round_ = session.open_round
         member = session.members[participant_id]
+        account = self._driver.history.accounts.by_name.get(participant_id, Account())
         state = session.heard.get(participant_id, Heard(now)).state
         if not self._is_connected(participant_id, now):
             expires_at, state = now, ParticipantState.FINISHED
@@ -189,6 +190,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_refused=session.refusals.get(participant_id, Refusals()).num,
             left_out_until=session.left_out_until(participant_id),
             not_eligible_because=_not_eligible_because(session, participant_id),
+            last_failure=account.failure,
+            rounds_missed=account.missed,
             conflict=_conflict(session, participant_id),
         )
 
@@ -205,11 +208,14 @@ class InspectionService(inspection_grpc.InspectionServicer):
                     status.MergeFrom(more)
                     metrics_room -= size
             # A reason takes as much as a few names.
-            num_names = status.num_selected + status.num_contributors + 4 * len(record.damaged)
-            if num_names <= min(room, MAX_NAMES_OF_A_ROUND):
+            num_reasons = len(record.damaged) + len(record.missing)
+            num_names = status.num_selected + status.num_contributors + 4 * num_reasons
+            is_short = status.num_selected + status.num_contributors <= MAX_NAMES_OF_A_ROUND
+            if is_short and num_names <= room:
                 status.selected.extend(record.selected)
                 status.contributors.extend(record.contributors)
                 status.damaged_updates.update(record.damaged)
+                status.missing.update(record.missing)
                 room -= num_names
             answer.append(status)
         return inspection.ListRoundsResponse(rounds=reversed(answer))
@@ -231,6 +237,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_selected=record.num_selected,
             num_contributors=record.num_contributors,
             task=wire_task(record.task),
+            num_missing=record.num_missing,
         )
 
     async def ListModels(
@@ -299,7 +306,10 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
         return f"it lacks {_tags(session.rules)}"
     left_out_until = session.left_out_until(participant_id)
     if left_out_until is not None:
-        return f"left out until round {left_out_until}: its updates were refused"
+        return (
+            f"left out until round {left_out_until}: its updates were refused, its code failed or "
+            "it missed deadlines"
+        )
     return ""
 
 
@@ -309,13 +319,34 @@ def _conflict(session: Session, participant_id: str) -> str:
     return f"a second process with this id, at {second.origin}, is refused" if second else ""
 
 
-def warnings(session: Session) -> list[str]:
+def warnings(session: Session, history: History) -> list[str]:
     """One sentence for each thing that an operator should look at."""
-    return [
+    doubled = [
         f"Two processes have the participant id {participant_id}: {conflict}."
         for participant_id in sorted(p for p, sign in session.heard.items() if sign.contenders)
         if (conflict := _conflict(session, participant_id))
-    ][:MAX_WARNINGS]
+    ]
+    is_over = session.phase is Phase.FINISHED
+    return [*doubled[:MAX_WARNINGS], *history.warnings(is_over=is_over)]
+
+
+def _accounts(history: History) -> list[inspection.SiteAccount]:
+    """Participants that were selected, those that counted least often first."""
+    found = sorted(
+        (history.contributions[name], name)
+        for name, account in history.accounts.by_name.items()
+        if account.num_selected
+    )
+    return [
+        inspection.SiteAccount(
+            participant_id=name,
+            rounds_selected=(account := history.accounts.by_name[name]).num_selected,
+            rounds_contributed=contributed,
+            rounds_missed=account.missed,
+            last_reason=account.reason,
+        )
+        for contributed, name in found[:MAX_NAMES_OF_A_ROUND]
+    ]
 
 
 def _limit(asked: int) -> int:
@@ -364,6 +395,8 @@ def _evaluations_awaited(session: Session, round_: Round) -> str:
 def _updates_awaited(session: Session, round_: Round) -> str:
     rules = session.rules
     missing = round_.outstanding
+    if not missing:
+        return "Other participants: nobody owes an update, and more are needed."
     some = _names(missing)
     if round_.task is Task.INITIALISE:
         return f"The initial weights, from {some}."

@@ -1,0 +1,202 @@
+"""How often each participant counted, and what a session should warn of: sites that are left out
+round after round, and samples that are lost.
+
+A part of the history (history.py), folded from the same events.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from xain_coordinator.core import events as e
+from xain_coordinator.core.values import Rules
+
+# A participant that has not counted for so many rounds in a row is warned of. Rounds that it was
+# not selected for by chance are no such rounds.
+MANY_ROUNDS = 3
+# So many rounds together must not lose more than [rounds] max_lost_share of the samples.
+SHARE_ROUNDS = 3
+
+MAX_WARNINGS = 20  # that name a participant each
+
+# Why a selected participant did not count, where that is neither its fault nor a loss: the round
+# was complete without it.
+NOT_WAITED_FOR = "not waited for"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Rounds of one participant.
+
+    num_selected: rounds that it was selected for; selected_for: the latest of them. missed: rounds
+        in a row in which it did not count though it was selected, or could not be. reason: why, in
+        the last of them.
+    failure: its last refused update or failure, with the round; "" if there was none.
+    num_samples: of its latest update, or of its data profile; None if not known.
+    left_out_until: round from which it is selected again after refusals, failures and missed
+        deadlines. away: why it is not connected; "" if it is.
+    """
+
+    num_selected: int = 0
+    selected_for: int = -1
+    missed: int = 0
+    reason: str = ""
+    failure: str = ""
+    num_samples: int | None = None
+    is_eligible: bool = True
+    left_out_until: int = 0
+    away: str = ""
+
+    def why_not_selected(self, number: int) -> str:
+        """Why it could not be selected for this round; "" if it could, or has said goodbye."""
+        if self.away:
+            return self.away if self.away == "expired" else ""
+        if not self.is_eligible:
+            return "not eligible"
+        if self.left_out_until > number:
+            return f"left out until round {self.left_out_until}"
+        return ""
+
+
+class Accounts:
+    """Accounts of all participants, by name.
+
+    rules: of the session; None where nothing is known of them.
+    begun: what is wrong since the round that ended last, and was not before: the names of
+        participants that have not counted for MANY_ROUNDS rounds.
+    """
+
+    def __init__(self, rules: Rules | None, accounts: Mapping[str, Account] | None = None) -> None:
+        self.by_name = dict(accounts or {})
+        self.begun: list[str] = []
+        self._rules = rules
+
+    def apply(self, event: e.Event) -> None:
+        match event:
+            case e.UpdateAccepted(_, update):
+                account = self._of(update.participant_id)
+                num_samples = update.num_samples or account.num_samples
+                self._set(update.participant_id, num_samples=num_samples, left_out_until=0)
+            case e.UpdateRefused(participant_id, number, reason):
+                self._set(participant_id, failure=f"round {number}: refused: {reason}")
+            case e.TrainingFailed(participant_id, number):
+                self._set(participant_id, failure=f"round {number}: {failed(event)}")
+            case e.ParticipantLeftOut(participant_id, until):
+                self._set(participant_id, left_out_until=until)
+            case e.ParticipantJoined(participant_id, profile, _, tags):
+                is_eligible = self._rules is None or self._rules.is_eligible(tags)
+                num_samples = self._of(participant_id).num_samples
+                if profile is not None:
+                    num_samples = profile.num_samples
+                self._set(participant_id, away="", is_eligible=is_eligible, num_samples=num_samples)
+            case e.ParticipantLeft(participant_id, cause):
+                self._set(participant_id, away=cause)
+            case _:
+                pass
+
+    def round_over(
+        self,
+        number: int,
+        selected: Iterable[str],
+        contributors: Collection[str],
+        missing: Mapping[str, str],
+    ) -> tuple[int, int]:
+        """Count a round. missing: why each of the selected that did not contribute did not.
+
+        Returns the samples that were lost, and those that could have counted with them.
+        """
+        self.begun = []
+        contributed = frozenset(contributors)
+        known = [one.num_samples for one in self.by_name.values() if one.num_samples is not None]
+        usual = round(fmean(known)) if known else 1
+        goes_on = self._rules is not None and self._rules.consistency != "bsp"
+        names = dict.fromkeys(selected)
+        lost = could = 0
+        for name in names:
+            account = self._of(name)
+            samples = usual if account.num_samples is None else account.num_samples
+            could += samples
+            reason = missing.get(name, "")
+            if name in contributed:
+                account = replace(account, missed=0, reason="")
+            elif reason != NOT_WAITED_FOR:
+                lost += samples
+            self.by_name[name] = account
+            if name not in contributed and not (goes_on and reason == NOT_WAITED_FOR):
+                self._miss(name, reason)
+        for name, account in list(self.by_name.items()):
+            if name in names or not (why := account.why_not_selected(number)):
+                continue
+            self._miss(name, why)
+            if account.is_eligible and not account.away:
+                samples = usual if account.num_samples is None else account.num_samples
+                lost, could = lost + samples, could + samples
+        return lost, could
+
+    def select(self, number: int, names: Iterable[str]) -> None:
+        """Participants are selected for a round that trains."""
+        for name in names:
+            account = self._of(name)
+            if account.selected_for != number:
+                num_selected = account.num_selected + 1
+                self._set(name, num_selected=num_selected, selected_for=number)
+
+    def _miss(self, name: str, reason: str) -> None:
+        account = self._of(name)
+        self.by_name[name] = replace(account, missed=account.missed + 1, reason=reason)
+        if account.missed + 1 == MANY_ROUNDS:
+            self.begun.append(name)
+
+    def warnings(self, contributions: Counter[str], *, is_over: bool) -> Iterator[str]:
+        """A sentence for each participant that does not count, those for longest first."""
+        never = set(self.never(contributions)) if is_over else set()
+        found = [
+            (-account.missed, name)
+            for name, account in self.by_name.items()
+            if account.missed >= MANY_ROUNDS or name in never
+        ]
+        for _, name in sorted(found)[:MAX_WARNINGS]:
+            account = self.by_name[name]
+            what = f"has not counted for {account.missed} rounds"
+            if name in never:
+                what = f"has never counted; it was selected for {_rounds(account.num_selected)}"
+            yield f"{name} {what}: {account.reason or 'no reason is known'}."
+        if len(found) > MAX_WARNINGS:
+            yield f"So it is with {len(found) - MAX_WARNINGS} more participants."
+
+    def never(self, contributions: Counter[str]) -> list[str]:
+        """Participants that could have counted, or were not eligible, and never have."""
+        return [
+            name
+            for name, account in sorted(self.by_name.items())
+            if not contributions[name] and (account.num_selected or account.missed)
+        ]
+
+    def forget(self, name: str) -> None:
+        self.by_name.pop(name, None)
+
+    def _of(self, name: str) -> Account:
+        return self.by_name.get(name, _NEW)
+
+    def _set(self, name: str, **changes: object) -> None:
+        self.by_name[name] = replace(self._of(name), **changes)  # type: ignore[arg-type]
+
+
+_NEW = Account()
+
+
+def lost_share(rounds: Iterable[tuple[int, int]]) -> float:
+    """Share of the samples that were lost in rounds. rounds: those lost, and all of them."""
+    rounds = list(rounds)
+    could = sum(each for _, each in rounds)
+    return sum(each for each, _ in rounds) / could if could else 0.0
+
+
+def failed(event: e.TrainingFailed) -> str:
+    """The reason that a failure gives for an update that does not count."""
+    return f"failed: {event.kind}: {event.message}" if event.message else f"failed: {event.kind}"
+
+
+def _rounds(number: int) -> str:
+    return "1 round" if number == 1 else f"{number} rounds"
