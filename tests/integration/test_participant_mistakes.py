@@ -1,0 +1,250 @@
+"""Mistakes at a site, over real processes: what the participant says, what the coordinator's log
+and status say, and that the others go on."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from support.process import PATIENCE_S, CoordinatorProcess, Process
+from xain_coordinator.status_view import fetch
+
+SETTINGS: dict[str, object] = {
+    "server.heartbeat_time_s": 0.4,
+    "server.heartbeat_timeout_s": 1.6,
+    "rounds.rounds": 4,
+    "rounds.min_participants": 1,
+    "rounds.start_participants": 2,
+    "rounds.max_participants": 3,
+}
+
+SCRIPT = """
+import sys, time
+import numpy as np
+from xain_participant import Participant, run
+
+class Site(Participant):
+    def init_weights(self):
+        return np.zeros(3, np.float32)
+
+    def train_round(self, weights, epochs, epoch_base):
+        if {how!r} == "fails":
+            raise ValueError("patient 4711 has no age")
+        if {how!r} == "hangs":
+            time.sleep(3600)
+        time.sleep(0.05)
+        return weights + 1, 10
+
+sys.exit(run(Site(), {target!r}, {name!r}, tells_messages={tells}))
+"""
+
+
+class Site(Process):
+    """A participant of a script of its own."""
+
+    def __init__(
+        self, folder: Path, target: str, name: str, how: str = "trains", *, log: str = ""
+    ) -> None:
+        super().__init__(folder, log or name)
+        text = SCRIPT.format(how=how, target=target, name=name, tells=how == "tells")
+        self._command = ["-c", "import logging; logging.basicConfig(level=20)\n" + text]
+
+    async def start(self) -> None:
+        self._process = await self.run(self._command)
+
+
+class Csv(Process):
+    """xain-participant with a table of its own. table: its lines, the target last."""
+
+    def __init__(self, folder: Path, target: str, name: str, table: str, *flags: str) -> None:
+        super().__init__(folder, name)
+        data = folder / f"{name}.csv"
+        data.write_text(table)
+        self._command = ["-m", "xain_participant", "--coordinator", target, "--data", str(data)]
+        self._command += ["--id", name, *flags]
+
+    async def start(self) -> None:
+        self._process = await self.run(self._command)
+
+
+Begin = Callable[..., Awaitable[CoordinatorProcess]]
+Run = Callable[[Process], Awaitable[Process]]
+
+
+@pytest.fixture
+async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
+    running: list[CoordinatorProcess] = []
+
+    async def start(**settings: object) -> CoordinatorProcess:
+        named = {key.replace("__", "."): value for key, value in settings.items()}
+        coordinator = CoordinatorProcess(tmp_path, {**SETTINGS, **named})
+        running.append(coordinator)
+        await coordinator.start()
+        return coordinator
+
+    yield start
+    for coordinator in running:
+        await coordinator.end()
+
+
+@pytest.fixture
+async def launch() -> AsyncIterator[Run]:
+    running: list[Process] = []
+
+    async def start(process: Process) -> Process:
+        running.append(process)
+        await process.start()  # type: ignore[attr-defined]  # each has it
+        return process
+
+    yield start
+    for process in running:
+        await process.end()
+
+
+def target_of(coordinator: CoordinatorProcess) -> str:
+    return f"127.0.0.1:{coordinator.port}"
+
+
+def lines(coordinator: CoordinatorProcess, event: str) -> list[dict[str, object]]:
+    found = (json.loads(line) for line in coordinator.log().splitlines() if line.startswith("{"))
+    return [line for line in found if line["event"] == event]
+
+
+# --- two processes with one id ---
+
+
+async def test_second_process_with_an_id_is_refused_and_both_are_told(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin()
+    target = target_of(coordinator)
+    first = await launch(Site(tmp_path, target, "ward"))
+    await first.until_logged("joined")
+    second = await launch(Site(tmp_path, target, "ward", log="second"))
+    assert await second.died() == 1
+    assert "another process is connected as ward and goes on" in second.log()
+    assert "Give each process a participant id of its own" in second.log()
+    await first.until_logged("wants to join as ward")
+    await coordinator.until_logged("participant_id_in_use")
+    snapshot = fetch(target)
+    (warning,) = snapshot.status.warnings
+    assert "Two processes have the participant id ward" in warning
+    assert "a second process with this id" in snapshot.participants.participants[0].conflict
+    await launch(Site(tmp_path, target, "other"))
+    assert await first.died() == 0, "it was not disturbed"
+
+
+async def test_killed_process_without_a_state_directory_is_replaced_after_its_lease(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin()
+    target = target_of(coordinator)
+    first = await launch(Site(tmp_path, target, "ward"))
+    await first.until_logged("joined")
+    await first.kill()
+    again = await launch(Site(tmp_path, target, "ward", log="again"))
+    await again.until_logged("joined")
+    assert [one["cause"] for one in lines(coordinator, "participant_left")] == ["expired"]
+    assert list(fetch(target).status.warnings) == []
+
+
+async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_once(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin(server__heartbeat_timeout_s=600)
+    target = target_of(coordinator)
+    table = "a,b,y\n1,2,0\n2,1,1\n"
+    flags = ("--state-dir", str(tmp_path / "state"))
+    first = await launch(Csv(tmp_path, target, "ward", table, *flags))
+    await first.until_logged("joined")
+    await first.kill()
+    first.log_path.unlink()
+    again = await launch(Csv(tmp_path, target, "ward", table, *flags))
+    await again.until_logged("joined")
+    assert lines(coordinator, "participant_left") == []
+
+
+# --- failures ---
+
+
+async def test_failure_of_a_participant_reaches_log_record_and_status(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    """Its message, which quotes the data, stays at home."""
+    coordinator = await begin(rounds__initial_weights="average")
+    target = target_of(coordinator)
+    good = await launch(Site(tmp_path, target, "good"))
+    bad = await launch(Site(tmp_path, target, "bad", "fails"))
+    assert await bad.died() == 1
+    assert "patient 4711 has no age" in bad.log()
+    await coordinator.until_logged("training_failed")
+    (line,) = lines(coordinator, "training_failed")
+    assert (line["participant"], line["reason"]) == ("bad", "failed: ValueError")
+    assert "in train_round" in str(line["traceback"])
+    assert "4711" not in coordinator.log()
+    assert await good.died() == 0
+    snapshot = fetch(target, everything=True)
+    rounds = {one.round: one for one in snapshot.rounds.rounds}
+    number = int(str(line["round"]))
+    assert list(rounds[number].selected).count("bad") == 1
+    assert dict(rounds[number].missing) == {"bad": "failed: ValueError"}
+    accounts = {one.participant_id: one for one in snapshot.status.sites}
+    assert accounts["good"].rounds_contributed == 4
+    assert accounts["bad"].rounds_contributed == 1, "of the initial weights"
+    assert lines(coordinator, "participation") != []
+
+
+# --- participants that hang ---
+
+
+async def test_participant_that_hangs_is_left_out_and_warned_of(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin(
+        rounds__rounds=7,
+        rounds__deadline_s=1.0,
+        rounds__refused_limit=2,
+        rounds__refused_rounds=3,
+        rounds__initial_weights="average",
+    )
+    target = target_of(coordinator)
+    good = await launch(Site(tmp_path, target, "good"))
+    await launch(Site(tmp_path, target, "slow", "hangs"))
+    await coordinator.until_logged("participant_left_out")
+    assert await good.died() == 0
+    await coordinator.until_logged("participant_not_counted")
+    await coordinator.until_logged("samples_lost")
+    snapshot = fetch(target, everything=True)
+    reasons = [one.missing["slow"] for one in snapshot.rounds.rounds if "slow" in one.selected]
+    assert set(reasons) <= {"", "deadline passed"}
+    left_out = [one.round for one in snapshot.rounds.rounds if "slow" not in one.selected]
+    assert left_out == [3, 4, 5], "after two deadlines, for three rounds"
+    assert any(warning.startswith("slow has not counted") for warning in snapshot.status.warnings)
+    assert lines(coordinator, "session_finished")[0]["cause"] == "completed"
+
+
+# --- another task ---
+
+
+CLASSES = "a,b,y\n1,2,no\n2,1,yes\n3,1,yes\n1,3,no\n"
+NUMBERS = "a,b,y\n1,2,0.5\n2,1,1.25\n3,1,7.5\n1,3,2.75\n"
+
+
+async def test_data_of_another_task_are_refused_at_both_sides(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin(workload__name="sgd")
+    target = target_of(coordinator)
+    first = await launch(Csv(tmp_path, target, "first", CLASSES))
+    await first.until_logged("joined")
+    wrong = await launch(Csv(tmp_path, target, "wrong", NUMBERS, "--task", "regression"))
+    assert await wrong.died() == 1
+    assert "regression" in wrong.log()
+    await coordinator.until_logged("rendezvous_refused")
+    (warning,) = fetch(target).status.warnings
+    assert "wrong" in warning
+    assert "regression" in warning
+
+
+pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
