@@ -180,7 +180,7 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(
     assert "patient 4711 has no age" in bad.log()
     await coordinator.until_logged("training_failed")
     (line,) = lines(coordinator, "training_failed")
-    assert (line["participant"], line["reason"]) == ("bad", "failed: ValueError")
+    assert (line["participant"], line["reason"]) == ("bad", "ValueError")
     assert "in train_round" in str(line["traceback"])
     assert "4711" not in coordinator.log()
     assert await good.died() == 0
