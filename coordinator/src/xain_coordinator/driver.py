@@ -186,6 +186,7 @@ class Driver:
             session = evolve(session, changed)
             opening.append(Record(clock.now(), changed))
         controller = make_controller(kept.controller, kept.controller_options)
+        last.history.max_lost_share = rules.max_lost_share
         driver = cls(session, last.history, journal, clock, controller)
         driver._opening = opening
         driver._num_records, driver._at, driver._num_saved = last.num_records, last.at, num_saved

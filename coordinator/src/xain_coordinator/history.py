@@ -218,7 +218,7 @@ class History:
     models: by key, oldest first. contributions: by participant. departed: those of `contributions`
     who have left, longest ago first. evaluated: the coordinator's own evaluation of a model whose
     round has not opened yet, with the model's number. accounts: how often each participant counted.
-    rules: of the session; None where nothing is known of them.
+    rules: of the session; None where nothing is known of them. max_lost_share: the present setting.
     """
 
     def __init__(
@@ -239,6 +239,7 @@ class History:
         self.evaluated = evaluated
         self.accounts = Accounts(rules, accounts)
         self._rules = rules
+        self.max_lost_share = 1.0 if rules is None else rules.max_lost_share
         self._num_site_metrics = sum(record.num_site_metrics for record in self._rounds)
 
     @property
@@ -335,10 +336,6 @@ class History:
         over = (one for one in reversed(self.rounds) if one.seconds is not None)
         latest = islice(over, before_last, SHARE_ROUNDS + before_last)
         return lost_share(one.lost for one in latest)
-
-    @property
-    def max_lost_share(self) -> float:
-        return 1.0 if self._rules is None else self._rules.max_lost_share
 
     def warnings(self, *, is_over: bool) -> list[str]:
         """One sentence for each thing that an operator should look at. is_over: the session is."""

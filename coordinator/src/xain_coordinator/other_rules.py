@@ -32,6 +32,7 @@ KEYS: Mapping[str, str | None] = {
     "tags": "rounds.tags.*",
     "refused_limit": "rounds.refused_limit",
     "refused_rounds": "rounds.refused_rounds",
+    "max_lost_share": None,
     "seed": "rounds.seed",
     "deadline_s": "rounds.deadline_s",
     "idle_timeout_s": "rounds.idle_timeout_s",
