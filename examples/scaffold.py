@@ -57,7 +57,7 @@ def scaffold(site):
 
 def main():
     for algorithm in (averaging, scaffold):
-        done = xain.simulate(algorithm, NUM_SITES, rounds=60, progress=False)
+        done = xain.simulate(algorithm, NUM_SITES, rounds=40, progress=False)
         distance = np.linalg.norm(done.weights["w"] - optimum())
         print(f"{algorithm.__name__}: {distance:.6f} from the optimum")
 
