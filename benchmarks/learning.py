@@ -60,10 +60,12 @@ class Kind:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# Of every workload the defaults, except where an option is named.
+# Of every workload the defaults, except where an option is named. Sites with few rows learn faster
+# by small batches: with 32 rows a batch, a site of 18 rows takes one step in a round, and momentum,
+# which begins anew with each round, does nothing for it.
 KINDS = {
     "linear": Kind("sgd", rounds=50),
-    "mlp": Kind("mlp", rounds=50),
+    "mlp": Kind("mlp", rounds=50, options={"batch_size": 8}),
     "xgboost": Kind("xgboost", rounds=50, options={"eta": 0.1, "max_depth": 3}),
 }
 
@@ -94,7 +96,7 @@ def synthetic() -> Table:
 DATA_SETS: dict[str, tuple[Callable[[], Table], int]] = {
     "digits": (lambda: load_table("digits"), 2),
     "breast_cancer": (lambda: load_table("breast_cancer"), 3),
-    "wine": (lambda: load_table("wine"), 6),
+    "wine": (lambda: load_table("wine"), 10),
     "diabetes": (lambda: load_table("diabetes", task="regression"), 6),
     "synthetic": (synthetic, 2),
 }

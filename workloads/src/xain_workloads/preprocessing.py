@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from json import dumps
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
-from xain_workloads.options import from_mapping, require_choice
+from xain_workloads.options import require_choice
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import (
     CategoryStatistics,
@@ -59,16 +59,9 @@ class PreprocessingOptions:
     missing: str = ""
     indicate_missing: bool = False
 
-    name: ClassVar[str] = "preprocessing"
-
     def __post_init__(self) -> None:
         require_choice("scaling", self.scaling, ("", *SCALINGS))
         require_choice("missing", self.missing, ("", "median", "mean", "keep"))
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, object]) -> Self:
-        """Raises ValueError that names an option that is unknown or wrong."""
-        return from_mapping(cls, options, workload=cls.name)
 
 
 @dataclass(frozen=True, slots=True)
