@@ -69,6 +69,9 @@ KINDS = {
     "xgboost": Kind("xgboost", rounds=50, options={"eta": 0.1, "max_depth": 3}),
 }
 
+# 50 epochs overfit the 309 rows of diabetes in one place (R2 0.25), which is no baseline.
+FOR_REGRESSION = {**KINDS, "mlp": Kind("mlp", rounds=20)}
+
 
 def synthetic() -> Table:
     """1500 rows with numbers of very different scales, gaps, categories and a useless column."""
@@ -147,7 +150,8 @@ def score(model: Model, test: Table) -> float:
 def measured(name: str, kind_name: str, *, quick: bool) -> Iterable[dict[str, Any]]:
     """A row for each number of sites and each way to divide the rows."""
     load, num_seeds = DATA_SETS[name]
-    table, kind = load(), KINDS[kind_name]
+    table = load()
+    kind = (FOR_REGRESSION if table.task == "regression" else KINDS)[kind_name]
     seeds = range(1 if quick else num_seeds)
     rounds = 2 if quick else kind.rounds
     workload = create(kind.workload, {**kind.options, "task": table.task})
