@@ -135,6 +135,13 @@ class CoordinatorProcess(Process):
             [*program, f"--data-dir={self.folder}", f"--port={self.port}", *flags, *extra]
         )
 
+    async def run_command(self, name: str, *extra: str) -> int:
+        """Run a command on its data while it is stopped; returns the exit status."""
+        flags = [f"--set={key}={value}" for key, value in self._settings.items()]
+        program = ["-m", "xain_coordinator", name, f"--data-dir={self.folder}"]
+        process = await self.run([*program, *flags, *extra])
+        return await asyncio.wait_for(process.wait(), PATIENCE_S)
+
     async def begin(self, *extra: str) -> None:
         """Start it. Does not wait for anything."""
         self._process = await self.spawn(*extra)

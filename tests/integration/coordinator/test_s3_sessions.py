@@ -331,3 +331,24 @@ async def test_what_an_operator_must_mend(
     told = json.loads(process.log().splitlines()[-1])
     assert told["event"] == "cannot_start"
     assert message in told["error"]
+
+
+async def test_a_finished_session_in_a_bucket_is_extended(
+    server: S3Server, launch: Launch, enter: Enter
+) -> None:
+    """The last model becomes the first one of a new session, within the bucket."""
+    process = launch()
+    a, b = await begin(process, enter)
+    for round_ in range(2):
+        await a.until(pb.ROUND, round_)
+        await hand_in(a, VECTOR, round_)
+        await hand_in(b, 3 * VECTOR, round_)
+    await a.until(pb.FINISHED, 1)
+    await process.stop()
+    assert (await process.run_command("extend", "--rounds=+1")) == 0, process.log()
+    models = {key: data for key, data in bare(server).items() if key.endswith("/global")}
+    (first,) = {key.partition("/")[0] for key in models if key.endswith("/2/global")}
+    (second,) = {key.partition("/")[0] for key in models} - {first}
+    assert models[f"{second}/0/global"] == models[f"{first}/2/global"]
+    await process.start()
+    assert second in await status(process)
