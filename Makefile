@@ -91,10 +91,10 @@ lock:  ## refresh the hash-only locks (needs uv)
 		--no-header --no-annotate --format requirements-txt -o requirements-dev.lock
 	uv export --quiet --frozen --only-group build --no-emit-workspace \
 		--no-header --no-annotate --format requirements-txt -o requirements-build.lock
-	for part in coordinator participant; do \
-		uv export --quiet --frozen --package xain-$$part --no-default-groups --no-emit-workspace \
-			--no-header --no-annotate --format requirements-txt -o requirements-$$part.lock || exit 1; \
-	done
+	uv export --quiet --frozen --package xain-coordinator --no-default-groups --no-emit-workspace \
+		--no-header --no-annotate --format requirements-txt -o requirements-coordinator.lock
+	uv export --quiet --frozen --package xain-participant --extra tables --no-default-groups --no-emit-workspace \
+		--no-header --no-annotate --format requirements-txt -o requirements-participant.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs

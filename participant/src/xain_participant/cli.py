@@ -5,6 +5,7 @@ What a run needs is imported within it, so that --help does not wait for it.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "xain-participant"
 EXIT_BAD_DATA = 1
+
+# What the extra `tables` brings. Training needs scikit-learn even where reading the file does not.
+_TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
 
 app = make_app()
 
@@ -356,8 +360,15 @@ def _opened_state(settings: "ParticipantConfig") -> "Iterator[StateDirectory | N
 
 
 def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
-    """The rows to train on, and those to test with. Ends the process if there is no such table."""
+    """The rows to train on, and those to test with.
+
+    Ends the process if there is no such table, or if packages to read and train it are missing.
+    """
     from xain_workloads.errors import DataError
+
+    if missing := [name for module, name in _TABLE_MODULES.items() if find_spec(module) is None]:
+        message = f"tables need {' and '.join(missing)}: pip install '{PROGRAM}[tables]'"
+        fail(PROGRAM, message, EXIT_BAD_DATA)
     from xain_workloads.partition import split_train_test
 
     try:

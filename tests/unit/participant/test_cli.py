@@ -167,3 +167,52 @@ def test_data_that_cannot_be_read_get_one_line() -> None:
     done = start("--data", "absent.csv")
     assert done.returncode == 1
     assert done.stderr == "xain-participant: absent.csv: no such file\n"
+
+
+# Packages that are not installed, for a process of its own.
+_WITHOUT = """
+import sys
+
+HIDDEN = {"boto3", "pyarrow", "sklearn", "torch", "xgboost"}
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+original = __import__("importlib.util").util.find_spec
+import importlib.util
+importlib.util.find_spec = lambda name, *rest: None if name in HIDDEN else original(name, *rest)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def start_without(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a program in a process in which scikit-learn, Arrow, PyTorch and boto3 are missing."""
+    command = [sys.executable, "-c", _WITHOUT + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("command", [[], ["inspect"]])
+def test_table_without_scikit_learn_names_the_extra(tmp_path: Path, command: list[str]) -> None:
+    """The base installation has no packages for tables; one line says how to get them."""
+    (tmp_path / "x.csv").write_text("a,y\n1,0\n2,1\n")
+    program = "from xain_participant.cli import main\nsys.exit(main())"
+    done = start_without(program, *command, "--data", str(tmp_path / "x.csv"))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "xain-participant: tables need pyarrow and scikit-learn: "
+        "pip install 'xain-participant[tables]'\n"
+    )
+
+
+def test_import_of_xain_loads_no_package_of_an_extra() -> None:
+    """Neither `import xain` nor what a loop over rounds needs loads a package for tables."""
+    program = """
+import xain
+assert not {"numpy", "grpc"} & set(sys.modules)
+xain.rounds, xain.simulate, xain.Round
+assert not HIDDEN & set(sys.modules)
+"""
+    done = start_without(program)
+    assert done.returncode == 0, done.stderr
