@@ -210,8 +210,8 @@ def _xgboost() -> Any:
         import xgboost
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'the workload "xgboost" needs the package xgboost; install '
-            "xain-workloads[xgboost] or xain-participant[xgboost]",
+            'the workload "xgboost" needs the package xgboost: '
+            "pip install 'xain-participant[xgboost]'",
             name=error.name,
         ) from error
     return xgboost
