@@ -24,7 +24,7 @@ CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py
 BENCHMARKS := baselines round_overhead messaging aggregation recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check lock setup setup-dev setup-torch clean
+.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ protos-check: setup-dev
 		diff -u "protos/src/$$file" "$$scratch/fresh/$$file" || \
 			{ echo 'generated modules are not those of the .proto files: run make protos, and delete those without one'; exit 1; }; \
 	done
+
+dist: setup  ## wheels in dist/: one file for a site, and those of all distributions
+	@$(BIN)/python deploy/dist.py dist
 
 lock:  ## refresh the hash-only locks (needs uv)
 	uv lock --quiet

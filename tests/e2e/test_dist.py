@@ -1,0 +1,98 @@
+"""Wheels as a site installs them."""
+
+import subprocess
+import sys
+import venv
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, str(ROOT / "deploy" / "dist.py"), str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def wheel(folder: Path, name: str) -> Path:
+    (found,) = folder.rglob(f"{name}-*.whl")
+    return found
+
+
+def metadata(path: Path) -> Message:
+    with ZipFile(path) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def requirements(path: Path) -> list[str]:
+    return metadata(path).get_all("Requires-Dist", [])
+
+
+class Machine:
+    """A fresh environment that borrows packages of others, and none of ours, from this one."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, with_pip=False)
+        self.bin = folder / "bin"
+        (site_packages,) = folder.glob("lib/python*/site-packages")
+        borrowed = Path(np.__file__).parents[1]
+        (site_packages / "borrowed.pth").write_text(f"{borrowed}\n")
+
+    def install(self, *wheels: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install"]
+        flags = ["--quiet", "--no-index", "--no-deps", "--ignore-installed", "--no-compile"]
+        subprocess.run([*pip, *flags, *map(str, wheels)], check=True)
+
+    def run(self, program: str, *arguments: str) -> str:
+        command = [str(self.bin / program), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.bin.parent
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+
+def test_one_wheel_is_enough_for_a_site(dist: Path, tmp_path: Path) -> None:
+    """The wheel of the participant requires packages of others only, and works on its own."""
+    path = wheel(dist, "xain_participant")
+    assert not [text for text in requirements(path) if text.startswith("xain")]
+    assert not [
+        text
+        for text in requirements(path)
+        if "extra" not in text and text.startswith(("scikit", "pyarrow", "torch", "boto", "xgb"))
+    ]
+    assert any(text.startswith("scikit-learn") for text in requirements(path))
+    site = Machine(tmp_path / "site")
+    site.install(path)
+    assert "inspect" in site.run("xain-participant", "--help")
+    shown = site.run(
+        "python", "-c", "import xain; import xain_messaging; xain.rounds; print(xain_messaging)"
+    )
+    assert str(tmp_path) in shown
+
+
+def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: Path) -> None:
+    """Both on one machine: the coordinator finds the libraries in the participant's wheel."""
+    wheels = [wheel(dist, "xain_participant"), wheel(dist, "xain_coordinator")]
+    first, second = (set(ZipFile(path).namelist()) for path in wheels)
+    assert not first & second
+    ours = [text for text in requirements(wheels[1]) if text.startswith("xain")]
+    assert ours == [f"xain-participant=={metadata(wheels[0])['Version']}"]
+    machine = Machine(tmp_path / "machine")
+    machine.install(*wheels)
+    assert "demo" in machine.run("xain-coordinator", "--help")
+    assert {path.name.split("-")[0] for path in (dist / "libraries").iterdir()} == {
+        "xain_proto",
+        "xain_messaging",
+        "xain_workloads",
+    }
