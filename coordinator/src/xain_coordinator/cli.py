@@ -300,6 +300,10 @@ def _status(
     as_json: Annotated[
         bool, typer.Option("--json", help="Everything, as one JSON object.")
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Go on showing it until the session has ended, or Ctrl-C."),
+    ] = False,
 ) -> None:
     """Ask a running coordinator how the training is going."""
     import json
@@ -312,7 +316,14 @@ def _status(
     host, port = split_host_port(address)
     if port is None:
         address = join_host_port(host.strip("[]"), DEFAULT_PORT)
+    if watch and as_json:
+        fail(PROGRAM, "command line: give --watch or --json, not both", EXIT_BAD_CONFIG)
     try:
+        if watch:
+            from xain_coordinator import live_view
+
+            live_view.watch(address, Console())
+            return
         snapshot = status_view.fetch(address, everything=as_json)
     except status_view.NoStatus as error:
         fail(PROGRAM, str(error), EXIT_NO_STATUS)

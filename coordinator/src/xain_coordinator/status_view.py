@@ -41,15 +41,15 @@ class Snapshot:
     models: inspection_pb2.ListModelsResponse
 
 
-def fetch(address: str, *, everything: bool = False) -> Snapshot:
+def fetch(address: str, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS) -> Snapshot:
     """Ask the coordinator at "host:port".
 
     everything: all participants, and as many rounds and models as it gives, not the first or latest
-    few.
+    few. num_rounds: of the latest few.
 
     Raises NoStatus within DEADLINE_S or little more.
     """
-    limits = (_ALL, _ALL) if everything else (_MAX_ROUNDS, _MAX_MODELS)
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else _MAX_PARTICIPANTS
     gives_up_at = time.monotonic() + DEADLINE_S
     # A list of models with their layouts may exceed gRPC's usual 4 MiB.
@@ -97,7 +97,7 @@ def _why(address: str, error: grpc.RpcError) -> str:
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"{address} answers, but not as a coordinator that can be inspected"
         case code:
-            return f"{address} answered {code.name}: {_clean(error.details() or '')}"
+            return f"{address} answered {code.name}: {clean(error.details() or '')}"
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -169,13 +169,13 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     grid.add_column(style="dim")
     grid.add_column()
 
-    state = _clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
+    state = clean(status.phase) or coordinator_pb2.State.Name(status.state).lower()
     styles = dict.fromkeys(("collecting", "aggregating", "evaluating"), "bold green")
     styles["finished"] = "bold"
     line = Text(state, style=styles.get(state, "bold yellow"))
     if state == "finished":
-        because = f": {_clean(status.ended_because)}" if status.ended_because else ""
-        line.append(f"  {_clean(status.cause)}{because}", style="default")
+        because = f": {clean(status.ended_because)}" if status.ended_because else ""
+        line.append(f"  {clean(status.cause)}{because}", style="default")
     elif state == "evaluating":
         line.append("  the last model", style="default")
     else:
@@ -186,7 +186,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     if status.waiting_for:
         grid.add_row("waiting for", _text(status.waiting_for))
     for warning in status.warnings:
-        grid.add_row("warning", Text(_clean(warning), style="bold yellow"))
+        grid.add_row("warning", Text(clean(warning), style="bold yellow"))
     connected = f"{status.num_connected} connected, {status.num_required} required"
     if state == "finished":
         connected = f"{status.num_connected} still connected"
@@ -195,7 +195,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         awaited = "evaluations" if state == "evaluating" else "updates"
         grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
     if status.HasField("best_round"):
-        best = f"{status.best_round}, {_clean(status.metric)} {status.best_value:.4g}"
+        best = f"{status.best_round}, {clean(status.metric)} {status.best_value:.4g}"
         grid.add_row("best model", Text(best))
     if state == "finished" and status.sites:
         counted = [
@@ -205,16 +205,16 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         more = f" and {len(counted) - _MAX_NAMES} more" if len(counted) > _MAX_NAMES else ""
         grid.add_row("rounds counted", Text(", ".join(counted[:_MAX_NAMES]) + more))
     if status.HasField("deadline_seconds"):
-        grid.add_row("deadline", f"in {_duration(max(status.deadline_seconds, 0.0))}")
+        grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):
-        left = _duration(max(status.ends_seconds, 0.0))
+        left = duration(max(status.ends_seconds, 0.0))
         grid.add_row("ends", f"in {left}, if nothing changes")
     if status.began_with:
         before = f", {status.rounds_before} rounds before" if status.rounds_before else ""
         grid.add_row("began with", _text(f"{status.began_with}{before}"))
-    about = f"{_clean(status.session_id)}, {_duration(status.session_seconds)}"
+    about = f"{clean(status.session_id)}, {duration(status.session_seconds)}"
     if status.version:
-        about += f", version {_clean(status.version)}"
+        about += f", version {clean(status.version)}"
     grid.add_row("session", Text(about))
     return grid
 
@@ -270,7 +270,7 @@ def _participants(snapshot: Snapshot) -> Table:
 def _lease(one: inspection_pb2.ParticipantStatus) -> str:
     # Only after the end of a session the list has participants that are gone.
     is_gone = one.reported_state == coordinator_pb2.FINISHED
-    return "gone" if is_gone else _duration(max(one.lease_seconds, 0.0))
+    return "gone" if is_gone else duration(max(one.lease_seconds, 0.0))
 
 
 def _selected(one: inspection_pb2.ParticipantStatus) -> str:
@@ -294,16 +294,16 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
         ("updates", True),
         ("samples", True),
         ("time", True),
-        *([(_clean(metric), True)] if by_sites else []),
-        *([(f"{_clean(metric)} here", True)] if by_us else []),
+        *([(clean(metric), True)] if by_sites else []),
+        *([(f"{clean(metric)} here", True)] if by_us else []),
         ("from", False),
     )
     for one in shown_rounds:
-        names = [_clean(name) for name in one.contributors]
+        names = [clean(name) for name in one.contributors]
         shown = ", ".join(names[:_MAX_NAMES])
         if names and one.num_contributors > _MAX_NAMES:
             shown += f" and {one.num_contributors - _MAX_NAMES} more"
-        lost = [f"{_clean(p)} ({_clean(why)})" for p, why in sorted(one.damaged_updates.items())]
+        lost = [f"{clean(p)} ({clean(why)})" for p, why in sorted(one.damaged_updates.items())]
         if lost:
             shown += f"; damaged: {', '.join(lost)}"
         shown += _missing(one)
@@ -312,7 +312,7 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
             _text(one.phase),
             f"{one.num_contributors}/{one.num_selected}",
             f"{one.num_samples:,}",
-            _duration(one.seconds),
+            duration(one.seconds),
             *([_metric(one.evaluation, metric)] if by_sites else []),
             *([_metric(one.coordinator_evaluation, metric)] if by_us else []),
             Text(shown),
@@ -356,15 +356,16 @@ def _more(table: Table, hidden: int) -> None:
 
 def _text(text: str) -> Text:
     # Text, so that a name with brackets is not taken for rich's markup.
-    return Text(_clean(text))
+    return Text(clean(text))
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without control characters: names come from the network and could move the cursor."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

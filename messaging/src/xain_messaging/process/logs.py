@@ -10,7 +10,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from datetime import datetime
+from functools import lru_cache, partial
 from math import isfinite
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,11 @@ Level = Literal["notset", "debug", "info", "warning", "error", "critical"]
 # Loggers below these names are ours; all others are third parties.
 _OURS = ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads")
 _FIRST = ("timestamp", "level", "logger", "event")
+_FOLLOWING = ("stack", "exception")  # fields of several lines
+
+CONSOLE_COLUMNS = 100
+EVENT_COLUMNS = 18
+_COLORS = {"warning": "33", "error": "31", "critical": "31;1"}
 
 # Narrower than for settings, where "key" counts too: here it is the name of a model in the store.
 _SECRET_NAME = re.compile(
@@ -123,6 +129,13 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
+def write_to(stream: Any) -> None:
+    """Send the lines of configure() to another stream, such as one that prints above a live view."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler):
+            handler.setStream(stream)
+
+
 class _Handler(logging.StreamHandler[Any]):
     """Ours, to know it again; the last to see a line."""
 
@@ -145,13 +158,47 @@ def _json() -> list[Processor]:
 
 
 def _console() -> list[Processor]:
-    return [
-        structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
-            # The renderer's own choice shows local variables, and with them any secret.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-    ]
+    colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    return [structlog.processors.format_exc_info, partial(_line_for_people, colors)]
+
+
+def _line_for_people(colors: bool, logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """A line of at most CONSOLE_COLUMNS: time of day, event, then fields as they were given.
+
+    Warnings and errors are never cut. A traceback follows on lines of its own.
+    """
+    level = str(event.get("level", ""))
+    is_urgent = level in _COLORS
+    time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
+    fields = " ".join(
+        f"{name}={_shown(value)}"
+        for name, value in event.items()
+        if name not in _FIRST and name not in _FOLLOWING
+    )
+    text = f"{event.get('event', ''):<{EVENT_COLUMNS}} {fields}".rstrip()
+    if is_urgent:
+        text = f"{level}: {text}"
+    room = CONSOLE_COLUMNS - len(time) - 1
+    if not is_urgent and len(text) > room:
+        text = f"{text[: room - 3]}..."
+    if colors:
+        text = f"\x1b[{_COLORS.get(level, '0')}m{text}\x1b[0m"
+    following = [str(event[name]) for name in _FOLLOWING if event.get(name)]
+    return "\n".join([f"{time} {text}", *following])
+
+
+def _shown(value: object) -> str:
+    """A value without blanks that are not in quotes, and without characters that move the cursor."""
+    match value:
+        case float():
+            text = f"{value:.4g}"
+        case Mapping():
+            text = ",".join(f"{name}:{_shown(item)}" for name, item in value.items())
+        case list() | tuple():
+            text = ",".join(map(_shown, value))
+        case _:
+            text = str(value)
+    return text if text.isprintable() and " " not in text else repr(text)
 
 
 def _in_order(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
