@@ -51,6 +51,7 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.retention import Retention
+from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
@@ -193,6 +194,12 @@ class Coordinator:
         """The port it listens on, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.port
+
+    @property
+    def inspection(self) -> InspectionService:
+        """The service that tells how the session stands, once started."""
+        assert self._server is not None, "start() comes first"
+        return self._server.inspection
 
     async def start(self) -> None:
         """Listen, and go on with the session, or open it.
@@ -472,7 +479,8 @@ async def _run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
     waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(driver.failed.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    async with _view(config, coordinator):
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     log.info("stopping", round=driver.session.round, drain_s=config.server.drain_s)
@@ -601,6 +609,19 @@ def _on_signals(stop: asyncio.Event) -> None:
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt
             loop.add_signal_handler(signal_, stop.set)
+
+
+def _view(
+    config: CoordinatorConfig, coordinator: Coordinator
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """A live view below the log lines, on a terminal and unless [logging] console is set."""
+    if config.logging.console is not None or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from xain_coordinator import live_view
+    from xain_coordinator.status_view import ask_service
+
+    inspection = coordinator.inspection
+    return live_view.on_terminal(partial(ask_service, inspection, num_rounds=live_view.ROUNDS))
 
 
 def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:

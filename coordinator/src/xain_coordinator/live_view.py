@@ -65,7 +65,7 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     done = status.num_rounds if status.state == pb.FINISHED else status.round
     left = _time_left(snapshot)
-    facts = [
+    facts: list[RenderableType] = [
         Text(state, style="bold" if status.state == pb.FINISHED else "bold green"),
         ProgressBar(total=max(status.num_rounds, 1), completed=done, width=24),
         Text(f"{done} of {status.num_rounds} rounds"),

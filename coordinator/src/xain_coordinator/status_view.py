@@ -85,6 +85,34 @@ def fetch(address: str, *, everything: bool = False, num_rounds: int = _MAX_ROUN
             raise NoStatus(_why(address, error)) from None
 
 
+async def ask_service(
+    service: Any, *, everything: bool = False, num_rounds: int = _MAX_ROUNDS
+) -> Snapshot:
+    """The same of an InspectionService in this process, without a call over the network.
+
+    service: not imported by its type, since the server and all below it come with it.
+    """
+    no_call: Any = None  # the answers to such requests do not depend on it
+    limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
+    page_size = 0 if everything else _MAX_PARTICIPANTS
+    participants = inspection_pb2.ListParticipantsResponse()
+    while not participants.participants or (everything and participants.next_page_token):
+        request = inspection_pb2.ListParticipantsRequest(
+            page_size=page_size, page_token=participants.next_page_token
+        )
+        participants.ClearField("next_page_token")
+        page = await service.ListParticipants(request, no_call)
+        participants.MergeFrom(page)
+        if not page.participants:
+            break
+    return Snapshot(
+        await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
+        participants,
+        await service.ListRounds(inspection_pb2.ListRoundsRequest(limit=limits[0]), no_call),
+        await service.ListModels(inspection_pb2.ListModelsRequest(limit=limits[1]), no_call),
+    )
+
+
 def _why(address: str, error: grpc.RpcError) -> str:
     assert isinstance(error, grpc.Call)
     if "@" in address:
@@ -153,7 +181,7 @@ def render(snapshot: Snapshot, console: Console) -> None:
     """The state first, then who takes part, then what has been."""
     console.print(_headline(snapshot.status))
     for warning in snapshot.status.warnings:
-        console.print(Text(f"warning: {_clean(warning)}", style="yellow"))
+        console.print(Text(f"warning: {clean(warning)}", style="yellow"))
     if snapshot.participants.participants:
         console.print(_participants(snapshot))
     if snapshot.rounds.rounds:
@@ -199,7 +227,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         grid.add_row("best model", Text(best))
     if state == "finished" and status.sites:
         counted = [
-            f"{_clean(one.participant_id)} {one.rounds_contributed} of {one.rounds_selected}"
+            f"{clean(one.participant_id)} {one.rounds_contributed} of {one.rounds_selected}"
             for one in status.sites
         ]
         more = f" and {len(counted) - _MAX_NAMES} more" if len(counted) > _MAX_NAMES else ""
@@ -323,9 +351,9 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
 def _missing(one: inspection_pb2.RoundStatus) -> str:
     """Selected participants that did not count, and why; if they are many, how many and why."""
     if not one.missing:
-        counts = [f"{number} {_clean(kind)}" for kind, number in sorted(one.num_missing.items())]
+        counts = [f"{number} {clean(kind)}" for kind, number in sorted(one.num_missing.items())]
         return f"; missing: {', '.join(counts)}" if counts else ""
-    why = [f"{_clean(p)} ({_clean(reason)})" for p, reason in sorted(one.missing.items())]
+    why = [f"{clean(p)} ({clean(reason)})" for p, reason in sorted(one.missing.items())]
     more = f" and {len(why) - _MAX_NAMES} more" if len(why) > _MAX_NAMES else ""
     return f"; missing: {', '.join(why[:_MAX_NAMES])}{more}"
 

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -200,6 +201,33 @@ def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "round_opened" in told
     assert "round=3" in told
     assert "\x1b" not in told
+
+
+def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Time of day to the second, the event, then fields in their order. What is too long is cut,
+    but of warnings nothing is."""
+    configure("info", console=True, third_party=False)
+    log = structlog.get_logger("xain_coordinator")
+    log.info("model_published", round=12, evaluation={"loss": 0.123456, "accuracy": 0.9})
+    log.info("round_opened", round=3, participant=[f"ward-{i}" for i in range(40)])
+    log.warning("update_refused", reason="a b", participant="x" * 200)
+    short, long, warning = capsys.readouterr().err.splitlines()
+    fields = "model_published    round=12 evaluation=loss:0.1235,accuracy:0.9"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {fields}", short)
+    assert len(long) == 100
+    assert long.endswith("...")
+    assert warning.endswith(f"warning: update_refused     reason='a b' participant={'x' * 200}")
+
+
+def test_console_shows_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", console=True, third_party=False)
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        structlog.get_logger("xain_coordinator").exception("work_failed", round=1)
+    first, *traceback = capsys.readouterr().err.splitlines()
+    assert first.endswith("error: work_failed        round=1")
+    assert traceback[-1] == "KeyError: 'gone'"
 
 
 def test_settings() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.session import Session
@@ -14,9 +14,8 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.ports import JournalError
 from xain_coordinator.restore import restore
-from xain_coordinator.server.inspection_service import MAX_LIMIT, InspectionService
-from xain_coordinator.status_view import NoStatus, Snapshot
-from xain_proto.fl import inspection_pb2 as inspection
+from xain_coordinator.server.inspection_service import InspectionService
+from xain_coordinator.status_view import NoStatus, Snapshot, ask_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +53,5 @@ def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
         raise NoStatus(f"there is no session in {path}")
     last = restored[0]
     driver = cast(Driver, _Stopped(last.session, last.history, last.at))
-    return asyncio.run(_ask(InspectionService(driver, NullMetricsStore(), Counter())))
-
-
-async def _ask(service: InspectionService) -> Snapshot:
-    no_call: Any = None  # the answers do not depend on it
-    everybody = inspection.ListParticipantsResponse()
-    token, is_last = "", False
-    while not is_last:
-        request = inspection.ListParticipantsRequest(page_token=token)
-        page = await service.ListParticipants(request, no_call)
-        everybody.participants.extend(page.participants)
-        token, is_last = page.next_page_token, not page.next_page_token
-    return Snapshot(
-        await service.GetStatus(inspection.GetStatusRequest(), no_call),
-        everybody,
-        await service.ListRounds(inspection.ListRoundsRequest(limit=MAX_LIMIT), no_call),
-        await service.ListModels(inspection.ListModelsRequest(limit=MAX_LIMIT), no_call),
-    )
+    service = InspectionService(driver, NullMetricsStore(), Counter())
+    return asyncio.run(ask_service(service, everything=True))

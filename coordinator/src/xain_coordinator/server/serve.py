@@ -149,10 +149,10 @@ class GrpcServer:
             counters,
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
-        inspection_pb2_grpc.add_InspectionServicer_to_server(
-            InspectionService(driver, metrics, counters, trouble, service.refused.warnings),
-            self._server,
+        self.inspection = InspectionService(
+            driver, metrics, counters, trouble, service.refused.warnings
         )
+        inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, self._server)
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

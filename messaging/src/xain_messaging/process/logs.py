@@ -130,7 +130,7 @@ def configure(level: str, console: bool, third_party: bool) -> None:
 
 
 def write_to(stream: Any) -> None:
-    """Send the lines of configure() to another stream, such as one that prints above a live view."""
+    """Send the lines of configure() to another stream, as one that prints above a live view."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Handler):
             handler.setStream(stream)
@@ -188,7 +188,7 @@ def _line_for_people(colors: bool, logger: WrappedLogger, method: str, event: Ev
 
 
 def _shown(value: object) -> str:
-    """A value without blanks that are not in quotes, and without characters that move the cursor."""
+    """A value whose blanks are in quotes, and without characters that move the cursor."""
     match value:
         case float():
             text = f"{value:.4g}"

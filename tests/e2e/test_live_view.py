@@ -1,0 +1,73 @@
+"""The live view on a real terminal, and without one."""
+
+import asyncio
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.process import CoordinatorProcess
+from support.wire import Member
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+def read_until(terminal: int, text: str) -> str:
+    """What a terminal shows until it shows this."""
+    shown = b""
+    while text.encode() not in shown:
+        shown += os.read(terminal, 65536)  # bounded by the test's timeout
+    return shown.decode(errors="replace")
+
+
+def test_the_coordinators_terminal_shows_the_session(tmp_path: Path) -> None:
+    """The view stands below the log, and Ctrl-C leaves with the log alone."""
+    terminal, inside = pty.openpty()
+    words = ["-m", "xain_coordinator", f"--data-dir={tmp_path}", "--port=0", "--rounds=7"]
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env={**os.environ, "COLUMNS": "120", "LINES": "40", "TERM": "xterm"},
+    )
+    os.close(inside)
+    try:
+        shown = read_until(terminal, "0 of 8 rounds")  # the first makes the initial weights
+        assert "serving" in shown
+        process.send_signal(signal.SIGINT)
+        shown = read_until(terminal, "stopped")
+        assert process.wait(30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+async def test_status_watch_prints_changes_in_a_pipe(tmp_path: Path) -> None:
+    """A line for each change, until the session has ended."""
+    coordinator = CoordinatorProcess(tmp_path, {"rounds.min_participants": 1})
+    await coordinator.start()
+    member = Member(coordinator.port, "a")
+    words = ["-m", "xain_coordinator", "status", "--watch"]
+    watching = await asyncio.create_subprocess_exec(
+        *(sys.executable, *words, f"--address=127.0.0.1:{coordinator.port}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert watching.stdout is not None
+    try:
+        assert (await watching.stdout.readline()).decode() == "standby round 0 of 10\n"
+        await member.rendezvous()
+        second = (await watching.stdout.readline()).decode()
+        assert second == "collecting round 0 of 10, 0 of 1 updates in\n"
+    finally:
+        watching.kill()
+        await watching.wait()
+        await member.close()
+        await coordinator.end()
