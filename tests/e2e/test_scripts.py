@@ -127,7 +127,11 @@ async def test_exception_ends_the_script_and_is_told(
     log = script.log()
     assert log.count("Traceback") == 1, log
     assert "KeyError: 'no such column'" in log
+    # Its text may tell of rows, so that it travels only if the participant allows it.
+    await script.until_coordinator_says('"training_failed"')
+    await script.until_coordinator_says("KeyError")
     await script.until_coordinator_says("participant_left")
+    assert "no such column" not in coordinator.log()
 
 
 @pytest.mark.parametrize(
