@@ -29,12 +29,14 @@ from xain_participant import events as e
 from xain_participant.alive import Alive
 from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
+from xain_participant.download import Download
 from xain_participant.failures import Failure
 from xain_participant.identity import default_participant_id, new_instance_id
 from xain_participant.participant import Participant
 from xain_participant.protocol import Held, Protocol, jittered
 from xain_participant.result import Keeper
 from xain_participant.runtime import Queue, Runtime, Task, Threads
+from xain_participant.upload import Upload
 from xain_participant.values import Call, State, Timer
 from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
@@ -214,6 +216,7 @@ class Agent:
             tells_messages=tells_messages,
         )
         self._profile: DataProfile | None = None
+        self._noted_transfer: Download | Upload | None = None
 
         left = self._work.result  # by an earlier process
         held = Held(left.session_id, left.round) if left is not None else None
@@ -302,6 +305,7 @@ class Agent:
             case a.Rendezvous():
                 self._answers.append(self._answer(Call.RENDEZVOUS, self._rendezvous))
             case a.SendHeartbeat(training, round_):
+                self._note_transfer()
                 state = pb.TRAINING if training else pb.READY
                 self._answers.append(
                     self._answer(
@@ -483,6 +487,17 @@ class Agent:
             case e.ConnectionLost():
                 self._is_away = True
                 self._info("connection_lost")
+
+    def _note_transfer(self) -> None:
+        """Log with each heartbeat how far a transfer is that lasts longer than the interval."""
+        transfer = self._client.transfer
+        if transfer is not None and transfer is self._noted_transfer:
+            self._info(
+                "uploading" if isinstance(transfer, Upload) else "downloading",
+                percent=round(100 * transfer.share),
+                mib=transfer.size_bytes >> 20,
+            )
+        self._noted_transfer = transfer
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""

@@ -382,12 +382,16 @@ def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
 def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None"
 ) -> "WorkloadParticipant":
+    from xain_messaging.logger import get_logger
     from xain_participant.personal import PersonalTensors
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.profile import check_profile
 
+    log = get_logger(__name__)
+    log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
+    log.info("data_loaded", rows=train.num_samples, held_out=test.num_samples)
     personal = None
     if state is not None:
         personal = PersonalTensors(settings.participant.state_dir, state.participant_id)

@@ -177,6 +177,8 @@ class CoordinatorClient:
         self._broken_digest = b""
         self._sizes = MessageSizes()
         self._spare = Spare(max_arrays=1)  # of downloads
+        # The model or update that is on its way, for another thread to show.
+        self.transfer: Download | Upload | None = None
 
     def close(self) -> None:
         """Cancel what is under way and disconnect. Later calls are Refused."""
@@ -287,7 +289,7 @@ class CoordinatorClient:
 
         Raises Refused, with status DATA_LOSS if what arrived is not what ref promises.
         """
-        download = Download(ref, self._spare)
+        download = self.transfer = Download(ref, self._spare)
         try:
             if ref.data:
                 download.add(ref.data)
@@ -296,6 +298,8 @@ class CoordinatorClient:
             return download.vector()
         except Damaged as damaged:
             raise _damaged(ref, str(damaged)) from None
+        finally:
+            self.transfer = None
 
     def put_weights(
         self,
@@ -317,10 +321,14 @@ class CoordinatorClient:
             ref.key = f"{round_}/{self._participant_id}"
             ref.data = upload.start + upload.data
             return ref
-        if offer is not None and offer.url and self._put_directly(offer, upload):
-            ref.key = offer.key
-            return ref
-        return self._put_in_chunks(round_, upload)
+        self.transfer = upload
+        try:
+            if offer is not None and offer.url and self._put_directly(offer, upload):
+                ref.key = offer.key
+                return ref
+            return self._put_in_chunks(round_, upload)
+        finally:
+            self.transfer = None
 
     def _put_in_chunks(self, round_: int, upload: Upload) -> pb.WeightsRef:
         offset = self._find_upload(round_, upload) if upload.digest == self._broken_digest else 0
@@ -418,7 +426,11 @@ class CoordinatorClient:
         if upload.encoding != pb.PLAIN:
             return False  # a store does not decode
         pieces = (memoryview(upload.start), upload.data)
-        return self._use_offer(lambda direct: direct.put(offer.url, pieces))
+
+        def on_sent(num_bytes: int) -> None:
+            upload.share = num_bytes / upload.size_bytes
+
+        return self._use_offer(lambda direct: direct.put(offer.url, pieces, on_sent))
 
     def _use_offer(self, transfer: Callable[[DirectTransfer], bool]) -> bool:
         if self._direct is None:

@@ -113,13 +113,19 @@ class DirectTransfer:
         """
         return self._try("GET", url, lambda target: self._fetch(target, download))
 
-    def put(self, url: str, parts: Sequence[memoryview]) -> bool:
+    def put(
+        self,
+        url: str,
+        parts: Sequence[memoryview],
+        on_sent: Callable[[int], None] = lambda num_bytes: None,
+    ) -> bool:
         """PUT an object, the parts one after another. Returns False, having done nothing, if the
         host has failed lately; True if the store has it.
 
+        on_sent: told, after each chunk, how many bytes of the object were sent.
         Raises OfferFailed.
         """
-        return self._try("PUT", url, lambda target: self._put(target, parts))
+        return self._try("PUT", url, lambda target: self._put(target, parts, on_sent))
 
     def failed(self, method: Method, url: str, reason: str) -> OfferFailed:
         """Remember a failure that showed only later, as those of fetch() and put() are."""
@@ -201,11 +207,13 @@ class DirectTransfer:
 
     # --- up ---
 
-    def _put(self, target: "_Target", parts: Sequence[memoryview]) -> None:
+    def _put(
+        self, target: "_Target", parts: Sequence[memoryview], on_sent: Callable[[int], None]
+    ) -> None:
         for attempts_left in reversed(range(NUM_PUTS)):
             try:
                 with self._connected(target) as connection:
-                    status = self._send(connection, target, parts)
+                    status = self._send(connection, target, parts, on_sent)
             except _Broken:
                 if attempts_left == 0:
                     raise
@@ -215,7 +223,11 @@ class DirectTransfer:
             raise _Failed(f"status {status}")
 
     def _send(
-        self, connection: HTTPConnection, target: "_Target", parts: Sequence[memoryview]
+        self,
+        connection: HTTPConnection,
+        target: "_Target",
+        parts: Sequence[memoryview],
+        on_sent: Callable[[int], None],
     ) -> int:
         """The status that the store answers with."""
         size_bytes = sum(len(part) for part in parts)
@@ -225,9 +237,13 @@ class DirectTransfer:
             connection.putheader(name, value)
         try:
             connection.endheaders()
+            sent = 0
             for part in parts:
                 for offset in range(0, len(part), CHUNK_BYTES):
-                    connection.send(part[offset : offset + CHUNK_BYTES])
+                    chunk = part[offset : offset + CHUNK_BYTES]
+                    connection.send(chunk)
+                    sent += len(chunk)
+                    on_sent(sent)
         except TimeoutError:
             raise
         except OSError:

@@ -36,6 +36,11 @@ class Download:
         """All bytes are here; whether they are the right ones, check() tells."""
         return self.received == self.size_bytes
 
+    @property
+    def share(self) -> float:
+        """How much of the object is here, from 0 to 1; for another thread to show."""
+        return self.received / self.size_bytes if self.size_bytes else 1.0
+
     def add(self, chunk: bytes | memoryview) -> None:
         """What comes next. Raises Damaged if that is too much; nothing is kept of it then."""
         end = self.received + len(chunk)

@@ -17,6 +17,7 @@ class Upload:
 
     encoded: a shorter form of the same vector, which travels in its place.
     size_bytes, digest: of the object that will be stored. The encoded form does not change them.
+    share: how much of it has been sent, from 0 to 1; for another thread to show.
     """
 
     def __init__(self, vector: NDArray[Any], encoded: Encoded | None = None) -> None:
@@ -26,6 +27,7 @@ class Upload:
         self.data = vector.view(np.uint8).data
         self.size_bytes = len(self.start) + len(self.data)
         self.encoding: pb.Encoding.ValueType = pb.PLAIN if encoded is None else encoded.encoding
+        self.share = 0.0
         self._encoded = encoded
         self._tile_bytes = TILE_ELEMENTS * vector.itemsize
         digest = xxhash.xxh3_128(self.start)
@@ -53,6 +55,7 @@ class Upload:
             end = at + size
             yield start[at:end] + data[max(0, at - len(start)) : max(0, end - len(start))]
             at = end
+            self.share = min(1.0, (offset + at) / (offset + len(start) + len(data)))
             if at >= len(start) + len(data):
                 return
 

@@ -1,5 +1,6 @@
 """Connections that die without a word, are cut, or are only slow."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -500,6 +501,28 @@ def test_a_transfer_that_is_cut_in_the_middle_is_made_up_for(
     assert server.calls[method] >= 3
     assert adder.trained == [0, 1]
     assert server.ledger.model[:2].tolist() == [2, 3]
+
+
+def test_long_upload_is_logged_with_its_progress(
+    running: Call,
+    adder: Adder,
+    proxy: FaultProxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With each heartbeat, so that a person sees that it goes on, and how fast."""
+    caplog.set_level("INFO", logger="xain_participant")
+    assert adder.entered.wait(PATIENCE_S)
+    proxy.throttle(100_000)  # four seconds for an upload
+    adder.may_finish.set()
+
+    def percents() -> list[int]:
+        lines = [r.getMessage() for r in caplog.records if "uploading" in r.getMessage()]
+        return [int(found[1]) for line in lines if (found := re.search(r"percent\D+(\d+)", line))]
+
+    poll(lambda: len(percents()) >= 2)
+    proxy.heal()
+    assert running.answer() == 0
+    assert percents() == sorted(percents())
 
 
 def test_a_network_that_is_down_for_a_while_costs_no_training(
