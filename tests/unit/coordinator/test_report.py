@@ -86,6 +86,7 @@ def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
                 contributors=["a"],
                 missing={"b": "failed: TypeError"},
                 evaluation=evaluated(0.75),
+                opened_seconds=10.0,
                 seconds=90000.0,
             ),
             best_round=1,
@@ -99,7 +100,7 @@ def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
         "site b was left out",
         "1, accuracy 0.75",
         "1,200",
-        "25 h 0 min",
+        "1 d 1 h, 0 of 0",
     ):
         assert told in checked.text
     assert checked.tips.count("round 1: failed: TypeError") == 1

@@ -66,14 +66,16 @@ def chart(title: str, lines: Sequence[Line], *, mark: float | None = None) -> st
     )
 
 
-def bars(values: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars. values: (label, length, text at its end)."""
-    longest = max((value for _, value, _ in values), default=0.0) or 1.0
+def timeline(spans: Sequence[tuple[str, float, float, str]]) -> str:
+    """A bar for each span. spans: (label, beginning, end, text at the end of the row)."""
+    first = min((start for _, start, _, _ in spans), default=0.0)
+    whole = max((end for _, _, end, _ in spans), default=0.0) - first or 1.0
     rows = "".join(
         f'<tr><th scope="row">{escape(label)}</th><td class="bar">'
-        f'<span style="width:{100 * value / longest:.2f}%"></span></td>'
+        f'<span style="margin-left:{100 * (start - first) / whole:.2f}%;'
+        f'width:{100 * (end - start) / whole:.2f}%"></span></td>'
         f"<td>{escape(text)}</td></tr>"
-        for label, value, text in values
+        for label, start, end, text in spans
     )
     return f'<div class="wide"><table class="bars">{rows}</table></div>'
 

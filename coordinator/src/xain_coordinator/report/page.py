@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 
-from xain_coordinator.report.charts import Line, bars, chart, number
-from xain_coordinator.status_view import Snapshot
+from xain_coordinator.report.charts import Line, chart, number, timeline
+from xain_coordinator.status_view import Snapshot, duration
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 
@@ -50,7 +50,7 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
         ("state", status.phase),
         ("rounds", f"{trained} of {status.num_rounds}" if not is_over else str(trained)),
         ("participants", took_part if is_over else f"{status.num_connected} connected"),
-        ("time", _duration(status.session_seconds)),
+        ("time", duration(status.session_seconds)),
     ]
     if status.HasField("best_round"):
         value = f", {status.metric} {number(status.best_value)}" if status.metric else ""
@@ -223,24 +223,19 @@ def _timeline(rounds: Sequence[RoundStatus]) -> str:
     shown = rounds[-MAX_TIMELINE_ROUNDS:]
     if not shown:
         return ""
-    values = [
+    spans = [
         (
             f"{one.round} {pb.Task.Name(one.task).lower()}" if one.task else str(one.round),
-            one.seconds,
-            f"{_duration(one.seconds)}, {one.num_contributors} of {one.num_selected}",
+            one.opened_seconds,
+            one.opened_seconds + one.seconds,
+            f"{duration(one.seconds)}, {one.num_contributors} of {one.num_selected}",
         )
         for one in shown
     ]
-    return f"<h2>Timeline</h2><p class='soft'>Seconds by round</p>{bars(values)}"
+    began, ended = duration(spans[0][1]), duration(max(end for _, _, end, _ in spans))
+    told = f"From {began} to {ended} after the session was opened, a bar for each round"
+    return f'<h2>Timeline</h2><p class="soft">{told}</p>{timeline(spans)}'
 
 
 def _more(number_: int, shown: int) -> str:
     return f'<p class="soft">and {number_ - shown} more</p>' if number_ > shown else ""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -233,6 +233,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             round=record.round,
             phase=phase,
             num_samples=record.num_samples,
+            opened_seconds=record.opened_at,
             seconds=seconds,
             num_selected=record.num_selected,
             num_contributors=record.num_contributors,

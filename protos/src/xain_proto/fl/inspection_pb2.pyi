@@ -532,6 +532,7 @@ class RoundStatus(_message.Message):
     SITES_FIELD_NUMBER: _builtins.int
     SPREAD_FIELD_NUMBER: _builtins.int
     NUM_MISSING_FIELD_NUMBER: _builtins.int
+    OPENED_SECONDS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     phase: _builtins.str
     """collecting, aggregating, published"""
@@ -541,6 +542,8 @@ class RoundStatus(_message.Message):
     num_selected: _builtins.int
     num_contributors: _builtins.int
     task: _coordinator_pb2.Task.ValueType
+    opened_seconds: _builtins.float
+    """from the opening of the session to that of the round"""
     @_builtins.property
     def selected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Both are empty where together they are more than 200 names, or the answer would be too large."""
@@ -601,10 +604,11 @@ class RoundStatus(_message.Message):
         sites: _abc.Iterable[Global___SiteMetrics] | None = ...,
         spread: _abc.Mapping[_builtins.str, Global___Spread] | None = ...,
         num_missing: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        opened_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator_evaluation", b"coordinator_evaluation", "evaluation", b"evaluation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_missing", b"num_missing", "num_samples", b"num_samples", "num_selected", b"num_selected", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "spread", b"spread", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contributors", b"contributors", "coordinator_evaluation", b"coordinator_evaluation", "damaged_updates", b"damaged_updates", "evaluation", b"evaluation", "metrics", b"metrics", "missing", b"missing", "num_contributors", b"num_contributors", "num_missing", b"num_missing", "num_samples", b"num_samples", "num_selected", b"num_selected", "opened_seconds", b"opened_seconds", "phase", b"phase", "round", b"round", "seconds", b"seconds", "selected", b"selected", "sites", b"sites", "spread", b"spread", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
