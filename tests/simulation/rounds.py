@@ -222,7 +222,7 @@ class Rounds:
         self._num_needed = num_needed
         self._clocks |= dict.fromkeys(drawn, number)
         self._updated = set()
-        self._refused, self._failed = set(), set()
+        self._refused = set()
         self._is_overdue = False
         self._opened_at[number] = opened.at
 
@@ -274,7 +274,7 @@ class Rounds:
             limit = self._rules.staleness
             oldest = 0 if limit is None else oldest - limit
         self._clocks = {p: self._clocks[p] for p in self._outstanding if self._clocks[p] >= oldest}
-        self._updated = set()
+        self._updated, self._failed = set(), set()
         self._model = model
 
     def _require_late(self, at: float) -> None:

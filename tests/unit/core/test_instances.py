@@ -9,6 +9,8 @@ from xain_coordinator.core import replies as r
 from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
 from xain_coordinator.core.values import ParticipantState
 
+TIMEOUT_S = LEASE_S - HEARTBEAT_TIME_S  # how late a heartbeat may be
+
 
 def rendezvous(bench: Bench, instance_id: str) -> r.Reply:
     return bench.send(
@@ -52,10 +54,23 @@ def test_second_instance_is_refused_for_good_once_the_first_one_is_heard_again(
     assert rendezvous(bench, "three") != r.IdInUse(2.0, LEASE_S - 2.0, None)
 
 
+def test_late_call_of_a_killed_instance_is_no_sign_of_life(bench: Bench) -> None:
+    """The process of instance one was killed; its last heartbeat was on its way for a while."""
+    bench.now = 2.0
+    rendezvous(bench, "two")
+    bench.heartbeat("a", at=2.0 + TIMEOUT_S)
+    reply = rendezvous(bench, "two")
+    assert isinstance(reply, r.IdInUse)
+    assert reply.retry_after_s is not None, "instance two is asked to come again"
+    assert bench.session.conflict("a") is None
+    bench.tick(at=2.0 + TIMEOUT_S + LEASE_S)
+    assert isinstance(rendezvous(bench, "two"), r.Accepted)
+
+
 def test_first_instance_is_warned_for_as_long_as_the_second_one_asks(bench: Bench) -> None:
     rendezvous(bench, "two")
-    assert bench.heartbeat("a", at=2.0).warning == "", "until it is heard after the attempt"
-    warning = bench.heartbeat("a", at=3.0).warning
+    assert bench.heartbeat("a", at=2.0 + TIMEOUT_S).warning == "", "until it is heard well after it"
+    warning = bench.heartbeat("a", at=3.0 + TIMEOUT_S).warning
     assert "a second process, at 10.0.0.2:5, wants to join as a" in warning
     bench.heartbeat("a", at=1.0 + CONTENDER_KEPT_S)
     assert bench.heartbeat("a", at=1.1 + CONTENDER_KEPT_S).warning == warning

@@ -126,14 +126,14 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
     """Keep a second process out for as long as the first one may be alive.
 
     A process that was killed and started again waits for the end of the lease here. The other
-    explanation is certain once the first process has been heard after the second one's attempt.
+    explanation is certain once the first process has been heard well after the second one's attempt.
     """
     participant_id, rules = member.participant_id, session.rules
     sign = session.heard.get(participant_id)
     heard_at = max(member.joined_at if sign is None else sign.at, session.lease_floor)
     lease_s = heard_at + rules.lease_s - now
     known = None if sign is None else sign.contenders.get(command.instance_id)
-    is_alive = known is not None and known.first_at < heard_at
+    is_alive = known is not None and known.is_second(heard_at, rules)
     pause_s = max(MIN_CONTENDER_PAUSE_S, min(rules.heartbeat_time_s, lease_s))
     refused = e.InstanceRefused(participant_id, command.instance_id, command.origin, now)
     reply = r.IdInUse(now - heard_at, lease_s, None if is_alive else pause_s)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
-from xain_coordinator.core.values import DataProfile, ParticipantState
+from xain_coordinator.core.values import DataProfile, ParticipantState, Rules
 from xain_messaging.names import why_not
 from xain_messaging.tags import MAX_TAGS
 from xain_messaging.tags import why_not as why_not_tags
@@ -85,6 +85,14 @@ class Contender:
     first_at: float
     last_at: float
     origin: str
+
+    def is_second(self, heard_at: float, rules: Rules) -> bool:
+        """Whether the connected process goes on beside this one, heard for the last time then.
+
+        A call of a process that was killed may still be on its way for as long as a heartbeat may
+        be late, and is no sign of life.
+        """
+        return self.first_at + rules.heartbeat_timeout_s < heard_at
 
 
 @dataclass(frozen=True, slots=True)

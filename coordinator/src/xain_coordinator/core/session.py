@@ -220,8 +220,8 @@ class Session:
         sign = self.heard.get(participant_id)
         if sign is None or not sign.contenders:
             return None
-        alive = [one for one in sign.contenders.values() if one.first_at < sign.at]
-        return max(alive, key=lambda one: one.last_at, default=None)
+        second = [one for one in sign.contenders.values() if one.is_second(sign.at, self.rules)]
+        return max(second, key=lambda one: one.last_at, default=None)
 
     def owes_update(self, participant_id: str) -> bool:
         """It trains, and has not handed in."""
