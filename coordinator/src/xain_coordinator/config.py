@@ -480,9 +480,7 @@ class CoordinatorConfig(Section):
             workload_options=(
                 json.dumps(self.workload.options, sort_keys=True) if self.workload.options else ""
             ),
-            preprocessing=(
-                self.workload.preprocessing.model_dump_json() if self.workload.name else ""
-            ),
+            preprocessing=self.workload.preprocessing.model_dump_json(),
             initial=self._initial(),
             deadline_s=rounds.deadline_s,
             idle_timeout_s=rounds.idle_timeout_s,

@@ -109,8 +109,11 @@ def _differences(session: Session, config: CoordinatorConfig) -> Iterator[Differ
     }
     if session.lineage is not None or "workload" in changed:
         changed.discard("initial")  # nothing reads it, or it follows from the workload
-    if "initial" not in changed and not session.rules.workload:
-        changed -= _WORKLOAD  # a session from before they were written down
+    is_earlier = not session.rules.preprocessing  # the workload was not written down then
+    if is_earlier:
+        changed -= _WORKLOAD if "initial" not in changed else _WORKLOAD - {"workload"}
+    if is_earlier and asked.initial == "first" and config.rounds.initial_weights is None:
+        changed.discard("initial")  # an earlier version had no choice
     if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
     if changed.intersection(_DERIVED_FROM):
@@ -129,7 +132,7 @@ def _differences(session: Session, config: CoordinatorConfig) -> Iterator[Differ
             ]
         for one, before, now in pairs:
             # The task is the workload's, where the configuration does not say it.
-            is_derived = one == "schema.task" and changed.intersection(_WORKLOAD)
+            is_derived = one == "schema.task" and (is_earlier or changed.intersection(_WORKLOAD))
             if before != now and not is_derived:
                 yield Difference(one, _shown(schema, one, before), _shown(schema, one, now))
 

@@ -306,7 +306,8 @@ class Rules:
     refused_rounds: for how many rounds after the one in which that happens.
     workload: name of the one that makes the initial model; "": none, or not written down.
     workload_options: JSON object of those that were given; "": none.
-    preprocessing: JSON object of how columns are prepared for the workload; "": not written down.
+    preprocessing: JSON object of how columns are prepared for a workload; "": not written down, as
+        in sessions of earlier versions.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
     train_config: JSON object that every assignment carries, the section [train]; "": none.
     schema: what the data of all participants have in common; what it leaves open, the profile of
