@@ -88,6 +88,17 @@ def test_site_that_has_measured_nothing_does_not_count() -> None:
     assert mean_evaluation([Evaluation(0, {})]) is None
 
 
+def test_names_of_one_site_leave_room_for_those_of_all() -> None:
+    """One participant sends as many names as are taken, all of them before "accuracy"."""
+    crowd = {f"a{i:02}": 1.0 for i in range(MAX_METRICS)}
+    sites = [Evaluation(10, {"accuracy": 0.5}), Evaluation(10, {"accuracy": 0.7})]
+    mean = mean_evaluation([*sites, Evaluation(10, crowd)])
+    assert mean is not None
+    assert mean.metrics["accuracy"] == pytest.approx(0.6)
+    assert len(mean.metrics) == MAX_METRICS
+    assert spreads([*sites, Evaluation(10, crowd)])["accuracy"].max == 0.7
+
+
 def test_spread_is_over_sites() -> None:
     found = spreads([Evaluation(1, {"a": 1.0}), Evaluation(99, {"a": 3.0})])
     assert found == {"a": Spread(1.0, 3.0, 1.0)}

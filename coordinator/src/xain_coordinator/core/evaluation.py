@@ -4,7 +4,7 @@ and which model is the best.
 Round r's evaluations are of model r, the one that the round starts from.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite, sqrt
 
@@ -95,14 +95,14 @@ def mean_metrics(sites: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, 
     """The mean of each metric over the sites that have it, weighted by their samples.
 
     sites: (samples, metrics), in any order. If no site has samples, all weigh the same.
-    At most MAX_METRICS names are kept, the first in alphabetical order.
+    At most MAX_METRICS names are kept, those of the most sites: see _kept.
     """
     values: dict[str, list[tuple[int, float]]] = {}
     for num_samples, metrics in sites:
         for name, value in metrics.items():
             values.setdefault(name, []).append((num_samples, value))
     means = {}
-    for name in sorted(values)[:MAX_METRICS]:
+    for name in _kept(values):
         total = sum(num_samples for num_samples, _ in values[name])
         weighted = values[name] if total else [(1, value) for _, value in values[name]]
         # fsum is exact, so the mean does not depend on the order of the sites.
@@ -126,7 +126,14 @@ def spreads(evaluations: Iterable[Evaluation]) -> dict[str, Spread]:
         if one.num_samples:
             for name, value in one.metrics.items():
                 values.setdefault(name, []).append(value)
-    return {name: _spread(values[name]) for name in sorted(values)[:MAX_METRICS]}
+    return {name: _spread(values[name]) for name in _kept(values)}
+
+
+def _kept(values: Mapping[str, Sequence[object]]) -> list[str]:
+    """The names that are kept, in alphabetical order: those that the most sites have sent, so that
+    one site's names do not take the room of the others'."""
+    by_sites = sorted(values, key=lambda name: (-len(values[name]), name))
+    return sorted(by_sites[:MAX_METRICS])
 
 
 def _spread(values: list[float]) -> Spread:
