@@ -126,7 +126,7 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
     """Keep a second process out for as long as the first one may be alive.
 
     A process that was killed and started again waits for the end of the lease here. The other
-    explanation is certain once the first process has been heard well after the second one's attempt.
+    explanation is certain once the first process is heard well after the second one's attempt.
     """
     participant_id, rules = member.participant_id, session.rules
     sign = session.heard.get(participant_id)
