@@ -407,7 +407,7 @@ class VictoriaMetrics:
             one = json.loads(line)
             labels = one["metric"]
             key = (labels.pop("__name__"), labels.pop("id", ""))
-            sessions.add(labels.pop("session"))
+            sessions.add(labels.pop("session", ""))
             assert not labels, f"other tags: {labels}"
             assert key not in found, f"two series {key}"
             found[key] = sorted(zip(one["timestamps"], one["values"], strict=True))

@@ -142,8 +142,15 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-# Neither weights nor where to fetch them travel with a status, so these fields say nothing.
-_LEFT_OUT = frozenset(("xain_proto.fl.WeightsRef.data", "xain_proto.fl.WeightsRef.url"))
+# These do not travel with a status, so that the fields would say nothing.
+_LEFT_OUT = frozenset(
+    (
+        "xain_proto.fl.WeightsRef.data",
+        "xain_proto.fl.WeightsRef.url",
+        "xain_proto.fl.DataProfile.columns",
+        "xain_proto.fl.DataProfile.statistics",
+    )
+)
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -212,6 +212,8 @@ def test_status_as_json(address: str) -> None:
         "num_samples": 12000,
         "num_features": 4,
         "classes": ["a"],
+        "target": "",
+        "task": "",
     }
     assert told["participants"][1]["profile"] is None
     assert [one["num_samples"] for one in told["rounds"]] == [2**40] * 3

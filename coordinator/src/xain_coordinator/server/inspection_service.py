@@ -181,6 +181,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
                 num_samples=member.profile.num_samples,
                 num_features=member.profile.num_features,
                 classes=member.profile.classes,
+                target=member.profile.target,
+                task=member.profile.task,
             )
             if member.profile
             else None,
