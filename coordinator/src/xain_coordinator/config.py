@@ -23,6 +23,7 @@ from xain_messaging.process.fields import (
     FilePath,
     Host,
     Section,
+    Texts,
     WrongSetting,
     join_host_port,
 )
@@ -133,9 +134,7 @@ def _wrong_option(options: Mapping[str, object], message: str) -> WrongSetting:
 class ModelSettings(Section):
     """[model]"""
 
-    personal: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
-        default_factory=list, max_length=100
-    )
+    personal: Texts = ()
 
 
 class AggregationSettings(Section):

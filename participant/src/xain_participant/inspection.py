@@ -5,7 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from xain_workloads.errors import NoData
 from xain_workloads.profile import DataProfile, check_profile
 from xain_workloads.schema import MAX_COLUMNS, shown
-from xain_workloads.statistics import CategoryStatistics, ColumnStatistics, from_json
+from xain_workloads.statistics import (
+    MIN_KNOWN,
+    CategoryStatistics,
+    ColumnStatistics,
+    from_json,
+)
 from xain_workloads.table import Table
 
 _SHOWN_CATEGORIES = 8
@@ -51,7 +56,7 @@ def _told(known: ColumnStatistics | None, least: int) -> str:
         return "nothing"
     if not isinstance(known, CategoryStatistics):
         if not known.moments.count:
-            return "nothing, all of them are missing"
+            return f"nothing, fewer than {MIN_KNOWN} of them are known"
         return f"count, mean, variance, distribution in {len(known.buckets)} steps"
     largest = sorted(known.counts, key=lambda name: -known.counts[name])
     told = [f"{name!r} {known.counts[name]}" for name in largest[:_SHOWN_CATEGORIES]]

@@ -76,6 +76,13 @@ def test_what_is_no_fraction(written: object) -> None:
     )
 
 
+@pytest.mark.parametrize("written", [["head.*", "output.*"], "head.*,output.*"])
+def test_personal_tensors_can_be_named_by_a_flag(written: object) -> None:
+    """A flag and the environment have text only."""
+    config = load(CoordinatorConfig, overrides={"model.personal": written})
+    assert config.model.personal == ("head.*", "output.*")
+
+
 def test_rules_follow_from_the_settings() -> None:
     """N from fraction and minimum; who starts and who may come, from N."""
     rules = config(

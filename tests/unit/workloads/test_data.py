@@ -213,6 +213,7 @@ def test_other_formats_without_rows(write: Write, tmp_path: Path, task: Task) ->
         ("a,b,y\n1,2,x\n1,2\n", "a.csv: CSV parse error: Expected 3 columns, got 2"),
         ("a,a,y\n1,2,x\n", "a.csv: more than one column is called 'a'"),
         ("a\n1\n", "a.csv: column 'a' is alone"),
+        ("a;y\n1,5;x\n", "a.csv: the header is one column, 'a;y'; values are separated by commas"),
         ("", "a.csv: the file is empty"),
         (b"\xff\xfe\x00", "a.csv: 'utf-8' codec"),
     ],

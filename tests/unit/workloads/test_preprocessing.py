@@ -258,6 +258,20 @@ def test_without_statistics_of_every_site_nothing_is_prepared() -> None:
     assert prepare(model.metadata, iris) is iris
 
 
+def test_category_without_preprocessing_is_refused_without_a_value() -> None:
+    """The message is told to the coordinator as the reason of the failure."""
+    with pytest.raises(
+        DataError, match="column 'ward' is a category, and the model has no"
+    ) as caught:
+        prepare({"columns": '{"names": ["ward"]}'}, mixed_wards("intensive care"))
+    assert "intensive" not in str(caught.value)
+
+
+def mixed_wards(*names: str) -> Table:
+    wards = np.array(names, dtype=object)
+    return Table((Column("ward", "category"),), {"ward": wards}, np.zeros(len(names)))
+
+
 def test_very_wide_table_sends_no_statistics() -> None:
     """They would not fit into a profile; the model takes the columns as they are."""
     values = {f"feature number {i}": np.ones(2) for i in range(8000)}

@@ -16,6 +16,7 @@ from xain_workloads.statistics import (
     MAX_NAME_BYTES,
     MAX_STATISTICS_BYTES,
     MIN_BUCKET,
+    MIN_KNOWN,
     CategoryStatistics,
     NumberStatistics,
     Statistics,
@@ -58,15 +59,20 @@ def texts(*values: str | None) -> NDArray[Any]:
 def test_merged_moments_equal_those_of_the_pooled_rows(
     values: list[float], offset: float, cuts: list[int], data: st.DataObject
 ) -> None:
-    """For any split into sites, some of them empty, and in any order of the sites."""
+    """For any split into sites, some of them empty, and in any order of the sites. A site with
+    fewer than MIN_KNOWN numbers tells none of them."""
     numbers = np.array(values) + offset
-    parts = [of_numbers(part) for part in np.split(numbers, sorted(cuts))]
+    pieces = np.split(numbers, sorted(cuts))
+    parts = [of_numbers(piece) for piece in pieces]
     merged = merge(parts)
     shuffled = merge(data.draw(st.permutations(parts)))
     assert merged.to_json() == shuffled.to_json()
-    known = numbers[~np.isnan(numbers)]
+    known = np.concatenate(
+        [piece[~np.isnan(piece)] for piece in pieces if np.sum(~np.isnan(piece)) >= MIN_KNOWN]
+        or [np.empty(0)]
+    )
     column = number(merged)
-    assert (column.moments.count, column.missing) == (len(known), len(numbers) - len(known))
+    assert (column.moments.count, column.missing) == (len(known), np.isnan(numbers).sum())
     if len(known):
         scaler = StandardScaler().fit(known[:, np.newaxis])
         size = max(1.0, float(np.abs(known).max()))
@@ -75,6 +81,23 @@ def test_merged_moments_equal_those_of_the_pooled_rows(
         assert column.moments.variance == pytest.approx(
             spread, rel=1e-9, abs=(size * 1e-13) ** 2 + 1e-12
         )
+
+
+def test_statistics_do_not_tell_numbers_of_fewer_than_five_rows() -> None:
+    """The mean of one number is the number; mean and variance of two are both of them."""
+    few = np.array([171.25, 93.5, np.nan, np.nan, np.nan, np.nan])
+    statistics = describe({"x": few, "y": np.arange(6.0)}, few[:2])
+    for value in (171.25, 93.5, few[:2].mean()):
+        assert str(value) not in statistics.to_json()
+    assert number(statistics, "x").missing == 4
+    assert number(statistics, "y").moments.mean == 2.5
+    # The column is scaled by those who know more of it.
+    others = describe({"x": np.arange(10.0), "y": np.arange(10.0)}, np.arange(10.0))
+    merged = merge([statistics, others])
+    assert number(merged).moments.mean == 4.5
+    assert number(merged).quantile(0.5) == pytest.approx(4.5)
+    assert merged.target is not None
+    assert merged.target.count == 10
 
 
 @given(

@@ -433,6 +433,12 @@ def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> st
     if target is not None and target not in columns:
         raise DataError(f"{path}: no column {target!r}; there are: {', '.join(map(repr, columns))}")
     if len(columns) < 2:
+        if (separator := next((mark for mark in ";\t|" if mark in columns[0]), "")) != "":
+            raise DataError(
+                f"{path}: the header is one column, {columns[0]!r}; values are separated by commas,"
+                f" in this file they seem to be by {separator!r}: save it with commas, and with"
+                " points in numbers"
+            )
         raise DataError(f"{path}: column {columns[0]!r} is alone; features need a column too")
     return columns[-1] if target is None else target
 

@@ -279,7 +279,16 @@ def prepare(
         data = Table.from_dataset(data)
     if preprocessing is None:
         names = _column_names(metadata)
-        return (data.arranged(names) if names else data).to_dataset()
+        table = data.arranged(names) if names else data
+        for column in table.columns:
+            # Named without a value of it, which to_dataset() quotes: this message may travel.
+            if column.type == "category":
+                raise DataError(
+                    f"column {column.name!r} is a category, and the model has no preprocessing,"
+                    " because a participant sent no statistics; leave the column out with [data]"
+                    " drop, or see the coordinator's warning no_preprocessing"
+                )
+        return table.to_dataset()
     return preprocessing.apply(data, fill_absent=fill_absent)
 
 

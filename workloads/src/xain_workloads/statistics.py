@@ -1,7 +1,8 @@
 """Statistics of the columns of one site, from which the preprocessing of all sites is fitted.
 
 A site sends the statistics as JSON text in its data profile. Statistics of several sites merge to
-the statistics of all their rows. No row travels, and no minimum or maximum of a column.
+the statistics of all their rows. No row travels, and no minimum or maximum of a column. A column
+with fewer than MIN_KNOWN numbers has no moments: the mean of one number is the number.
 """
 
 from collections import Counter
@@ -26,6 +27,7 @@ MAX_STATISTICS_BYTES = 512 << 10
 # A bucket of the quantile sketch has at least MIN_BUCKET rows, so its mean is not one row's value.
 MAX_BUCKETS = 64
 MIN_BUCKET = 5
+MIN_KNOWN = MIN_BUCKET  # numbers of a column, for its moments to travel
 _BUCKET_BYTES = 24  # a float as JSON writes it, and a comma
 
 # The square of a value, times any number of rows, stays finite.
@@ -35,7 +37,10 @@ _MAX_SQUARES = 1e300
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and M2, the sum of squared differences from the mean, of known values."""
+    """Count, mean and M2, the sum of squared differences from the mean, of known values.
+
+    A site with fewer than MIN_KNOWN of them tells none: count is 0 then.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -151,7 +156,7 @@ def _describe_numbers(name: str, column: NDArray[Any], max_buckets: int) -> Numb
     if num_buckets > 1:  # one bucket would repeat the mean
         pieces = np.array_split(known, num_buckets)
         buckets = tuple((float(piece.mean()), len(piece)) for piece in pieces)
-    elif len(known):
+    elif moments.count:
         buckets = ((moments.mean, moments.count),)
     return NumberStatistics(len(column) - len(known), moments, buckets)
 
@@ -174,6 +179,8 @@ def _moments(where: str, known: NDArray[Any]) -> Moments:
     largest = float(np.abs(known).max())
     if not largest <= MAX_VALUE:
         raise DataError(f"{where} has a value of {largest:g}; at most {MAX_VALUE:g} is taken")
+    if len(known) < MIN_KNOWN:
+        return Moments()
     mean = float(known.mean())
     return Moments(len(known), mean, float(np.square(known - mean).sum()))
 
