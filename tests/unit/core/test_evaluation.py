@@ -141,6 +141,10 @@ def test_empty_model_is_not_evaluated() -> None:
     bench = Bench(make_rules(initial="empty"))
     bench.send(c.Rendezvous("a", None, {}, True))
     assert not bench.start("a").evaluate
+    hand_in(bench, "a", {"accuracy": 1.0})
+    assert bench.phase is Phase.COLLECTING
+    assert bench.session.round == 1
+    assert bench.session.evaluation.best is None, "an empty model is not the best one"
 
 
 def test_evaluation_off_asks_for_nothing() -> None:

@@ -293,16 +293,18 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     if command.weights is None:
         key = update_key(number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
+    is_initial = _model(session).is_empty
     # A trained model keeps its layout, whatever an update says.
-    layout = command.layout if _model(session).is_empty else ()
+    layout = command.layout if is_initial else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
     check_update(_model(session), round_, update)
+    is_evaluated = session.rules.evaluates(number) and not is_initial
     accepted = e.UpdateAccepted(
         round_.number,
         update,
         staleness=round_.number - number,
         metrics=command.training,
-        evaluation=command.evaluation if session.rules.evaluates(number) else None,
+        evaluation=command.evaluation if is_evaluated else None,
     )
     return (*bound, accepted), r.Done(), command.metrics
 
