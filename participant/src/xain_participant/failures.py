@@ -1,7 +1,8 @@
 """What a participant tells the coordinator of an exception in its own code.
 
 An exception may quote the data that it stumbled over, so its message stays here unless its owner
-allows it to travel. Messages of our own errors always travel: they name columns and settings.
+allows it to travel. Messages of our own errors travel when the agent raises them: they name columns
+and settings. In a script they may come from loading a file, and quote a cell of it.
 """
 
 import traceback
@@ -23,12 +24,13 @@ class Failure:
     traceback: str = ""
 
 
-def describe(error: BaseException, *, tells_messages: bool) -> Failure:
+def describe(error: BaseException, *, tells_messages: bool, is_of_script: bool = False) -> Failure:
     """What is told of an exception.
 
     tells_messages: whether the text of any exception may travel.
+    is_of_script: whether the body of a script's loop raised it.
     """
-    tells = tells_messages or isinstance(error, WorkloadError)
+    tells = tells_messages or (isinstance(error, WorkloadError) and not is_of_script)
     frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
     return Failure(
         type(error).__name__,

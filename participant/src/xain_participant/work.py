@@ -96,15 +96,17 @@ class Work:
         except BodyFailed as failed:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
-            return self._failed(round_, error)
+            return self._failed(round_, error, is_of_script=True)
         except BaseException as error:
             # Also a SystemExit of the participant: it ends this thread, and the loop must hear it.
             self._log.error("work_failed", round=round_, call=call.name.lower(), exc_info=error)
             return self._failed(round_, error)
 
-    def _failed(self, round_: int, error: BaseException) -> e.TrainingFailed:
+    def _failed(
+        self, round_: int, error: BaseException, *, is_of_script: bool = False
+    ) -> e.TrainingFailed:
         message = "".join(traceback.format_exception_only(error)).strip()
-        failure = describe(error, tells_messages=self._tells_messages)
+        failure = describe(error, tells_messages=self._tells_messages, is_of_script=is_of_script)
         return e.TrainingFailed(round_, message, failure)
 
     def assign(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:

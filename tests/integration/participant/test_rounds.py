@@ -14,6 +14,8 @@ from integration.participant.scripted import PATIENCE_S, Ledger, ScriptedCoordin
 from support.logs import capture_logs
 from xain_coordinator.app import Coordinator
 from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.data import load
+from xain_workloads.errors import DataError
 
 Serve = Callable[..., ScriptedCoordinator]
 Start = Callable[..., Awaitable[Coordinator]]
@@ -189,6 +191,26 @@ def test_exception_within_with_is_raised_and_ends_the_participant(serve: Serve) 
     coordinator.wait_until(lambda: not coordinator.ledger.members)
     (exiting,) = (entry for entry in logs if entry["event"] == "exiting")
     assert exiting["reason"] == "training of round 0 failed: KeyError: 'no such column'"
+
+
+async def test_cell_of_a_file_that_a_script_fails_to_load_stays_at_the_participant(
+    start: Start, tmp_path: Path
+) -> None:
+    """The error of our own loader names column, row and cell; the coordinator hears its type."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 1})
+    (tmp_path / "a.csv").write_text("age,y\n40,0\nJohn Smith,1\n")
+
+    def script() -> None:
+        initial = {"w": np.zeros(1, np.float32)}
+        target = f"127.0.0.1:{coordinator.port}"
+        with xain.rounds(initial, coordinator=target, id="ward-7") as rounds:
+            for _ in rounds:
+                load(tmp_path / "a.csv")
+
+    with capture_logs() as logs, pytest.raises(DataError, match="John Smith"):
+        await asyncio.to_thread(script)
+    (told,) = (entry for entry in logs if entry["event"] == "training_failed")
+    assert told["reason"] == "DataError"
 
 
 def test_loop_that_is_left_early_leaves_the_session(serve: Serve) -> None:

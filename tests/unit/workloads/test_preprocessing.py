@@ -152,6 +152,11 @@ def test_preprocessing_is_read_back_as_it_was_written() -> None:
     assert Preprocessing.from_json(preprocessing.to_readable_json()) == preprocessing
 
 
+def test_names_beyond_ascii_can_be_read_by_people() -> None:
+    table = Table((Column("Größe"),), {"Größe": np.arange(9.0)}, np.arange(9.0))
+    assert '"Größe"' in fit([table.profile()], PreprocessingOptions()).to_readable_json()
+
+
 GOOD = Preprocessing(
     (
         NumberColumn("age", 50.0, Scale(50.0, 10.0)),

@@ -213,7 +213,7 @@ class Preprocessing:
 
     def to_readable_json(self) -> str:
         """The same with a line for each value, for people."""
-        return dumps(self._entry(), indent=2, allow_nan=False) + "\n"
+        return dumps(self._entry(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     def _entry(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"version": VERSION, "columns": []}
