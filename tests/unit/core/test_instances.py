@@ -8,6 +8,8 @@ from xain_coordinator.core import errors
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.membership import CONTENDER_KEPT_S, MAX_CONTENDERS
 from xain_coordinator.core.values import ParticipantState
+from xain_coordinator.history import History
+from xain_coordinator.server.inspection_service import warnings
 
 TIMEOUT_S = LEASE_S - HEARTBEAT_TIME_S  # how late a heartbeat may be
 
@@ -121,3 +123,13 @@ def test_contenders_that_are_remembered_have_a_bound(bench: Bench) -> None:
 def test_instance_id_must_be_a_name(bench: Bench) -> None:
     for name in ("a", "b"):
         bench.refuses(c.Rendezvous(name, PROFILE, {}, instance_id="x" * 1000), errors.InvalidName)
+
+
+def test_conflict_is_no_warning_after_the_end(bench: Bench) -> None:
+    """A finished session refuses no process."""
+    rendezvous(bench, "two")
+    bench.heartbeat("a", at=3.0 + TIMEOUT_S)
+    assert warnings(bench.session, History())
+    bench.send(c.EffectFailed("the disk is full"))
+    assert isinstance(rendezvous(bench, "two"), r.Accepted)
+    assert warnings(bench.session, History()) == []

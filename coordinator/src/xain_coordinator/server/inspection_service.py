@@ -317,8 +317,9 @@ def _not_eligible_because(session: Session, participant_id: str) -> str:
 
 
 def _conflict(session: Session, participant_id: str) -> str:
-    """A second process with this participant's id; empty if there is none."""
-    second = session.conflict(participant_id)
+    """A second process with this participant's id; empty if there is none, and after the end, when
+    nobody is refused."""
+    second = None if session.phase is Phase.FINISHED else session.conflict(participant_id)
     return f"a second process with this id, at {second.origin}, is refused" if second else ""
 
 
