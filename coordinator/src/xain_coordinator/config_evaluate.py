@@ -42,7 +42,7 @@ class EvaluateSettings(Section):
         if self.metric and not self.direction and self.metric not in WELL_KNOWN:
             raise WrongSetting(
                 "direction",
-                f'it must be "max" or "min" for the metric "{self.metric}"; it is known only of '
+                'it must be "max" or "min" for this evaluate.metric; it is known only of '
                 f"{', '.join(sorted(WELL_KNOWN))}",
             )
         if self.patience and not self.metric:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,8 @@ def open_session(config: CoordinatorConfig) -> None:
 async def _status_of(config: CoordinatorConfig) -> object:
     """The exit status of a start that fails."""
     with contextlib.ExitStack() as at_end:
-        return await app._start(config, False, asyncio.Event(), at_end)
+        start = partial(Coordinator, config, resume=True)
+        return await app._start(config, start, asyncio.Event(), at_end)
 
 
 def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ def test_a_session_whose_plug_in_is_gone(site: Path, tmp_path: Path) -> None:
     plugins._search.cache_clear()
     other = settings.load(CoordinatorConfig, overrides=overrides)
     with pytest.raises(PluginFailed, match="opened with the rule 'odd', and no plug-in gives it"):
-        Coordinator(other)
+        Coordinator(other, resume=True)
     assert asyncio.run(_status_of(other)) == EXIT_ERROR
 
 
