@@ -5,7 +5,6 @@ import io
 import re
 import shlex
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import typer
 
 from support.process import CoordinatorProcess
+from support.terminals import BIN, Terminals
 from support.wire import Member
 from xain_coordinator.cli import app as coordinator_app
 from xain_participant.cli import app as participant_app
@@ -22,7 +22,6 @@ from xain_proto.fl import coordinator_pb2 as pb
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BIN = Path(sys.executable).parent
 LAYOUT = re.compile(r"[a-z]+/ +\w")  # of "Where things are": a folder and what is in it
 
 # What this test does not do: it would set up another environment, needs a program that is not ours,
@@ -148,65 +147,38 @@ def test_every_flag_in_the_readme_exists(command):
             assert (ROOT / word).exists(), word
 
 
-class Terminals:
-    """Where a newcomer types what the README says, in one folder: what goes on running does so
-    beside the next command. All use one port, which is free, instead of 50051."""
+class ReadmeTerminals(Terminals):
+    """Terminals in which a newcomer types what the README says."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.coordinator: asyncio.subprocess.Process | None = None
-        self.participants: list[asyncio.subprocess.Process] = []
-        self.log = b""
+        super().__init__(folder, scripts=("mean.py",))
         (folder / "configs").symlink_to(ROOT / "configs")
 
-    async def do(self, line: str) -> None:
-        line = line.replace("HOST:50051", "localhost:50051").replace("50051", str(self.port))
-        words = shlex.split(line.replace(".venv/bin/", f"{BIN}/"))
+    async def do(self, line: str) -> str:
+        words = self.words(line)
         program, command = Path(words[0]).name, words[1]
-        if program == "xain-participant" or "mean.py" in words:
-            await self._participate(words)
-            return
-        await self._wait_for_participants()
-        if program == "kill":
-            await self.stop_coordinator()
-        elif program == "seq":
-            (self.folder / words[-1]).write_text((await self._run(*words[:-2]))[0])
+        if program == "seq":
+            await self.wait_for_participants()
+            (self.folder / words[-1]).write_text((await self.run(*words[:-2]))[0])
         elif command == "demo":
             await self._demo(words)
-        elif command == "status":
-            shown, _ = await self._run(*words, *self._unless(words, "--address"))
-            assert "finished" in shown
-        elif command == "check-config":
-            await self._run(*words)
         elif command == "extend":
+            await self.wait_for_participants()
             await self.stop_coordinator()
-            shown, _ = await self._run(*words)
-            assert "20 more rounds after the 20" in shown
+            assert "20 more rounds after the 20" in await super().do(line)
+        elif command == "status":
+            await self.wait_for_participants()
+            shown, _ = await self.run(*words, *self.unless(words, "--address"))
+            assert "finished" in shown
         else:
-            assert program == "xain-coordinator", line
-            await self._coordinate([word for word in words if word != "&"])
-
-    def _unless(self, words: list[str], flag: str) -> list[str]:
-        return [] if flag in words else [flag, f"localhost:{self.port}"]
-
-    async def _run(self, *words: str) -> tuple[str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            cwd=self.folder,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        output, errors = await process.communicate()
-        assert process.returncode == 0, (words, output, errors)
-        return output.decode(), errors.decode()
+            return await super().do(line)
+        return ""
 
     async def _demo(self, words: list[str]) -> None:
         """Until it has shown a round, if it is long."""
+        await self.wait_for_participants()
         if "--help" in words:
-            await self._run(*words)
+            await self.run(*words)
             return
         process = await asyncio.create_subprocess_exec(
             *words, cwd=self.folder, stdout=asyncio.subprocess.PIPE
@@ -218,51 +190,11 @@ class Terminals:
                 break
         assert await process.wait() == 130
 
-    async def _coordinate(self, words: list[str]) -> None:
-        """In the place of the one before. Returns when it serves."""
-        await self.stop_coordinator()
-        self.coordinator = await asyncio.create_subprocess_exec(
-            *words,
-            f"--port={self.port}",
-            cwd=self.folder,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        self.log = b""
-        while b'"serving"' not in self.log:
-            line = await self.coordinator.stderr.readline()
-            assert line, (words, self.log)
-            self.log += line
-
-    async def stop_coordinator(self) -> None:
-        """With Ctrl-C. It must not have taken up the session of an example before."""
-        if self.coordinator is not None and self.coordinator.returncode is None:
-            self.coordinator.send_signal(signal.SIGINT)
-            _, rest = await self.coordinator.communicate()
-            assert self.coordinator.returncode == 0
-            assert b"session_is_finished" not in self.log + rest
-            assert b"rules_differ" not in self.log + rest
-
-    async def _participate(self, words: list[str]) -> None:
-        if "mean.py" not in words:
-            words = [*words, *self._unless(words, "--coordinator")]
-        teams = [words]
-        if "ward-7" in words:  # "on each machine that has data", and there are two
-            teams.append([word.replace("ward-7", "ward-8") for word in words])
-        for team in teams:
-            self.participants.append(await asyncio.create_subprocess_exec(*team, cwd=self.folder))
-
-    async def _wait_for_participants(self) -> None:
-        """All end by themselves, and well: they have trained."""
-        ends = await asyncio.gather(*(process.wait() for process in self.participants))
-        assert not any(ends), ends
-        self.participants.clear()
-
-    async def end(self) -> None:
-        """Nothing stays behind."""
-        for process in (*self.participants, self.coordinator):
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
+    async def participate(self, words: list[str]) -> None:
+        """On "each machine that has data" there is one of two participants."""
+        await super().participate(words)
+        if "ward-7" in words:
+            await super().participate([word.replace("ward-7", "ward-8") for word in words])
 
 
 async def test_the_commands_in_their_order(tmp_path):
@@ -271,7 +203,7 @@ async def test_the_commands_in_their_order(tmp_path):
     (tmp_path / "mean.py").write_text(example("participant"))
     rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
     (tmp_path / "patients.csv").write_text("\n".join(["age,dose,outcome", *rows, ""]))
-    terminals = Terminals(tmp_path)
+    terminals = ReadmeTerminals(tmp_path)
     done = []
     try:
         for line in command_lines():

@@ -122,6 +122,8 @@ _EXAMPLES = """**Examples**
   data set that scikit-learn brings along; start three more with --index 1, 2 and 3
 
 - `xain-participant --config ward-7.toml --set training.seed=3` : settings from a file, one changed
+
+- `xain-participant new --template sklearn study` : a small project to begin with
 """
 
 _INSPECT_HELP = """Show what a coordinator would be told about these data, without one.
@@ -144,6 +146,28 @@ _INSPECT_EXAMPLES = """**Examples**
   two columns, and with one of codes
 
 - `xain-participant inspect --config ward-7.toml` : as the participant itself reads them
+"""
+
+_NEW_HELP = """Write a small project that trains a model over two sites as it is.
+
+It has a README with three commands, the configuration of a coordinator, and either that of the
+participants or a script. Change it step by step into your own. Nothing is overwritten.
+
+- `sklearn` : a linear model on tables; needs the extra `xain-participant[tables]`
+
+- `xgboost` : gradient-boosted trees on tables; needs the extra `xain-participant[xgboost]`
+
+- `torch` : a script with PyTorch and a loop over `xain.rounds()`
+
+Exit status: 0 if the project is there; 1 if it cannot be written, or something is there already; 2
+if there is no such template.
+"""
+
+_NEW_EXAMPLES = """**Examples**
+
+- `xain-participant new --template sklearn study` : then `cd study`, and follow its README.md
+
+- `xain-participant new --template torch study`
 """
 
 
@@ -283,6 +307,29 @@ def _inspect(
         typer.echo(inspect(train, test, settings.data.min_category_count))
     except DataError as error:
         fail(PROGRAM, f"a coordinator would refuse the data: {error}", EXIT_BAD_DATA)
+
+
+@app.command("new", help=_NEW_HELP, epilog=_NEW_EXAMPLES)
+def _new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder, or an empty one.")],
+    template: Annotated[
+        str, typer.Option(metavar="NAME", help="sklearn, torch or xgboost.", show_default=False)
+    ],
+) -> None:
+    from xain_participant.projects import known_templates, new_project
+
+    if template not in known_templates():
+        known = ", ".join(known_templates())
+        fail(PROGRAM, f"there is no template {template!r}; there are: {known}", EXIT_BAD_CONFIG)
+    try:
+        files = new_project(template, folder)
+    except FileExistsError:
+        fail(PROGRAM, f"{folder} is there already, and is no empty folder", EXIT_BAD_DATA)
+    except OSError as error:
+        fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_BAD_DATA)
+    for file in files:
+        typer.echo(file)
+    typer.echo(f"Now: cd {folder}, and follow README.md")
 
 
 def _data_values(

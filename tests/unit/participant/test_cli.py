@@ -216,3 +216,26 @@ assert not HIDDEN & set(sys.modules)
 """
     done = start_without(program)
     assert done.returncode == 0, done.stderr
+
+
+def test_new_project_overwrites_nothing(tmp_path: Path) -> None:
+    """A folder that has a file is refused with one line, and stays as it is."""
+    (tmp_path / "notes.txt").write_text("mine")
+    result = run("new", "--template", "torch", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.output == (
+        f"xain-participant: {tmp_path} is there already, and is no empty folder\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_new_names_the_templates_that_there_are(tmp_path: Path) -> None:
+    """The help and the message about an unknown template list the same names."""
+    result = run("new", "--template", "keras", str(tmp_path / "study"))
+    assert result.exit_code == 2
+    assert result.output.endswith(
+        "there is no template 'keras'; there are: sklearn, torch, xgboost\n"
+    )
+    assert not (tmp_path / "study").exists()
+    help_text = re.sub(r"\s+", " ", run("new", "--help").output)
+    assert all(name in help_text for name in ("sklearn", "torch", "xgboost"))

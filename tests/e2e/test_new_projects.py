@@ -1,0 +1,46 @@
+"""Projects of `xain-participant new`, each with a coordinator and two sites in processes."""
+
+from pathlib import Path
+
+import pytest
+
+from support.terminals import Terminals, commands_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+async def written(template: str, folder: Path) -> Path:
+    """A new project; with two rounds instead of ten, so that the test is short."""
+    project = folder / template
+    shown = await Terminals(folder).do(f"xain-participant new --template {template} {project}")
+    assert shown.endswith(f"Now: cd {project}, and follow README.md\n")
+    settings = project / "coordinator.toml"
+    text = settings.read_text()
+    assert "\nrounds = 10\n" in text
+    settings.write_text(text.replace("\nrounds = 10\n", "\nrounds = 2\n"))
+    return project
+
+
+@pytest.mark.parametrize(
+    ("template", "file"),
+    [("sklearn", "model.skops"), ("xgboost", "model.json"), ("torch", "model.safetensors")],
+)
+async def test_new_project_trains_as_it_is(template: str, file: str, tmp_path: Path) -> None:
+    """The three commands of its README train a model, and one more takes it home."""
+    if template == "torch":
+        pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
+    project = await written(template, tmp_path)
+    page = (project / "README.md").read_text()
+    lines = commands_of(page)
+    assert len(lines) == 3
+    terminals = Terminals(project, scripts=("train.py",))
+    try:
+        for line in lines:
+            await terminals.do(line)
+        await terminals.wait_for_participants()
+        export = f"xain-coordinator export --address localhost --best --to {file}"
+        assert f"`{export}`" in page
+        shown = await terminals.do(export.replace("localhost", "localhost:50051"))
+        assert shown.endswith(f" is in {file}\n")  # the best one, by what the sites have measured
+    finally:
+        await terminals.end()

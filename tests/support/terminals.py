@@ -1,0 +1,132 @@
+"""Terminals in which the commands of a page are typed, one after the other."""
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+PROGRAMS = ("xain-coordinator", "xain-participant", "python")
+
+
+def commands_of(page: str) -> list[str]:
+    """Lines of a page that are indented by four blanks and call one of our programs, or Python."""
+    lines = re.findall(r"^    ((?:\.venv/bin/)?(?:[a-z-]+)(?: .*)?)$", page, re.MULTILINE)
+    return [line for line in lines if line.split()[0].removeprefix(".venv/bin/") in PROGRAMS]
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Code blocks of a page behind a `file:` mark, by the name of the file."""
+    marked = re.findall(r"<!-- file: ([\w.-]+) -->\n```\w*\n(.*?)```", page, re.DOTALL)
+    return dict(marked)
+
+
+class Terminals:
+    """Terminals in one folder. A coordinator and participants run beside the next command; all
+    other commands wait for the participants to end. All use one free port instead of 50051.
+
+    scripts: names of the Python files that take part, as xain-participant does.
+    """
+
+    def __init__(self, folder: Path, scripts: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.scripts = scripts
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.coordinator: asyncio.subprocess.Process | None = None
+        self.participants: list[asyncio.subprocess.Process] = []
+        self.log = b""
+
+    def words(self, line: str) -> list[str]:
+        """The words of a command, with the port and the programs of this test."""
+        line = line.replace("HOST:50051", "localhost:50051").replace("50051", str(self.port))
+        first, *rest = shlex.split(line)
+        name = first.removeprefix(".venv/bin/")
+        return [str(BIN / name) if name in PROGRAMS else first, *rest]
+
+    async def do(self, line: str) -> str:
+        """Type a command. Returns its output; "" if it goes on beside the next one."""
+        words = self.words(line)
+        program, command = Path(words[0]).name, words[1] if len(words) > 1 else ""
+        is_command = command and not command.startswith("-")
+        if (program == "xain-participant" and not is_command) or command in self.scripts:
+            await self.participate(words)
+            return ""
+        await self.wait_for_participants()
+        if program == "kill":
+            await self.stop_coordinator()
+            return ""
+        if program == "xain-coordinator" and not is_command:
+            await self.coordinate([word for word in words if word != "&"])
+            return ""
+        return "".join(await self.run(*words))
+
+    def unless(self, words: list[str], flag: str) -> list[str]:
+        """A flag with the coordinator's address, unless the command has it."""
+        return [] if flag in words else [flag, f"localhost:{self.port}"]
+
+    async def run(self, *words: str) -> tuple[str, str]:
+        """Run a command to its end, which must be good. Returns its two outputs."""
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=self.folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        assert process.returncode == 0, (words, output, errors)
+        return output.decode(), errors.decode()
+
+    async def coordinate(self, words: list[str]) -> None:
+        """Start a coordinator in the place of the one before. Returns when it serves."""
+        await self.stop_coordinator()
+        self.coordinator = await asyncio.create_subprocess_exec(
+            *words,
+            f"--port={self.port}",
+            cwd=self.folder,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self.log = b""
+        assert self.coordinator.stderr is not None
+        while b'"serving"' not in self.log:
+            line = await self.coordinator.stderr.readline()
+            assert line, (words, self.log)
+            self.log += line
+
+    async def stop_coordinator(self) -> None:
+        """Stop it with Ctrl-C. It must not have taken up the session of an example before."""
+        if self.coordinator is not None and self.coordinator.returncode is None:
+            self.coordinator.send_signal(signal.SIGINT)
+            _, rest = await self.coordinator.communicate()
+            assert self.coordinator.returncode == 0
+            assert b"session_is_finished" not in self.log + rest
+            assert b"rules_differ" not in self.log + rest
+
+    async def participate(self, words: list[str]) -> None:
+        """Start a participant. A script gets the port from the environment."""
+        if Path(words[0]).name == "xain-participant":
+            words = [*words, *self.unless(words, "--coordinator")]
+        process = await asyncio.create_subprocess_exec(
+            *(word for word in words if word != "&"),
+            cwd=self.folder,
+            env={**os.environ, "XAIN_PARTICIPANT_COORDINATOR__PORT": str(self.port)},
+        )
+        self.participants.append(process)
+
+    async def wait_for_participants(self) -> None:
+        """Wait until all participants have ended by themselves, with status 0."""
+        ends = await asyncio.gather(*(process.wait() for process in self.participants))
+        assert not any(ends), ends
+        self.participants.clear()
+
+    async def end(self) -> None:
+        """Kill what still runs."""
+        for process in (*self.participants, self.coordinator):
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
