@@ -38,9 +38,9 @@ async def test_new_project_trains_as_it_is(template: str, file: str, tmp_path: P
         for line in lines:
             await terminals.do(line)
         await terminals.wait_for_participants()
-        export = f"xain-coordinator export --address localhost --best --to {file}"
+        export = f"xain-coordinator export --address localhost:50051 --best --to {file}"
         assert f"`{export}`" in page
-        shown = await terminals.do(export.replace("localhost", "localhost:50051"))
+        shown = await terminals.do(export)
         assert shown.endswith(f" is in {file}\n")  # the best one, by what the sites have measured
     finally:
         await terminals.end()
