@@ -40,7 +40,7 @@ class Terminals:
             self.port: int = probe.getsockname()[1]
         self.coordinator: asyncio.subprocess.Process | None = None
         self.participants: list[asyncio.subprocess.Process] = []
-        self.log = b""
+        self._log_path = folder / "coordinator.log"
 
     def words(self, line: str) -> list[str]:
         """The words of a command, with the port and the programs of this test."""
@@ -85,27 +85,25 @@ class Terminals:
     async def coordinate(self, words: list[str]) -> None:
         """Start a coordinator in the place of the one before. Returns when it serves."""
         await self.stop_coordinator()
-        self.coordinator = await asyncio.create_subprocess_exec(
-            *words,
-            f"--port={self.port}",
-            cwd=self.folder,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        self.log = b""
-        assert self.coordinator.stderr is not None
-        while b'"serving"' not in self.log:
-            line = await self.coordinator.stderr.readline()
-            assert line, (words, self.log)
-            self.log += line
+        with self._log_path.open("wb") as log:
+            self.coordinator = await asyncio.create_subprocess_exec(
+                *words, f"--port={self.port}", cwd=self.folder, stderr=log
+            )
+        while '"serving"' not in self.log():
+            assert self.coordinator.returncode is None, (words, self.log())
+            await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
+
+    def log(self) -> str:
+        """What the coordinator has logged. In a file, since a pipe that is not read would fill."""
+        return self._log_path.read_text() if self._log_path.exists() else ""
 
     async def stop_coordinator(self) -> None:
         """Stop it with Ctrl-C. It must not have taken up the session of an example before."""
         if self.coordinator is not None and self.coordinator.returncode is None:
             self.coordinator.send_signal(signal.SIGINT)
-            _, rest = await self.coordinator.communicate()
-            assert self.coordinator.returncode == 0
-            assert b"session_is_finished" not in self.log + rest
-            assert b"rules_differ" not in self.log + rest
+            assert await self.coordinator.wait() == 0
+            assert "session_is_finished" not in self.log()
+            assert "rules_differ" not in self.log()
 
     async def participate(self, words: list[str]) -> None:
         """Start a participant. A script gets the port from the environment."""
