@@ -145,8 +145,8 @@ def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("a,b,label\n")
     done = start("--data", str(tmp_path / "empty.csv"), "--coordinator", "localhost:1")
     assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
-    assert json.loads(line)["event"] == "nothing_to_train_on"
+    events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
+    assert events == ["loading_data", "nothing_to_train_on"]
 
 
 def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
