@@ -146,7 +146,7 @@ def test_no_rows_need_no_coordinator(tmp_path: Path) -> None:
     done = start("--data", str(tmp_path / "empty.csv"), "--coordinator", "localhost:1")
     assert done.returncode == 0
     events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
-    assert events == ["loading_data", "nothing_to_train_on"]
+    assert events == ["loading_data", "data_loaded", "nothing_to_train_on"]
 
 
 def test_a_state_directory_is_for_one_participant(tmp_path: Path) -> None:
