@@ -112,7 +112,11 @@ class Terminals:
         process = await asyncio.create_subprocess_exec(
             *(word for word in words if word != "&"),
             cwd=self.folder,
-            env={**os.environ, "XAIN_PARTICIPANT_COORDINATOR__PORT": str(self.port)},
+            env={
+                **os.environ,
+                "XAIN_PARTICIPANT_COORDINATOR__PORT": str(self.port),
+                "OMP_NUM_THREADS": "1",  # PyTorch's threads of several sites wait for each other
+            },
         )
         self.participants.append(process)
 
