@@ -129,7 +129,7 @@ def start(folder: Path) -> tuple["subprocess.Popen[str]", float]:
     """A coordinator that serves, and the seconds that it took."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}", "--port=0"],
+        [sys.executable, "-m", "xain_coordinator", f"--data-dir={folder}", "--port=0", "--resume"],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xain_participant import Participant, Progress, StateDirectory, run
+from xain_participant import Participant, Progress, StateDirectory, agent, run
 from xain_participant.participant import Assignment
 
 STEPS = ("training", "trained", "handed_in", "dropped")
@@ -130,6 +130,9 @@ def main() -> int:
         gates=flags.gates,
         scores=[float(score) for score in flags.scores.split(",") if score],
     )
+    # Only one process at a time has this id, and one that is started again needs not wait for the
+    # lease of the one that was killed.
+    agent.new_instance_id = lambda chance=None: flags.participant_id
     with ExitStack() as stack:
         state = None
         if flags.state_dir is not None:
