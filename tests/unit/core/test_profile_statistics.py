@@ -1,5 +1,6 @@
 """Statistics in data profiles: refused if damaged, kept while a model may be made from them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,26 @@ def profile(*names: str) -> DataProfile:
     return Table(tuple(Column(name) for name in names), values, target).profile()
 
 
+def with_rows(number: int) -> str:
+    """Statistics that say to be of so many rows."""
+    return profile("a", "b").statistics.replace('"rows":10', f'"rows":{number}', 1)
+
+
+def with_count(number: int) -> str:
+    """Statistics of which one column says to have so many values."""
+    told = json.loads(profile("a", "b").statistics)
+    told["columns"][0]["count"] = number
+    return json.dumps(told)
+
+
 @pytest.mark.parametrize(
     ("statistics", "complaint"),
     [
         ("{}", "cannot be read: the statistics have version None"),
         ("no JSON", "cannot be read: the statistics are not JSON"),
         (profile("a").statistics, "are of 1 columns; the data have 2"),
+        (with_rows(10**6), "are of 1000000 rows; the data have"),
+        (with_count(10**6), "are of 1000000 rows; the data have"),
         (profile("a", "c").statistics, "a number column 'c', which the data do not have"),
     ],
 )

@@ -65,6 +65,12 @@ class NumberStatistics:
     buckets: tuple[tuple[float, int], ...] = ()
     type: ClassVar[str] = "number"
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that the statistics are of, as far as they tell."""
+        in_buckets = sum(count for _, count in self.buckets)
+        return self.missing + max(self.moments.count, in_buckets)
+
     def quantile(self, share: float) -> float:
         """The value below which a share of the rows lies, 0 <= share <= 1; 0 without values, the
         mean without buckets.
@@ -93,6 +99,11 @@ class CategoryStatistics:
     counts: Mapping[str, int] = field(default_factory=dict)
     infrequent: int = 0
     type: ClassVar[str] = "category"
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the statistics are of."""
+        return self.missing + sum(self.counts.values()) + self.infrequent
 
 
 ColumnStatistics = NumberStatistics | CategoryStatistics

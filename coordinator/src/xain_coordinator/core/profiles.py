@@ -186,9 +186,19 @@ def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile
 def _check_statistics(profile: DataProfile) -> None:
     """Refuse statistics that no preprocessing can be fitted from."""
     try:
-        columns = from_json(profile.statistics).columns
+        statistics = from_json(profile.statistics)
     except DataError as error:
         raise ProfileMismatch(f"the statistics of the data cannot be read: {error}") from None
+    columns = statistics.columns
+    # A site's weight in means and variances is the number of rows that it says to have.
+    most = max(column.num_rows for column in columns.values()) if columns else 0
+    if statistics.target is not None:
+        most = max(most, statistics.target.count)
+    if statistics.rows != profile.num_samples or most > profile.num_samples:
+        raise ProfileMismatch(
+            f"the statistics are of {max(statistics.rows, most)} rows; the data have "
+            f"{profile.num_samples}"
+        )
     if len(columns) != profile.num_features:
         raise ProfileMismatch(
             f"the statistics are of {len(columns)} columns; the data have {profile.num_features}"
