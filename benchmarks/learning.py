@@ -60,7 +60,7 @@ class Kind:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# Of every workload the defaults, except where an option is named. Sites with few rows learn faster
+# Workloads have their defaults, except where an option is named. Sites with few rows learn faster
 # by small batches: with 32 rows a batch, a site of 18 rows takes one step in a round, and momentum,
 # which begins anew with each round, does nothing for it.
 KINDS = {

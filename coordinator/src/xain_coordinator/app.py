@@ -264,7 +264,7 @@ class Coordinator:
             if self._opened is not None:
                 steps.push_async_callback(asyncio.to_thread, self._opened.close)
             if self._models is not None and not self.driver.is_new:
-                # What its watch has not come to: there may be no start after this stop.
+                # Models that the watch has not shown yet: there may be no later start.
                 show = self._models.show
                 steps.push_async_callback(asyncio.to_thread, show, self.driver.session)
             # It may hang in a store that does not answer.

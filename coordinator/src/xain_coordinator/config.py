@@ -81,7 +81,7 @@ class PreprocessingSettings(Section):
     indicate_missing: bool = False
 
     def options(self) -> "PreprocessingOptions":
-        """What the initial model is made with."""
+        """Options with which the initial model is made."""
         from xain_workloads.preprocessing import PreprocessingOptions
 
         return PreprocessingOptions(self.scaling, self.missing, self.indicate_missing)

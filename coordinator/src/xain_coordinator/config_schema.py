@@ -45,7 +45,7 @@ class SchemaSettings(Section):
         )
 
     def agreed(self, task: str) -> Schema:
-        """What a new session is opened with. task: of the workload, "" if it has none."""
+        """The schema of a new session. task: of the workload, "" if it has none."""
         from xain_workloads.dataset import class_name
         from xain_workloads.profile import sort_classes
 

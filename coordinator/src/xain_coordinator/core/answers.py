@@ -348,7 +348,7 @@ def _is_owed(session: Session, participant_id: str, round_: int) -> bool:
 
 
 def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
-    """What follows from one more fault of a participant, if that is one too many."""
+    """The events that follow from one more fault of a participant, if that is one too many."""
     limit = session.rules.refused_limit
     is_left_out = session.is_left_out(participant_id)
     if limit == 0 or is_left_out or session.in_a_row(participant_id) + 1 < limit:

@@ -134,7 +134,7 @@ def _owed_evaluation(session: Session) -> tuple[EvaluateModel, ...]:
 
 
 def _owed_work(session: Session) -> tuple[Aggregate | InitialiseModel, ...]:
-    """What the session cannot go on without."""
+    """Work that the session cannot go on without."""
     if session.phase is Phase.AGGREGATING:
         assert session.model is not None, "a round was closed without a model"
         return (_aggregation(session.rules, session.opened, session.model),)

@@ -10,7 +10,7 @@ from math import fsum, isfinite, sqrt
 
 from xain_coordinator.core.values import Evaluation, Rules
 
-# What is kept of the names that a participant sends. Everything here goes into the journal.
+# Bounds of the metrics that a participant sends, since all of them go into the journal.
 MAX_METRICS = 32
 MAX_NAME = 64  # characters
 # Above it a sum weighted by samples could overflow.

@@ -88,7 +88,7 @@ def evaluation_point(round_: Round) -> tuple[Point, ...]:
 
 
 def own_evaluation_point(number: int, evaluation: Evaluation | None) -> tuple[Point, ...]:
-    """What the coordinator has measured of model `number` on its own data, if it could."""
+    """Metrics of model `number` on the coordinator's own data, if they could be measured."""
     if evaluation is None:
         return ()
     return (_evaluation_point(number, evaluation, "coordinator", {}),)

@@ -51,7 +51,7 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to do in which round, from what model, for how long.
+    """Work of a participant: the task, the round, the model to start from, and the epochs.
 
     train_config: as in Rules.
     evaluate: whether the model is to be measured on held-out data first.

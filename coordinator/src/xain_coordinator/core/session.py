@@ -93,7 +93,7 @@ MAX_DEPARTED = 1000
 
 @dataclass(frozen=True)  # without slots: see replacing.py
 class EvaluationProgress:
-    """What evaluations have shown, and which are still owed.
+    """Results of the evaluations, and those that are still owed.
 
     best: of the models that were evaluated.
     owed: models that the coordinator is to measure on its own data; the first is being measured.
@@ -256,7 +256,7 @@ class Session:
         return known is not None and known.is_evaluation and known.number == round_
 
     def has_evaluated(self, participant_id: str, round_: int) -> bool:
-        """It has answered in the round that evaluates the last model."""
+        """Whether the participant has answered in the round that evaluates the last model."""
         known = self.evaluation.last_round or self.open_round
         return (
             known is not None
@@ -489,7 +489,7 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _to(session, Phase.COLLECTING)
         case e.RoundOverdue(_, at, missed):
             session = _having_missed(session, missed)
-            # Those that failed are asked once more, since nobody else may be there.
+            # Participants that failed are asked once more, since nobody else may be there.
             overdue = replace(session.opened, overdue_at=at, failed={})
             return replace(session, open_round=overdue)
         case e.UploadNameBound(participant_id, name):
