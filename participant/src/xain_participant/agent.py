@@ -10,6 +10,7 @@ work at a time; a watch thread listens. Both only ever post events.
 import os
 import signal
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -216,7 +217,8 @@ class Agent:
             tells_messages=tells_messages,
         )
         self._profile: DataProfile | None = None
-        self._noted_transfer: Download | Upload | None = None
+        # A weak reference: the buffer of a transfer that has ended must be free for the next one.
+        self._noted_transfer: weakref.ref[Download | Upload] | None = None
 
         left = self._work.result  # by an earlier process
         held = Held(left.session_id, left.round) if left is not None else None
@@ -491,13 +493,14 @@ class Agent:
     def _note_transfer(self) -> None:
         """Log with each heartbeat how far a transfer is that lasts longer than the interval."""
         transfer = self._client.transfer
-        if transfer is not None and transfer is self._noted_transfer:
+        noted = self._noted_transfer() if self._noted_transfer is not None else None
+        if transfer is not None and transfer is noted:
             self._info(
                 "uploading" if isinstance(transfer, Upload) else "downloading",
                 percent=round(100 * transfer.share),
                 mib=transfer.size_bytes >> 20,
             )
-        self._noted_transfer = transfer
+        self._noted_transfer = weakref.ref(transfer) if transfer is not None else None
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""
