@@ -24,7 +24,7 @@ CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py
 BENCHMARKS := baselines round_overhead messaging aggregation recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
-.PHONY: help demo test test-systems test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
+.PHONY: help demo test test-e2e test-integration test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,12 +32,15 @@ help:  ## this list
 demo: setup  ## four participants train one model on real data through a real coordinator
 	@$(BIN)/xain-coordinator demo
 
-test: test-systems test-code test-containers  ## every test
+test: test-e2e test-integration test-code test-containers  ## every test
 
-# Two beside each other (make --jobs=2 --output-sync=target) take little more than half the time: the
-# second computes, the others mostly wait for processes and for the engine.
-test-systems: setup-dev
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/integration tests/e2e
+# Two beside each other (make --jobs=2 --output-sync=target) take little more than half the time: one
+# computes while the other waits for processes and for the engine. The longest part comes first.
+test-e2e: setup-dev
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(CONTAINER_TESTS)) tests/e2e
+
+test-integration: setup-dev
+	$(BIN)/python -m pytest tests/integration
 
 test-code: setup-dev
 	$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/e2e
