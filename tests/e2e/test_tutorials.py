@@ -84,13 +84,9 @@ async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:
         assert f">{section}" in shown, section
 
 
-@pytest.mark.parametrize("name", ["your-csv.md", "pytorch.md", "xgboost.md", "report.md"])
-def test_readme_links_every_tutorial(name: str) -> None:
-    """A tutorial is found from the README, and no tutorial is left out."""
-    assert f"(docs/tutorials/{name})" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {path.name for path in TUTORIALS.glob("*.md")} == {
-        "your-csv.md",
-        "pytorch.md",
-        "xgboost.md",
-        "report.md",
-    }
+def test_readme_links_every_tutorial() -> None:
+    """A tutorial is found from the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = [path.name for path in TUTORIALS.iterdir() if path.suffix in (".md", ".ipynb")]
+    assert len(names) >= 5
+    assert [name for name in names if f"(docs/tutorials/{name})" not in readme] == []
