@@ -43,10 +43,14 @@ class Member:
         )
 
     async def heartbeat(
-        self, state: pb.State.ValueType = pb.READY, round_: int = -1
+        self,
+        state: pb.State.ValueType = pb.READY,
+        round_: int = -1,
+        transfer: pb.Transfer | None = None,
     ) -> pb.HeartbeatResponse:
         return await self.stub.Heartbeat(
-            pb.HeartbeatRequest(state=state, round=round_), metadata=self.metadata
+            pb.HeartbeatRequest(state=state, round=round_, transfer=transfer),
+            metadata=self.metadata,
         )
 
     async def start(self) -> pb.StartTrainingRoundResponse:

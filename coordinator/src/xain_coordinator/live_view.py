@@ -134,6 +134,8 @@ def _participants(snapshot: Snapshot) -> RenderableType:
 def _now(one: ParticipantStatus) -> Text:
     if one.update_accepted:
         return Text("handed in", style="green")
+    if moving := status_view.transfer(one):
+        return Text(moving, style="cyan")
     if one.reported_state == pb.TRAINING:
         return Text("trains", style="cyan")
     if one.selected:

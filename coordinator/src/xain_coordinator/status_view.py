@@ -282,6 +282,7 @@ def _participants(snapshot: Snapshot) -> Table:
     )
     for one in everybody[:_MAX_PARTICIPANTS]:
         update = "in" if one.update_accepted else "awaited" if one.selected else ""
+        update = transfer(one) or update
         row: list[str | Text] = [
             _text(one.participant_id),
             _selected(one),
@@ -300,6 +301,14 @@ def _participants(snapshot: Snapshot) -> Table:
     shown = min(len(everybody), _MAX_PARTICIPANTS)
     _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
     return table
+
+
+def transfer(one: inspection_pb2.ParticipantStatus) -> str:
+    """Progress of a participant's transfer; empty if none is under way."""
+    if not one.HasField("transfer"):
+        return ""
+    is_upload = one.transfer.direction == coordinator_pb2.Transfer.UPLOAD
+    return f"{'uploading' if is_upload else 'downloading'} {one.transfer.percent} %"
 
 
 def _lease(one: inspection_pb2.ParticipantStatus) -> str:

@@ -307,12 +307,12 @@ class Agent:
             case a.Rendezvous():
                 self._answers.append(self._answer(Call.RENDEZVOUS, self._rendezvous))
             case a.SendHeartbeat(training, round_):
-                self._note_transfer()
+                transfer = self._note_transfer()
                 state = pb.TRAINING if training else pb.READY
                 self._answers.append(
                     self._answer(
                         Call.HEARTBEAT,
-                        lambda: self._heartbeat(state, round_),
+                        lambda: self._heartbeat(state, round_, transfer),
                     )
                 )
             case a.StartWatch():
@@ -349,8 +349,10 @@ class Agent:
             self._is_back.put(None)
         return event
 
-    def _heartbeat(self, state: "pb.State.ValueType", round_: int) -> e.Event:
-        response = self._client.heartbeat(state, round_)
+    def _heartbeat(
+        self, state: "pb.State.ValueType", round_: int, transfer: pb.Transfer | None
+    ) -> e.Event:
+        response = self._client.heartbeat(state, round_, transfer=transfer)
         return replace(
             _advertised(response), reconnect_spread_s=response.reconnect_spread_ms / 1000
         )
@@ -490,17 +492,22 @@ class Agent:
                 self._is_away = True
                 self._info("connection_lost")
 
-    def _note_transfer(self) -> None:
-        """Log with each heartbeat how far a transfer is that lasts longer than the interval."""
+    def _note_transfer(self) -> pb.Transfer | None:
+        """Log with each heartbeat the progress of a transfer that lasts longer than the interval,
+        and return it: one that is short would be over long before the next heartbeat says so."""
         transfer = self._client.transfer
         noted = self._noted_transfer() if self._noted_transfer is not None else None
-        if transfer is not None and transfer is noted:
-            self._info(
-                "uploading" if isinstance(transfer, Upload) else "downloading",
-                percent=round(100 * transfer.share),
-                mib=transfer.size_bytes >> 20,
-            )
         self._noted_transfer = weakref.ref(transfer) if transfer is not None else None
+        if transfer is None or transfer is not noted:
+            return None
+        is_upload, percent = isinstance(transfer, Upload), round(100 * transfer.share)
+        self._info(
+            "uploading" if is_upload else "downloading",
+            percent=percent,
+            mib=transfer.size_bytes >> 20,
+        )
+        direction = pb.Transfer.UPLOAD if is_upload else pb.Transfer.DOWNLOAD
+        return pb.Transfer(direction=direction, percent=percent)
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""

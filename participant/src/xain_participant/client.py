@@ -219,10 +219,18 @@ class CoordinatorClient:
         return self._contact(lambda stub: stub.Rendezvous, request)
 
     def heartbeat(
-        self, state: "pb.State.ValueType", round_: int, *, timeout_s: float | None = None
+        self,
+        state: "pb.State.ValueType",
+        round_: int,
+        *,
+        transfer: pb.Transfer | None = None,
+        timeout_s: float | None = None,
     ) -> pb.HeartbeatResponse:
-        """Say READY or TRAINING, and learn the state; FINISHED leaves the session."""
-        request = pb.HeartbeatRequest(state=state, round=round_)
+        """Say READY or TRAINING, and learn the state; FINISHED leaves the session.
+
+        transfer: progress of the one under way, for an operator to see.
+        """
+        request = pb.HeartbeatRequest(state=state, round=round_, transfer=transfer)
         return self._contact(lambda stub: stub.Heartbeat, request, timeout_s)
 
     def watch(self) -> Watch:

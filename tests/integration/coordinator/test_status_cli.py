@@ -58,6 +58,13 @@ class Inspection(inspection_pb2_grpc.InspectionServicer):
                 inspection_pb2.ParticipantStatus(
                     participant_id="[red]south\x1b[2J", selected=True, lease_seconds=-1
                 ),
+                inspection_pb2.ParticipantStatus(
+                    participant_id="west",
+                    selected=True,
+                    transfer=coordinator_pb2.Transfer(
+                        direction=coordinator_pb2.Transfer.UPLOAD, percent=43
+                    ),
+                ),
             ]
         )
 
@@ -123,6 +130,7 @@ def test_status_for_people(address: str) -> None:
         "5e55104, 1 h 2 min, version 0.1.0",
         "north yes in 12.2 s 12,000 3",
         "yes awaited 0.0 s",
+        "west yes uploading 43 % 0.0 s",
         "published 1/2 1,099,511,627,776 1.5 s north",
         "3/global float32 10 168",
         "INVALID_UPDATE 2",
@@ -216,6 +224,8 @@ def test_status_as_json(address: str) -> None:
         "task": "",
     }
     assert told["participants"][1]["profile"] is None
+    transfers = [one["transfer"] for one in told["participants"]]
+    assert transfers == [None, None, {"direction": "UPLOAD", "percent": 43}]
     assert [one["num_samples"] for one in told["rounds"]] == [2**40] * 3
     assert told["models"][0]["ref"] == {
         "key": "3/global",

@@ -101,6 +101,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.after: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: dict[str, int] = defaultdict(int)
         self.heartbeats: list[tuple[int, int]] = []  # state, round
+        self.transfers: list[tuple[int, int]] = []  # direction, percent; of heartbeats with one
         self.profiles: list[pb.DataProfile | None] = []
         self.identities: set[str] = set()
         self.ended: list[pb.EndTrainingRoundRequest] = []
@@ -161,6 +162,9 @@ class ScriptedCoordinator(CoordinatorServicer):
     def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:
         with self._changed:
             self.heartbeats.append((request.state, request.round))
+            if request.HasField("transfer"):
+                self.transfers.append((request.transfer.direction, request.transfer.percent))
+            self._changed.notify_all()
         name = self._enter("Heartbeat", context)
         if self.ledger.state != pb.FINISHED:
             self._require_member(name, context)

@@ -503,13 +503,14 @@ def test_a_transfer_that_is_cut_in_the_middle_is_made_up_for(
     assert server.ledger.model[:2].tolist() == [2, 3]
 
 
-def test_long_upload_is_logged_with_its_progress(
+def test_long_upload_is_logged_with_its_progress_which_heartbeats_carry(
     running: Call,
     adder: Adder,
+    server: ScriptedCoordinator,
     proxy: FaultProxy,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With each heartbeat, so that a person sees that it goes on, and how fast."""
+    """People at the participant and at the coordinator see that it goes on, and how fast."""
     caplog.set_level("INFO", logger="xain_participant")
     assert adder.entered.wait(PATIENCE_S)
     proxy.throttle(100_000)  # four seconds for an upload
@@ -523,6 +524,29 @@ def test_long_upload_is_logged_with_its_progress(
     proxy.heal()
     assert running.answer() == 0
     assert percents() == sorted(percents())
+    # A heartbeat that is lost with the session's end is logged and not received.
+    assert server.transfers
+    received = [(pb.Transfer.UPLOAD, percent) for percent in percents()]
+    assert server.transfers == received[: len(server.transfers)]
+
+
+def test_heartbeats_carry_the_progress_of_a_download(
+    running: Call, adder: Adder, server: ScriptedCoordinator
+) -> None:
+    """A heartbeat carries no transfer while the participant trains."""
+    may_send = hold(server, "GetWeights")
+    adder.may_finish.set()
+    server.wait_until(lambda: len(server.transfers) >= 2)
+    assert set(server.transfers) == {(pb.Transfer.DOWNLOAD, 0)}
+    adder.may_finish.clear()
+    may_send.set()
+    assert adder.entered.wait(PATIENCE_S)
+    told, heard = list(server.transfers), len(server.heartbeats)
+    server.wait_until(lambda: len(server.heartbeats) >= heard + 3)
+    # One heartbeat may have been on its way when the download ended.
+    assert len(server.transfers) <= len(told) + 1
+    adder.may_finish.set()
+    assert running.answer() == 0
 
 
 def test_a_network_that_is_down_for_a_while_costs_no_training(

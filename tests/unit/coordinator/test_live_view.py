@@ -26,6 +26,16 @@ def snapshot(**status: object) -> Snapshot:
         inspection.ParticipantStatus(participant_id="a", update_accepted=True, selected=True),
         inspection.ParticipantStatus(participant_id="b", reported_state=pb.TRAINING, selected=True),
         inspection.ParticipantStatus(participant_id="c\x1b[2J", last_failure="failed: TypeError"),
+        inspection.ParticipantStatus(
+            participant_id="d",
+            reported_state=pb.TRAINING,
+            transfer=pb.Transfer(direction=pb.Transfer.DOWNLOAD, percent=80),
+        ),
+        inspection.ParticipantStatus(
+            participant_id="e",
+            reported_state=pb.TRAINING,
+            transfer=pb.Transfer(direction=pb.Transfer.UPLOAD, percent=0),
+        ),
     ]
     return Snapshot(
         inspection.GetStatusResponse(
@@ -63,6 +73,8 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
         "accuracy  0.5",
         "handed in",
         "trains",
+        "downloading 80 %",
+        "uploading 0 %",
         "failed: TypeError",
         "! site c is left out",
     ):

@@ -192,8 +192,9 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
         left = e.ParticipantLeft(participant_id, "left")
         reply = r.Advertisement(Phase.STANDBY, session.round, False)
         return (left,), reply, (participant_point(participant_id, command.state, command.round),)
-    heard = e.ParticipantHeard(participant_id, command.state, command.round, now)
-    point = participant_point(participant_id, command.state, command.round)
+    state, transfer = command.state, command.transfer
+    heard = e.ParticipantHeard(participant_id, state, command.round, now, transfer)
+    point = participant_point(participant_id, state, command.round)
     return (heard,), advertise(session, participant_id), (point,)
 
 

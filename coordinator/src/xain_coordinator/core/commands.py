@@ -11,6 +11,7 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Point,
     StoredWeights,
+    Transfer,
 )
 
 
@@ -38,6 +39,7 @@ class Heartbeat:
     participant_id: str
     state: ParticipantState = ParticipantState.READY
     round: int = -1
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Rules,
     Task,
+    Transfer,
     Update,
 )
 
@@ -313,6 +314,7 @@ class ParticipantHeard:
     state: ParticipantState
     round: int
     at: float
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xain_coordinator.core.errors import InvalidName, InvalidTags
-from xain_coordinator.core.values import DataProfile, ParticipantState, Rules
+from xain_coordinator.core.values import DataProfile, ParticipantState, Rules, Transfer
 from xain_messaging.names import why_not
 from xain_messaging.tags import MAX_TAGS
 from xain_messaging.tags import why_not as why_not_tags
@@ -100,12 +100,14 @@ class Heard:
     """The last sign of life of a participant.
 
     contenders: second processes with its id, by instance id, the latest at the end.
+    transfer: under way then; None if there was none.
     """
 
     at: float
     state: ParticipantState = ParticipantState.READY
     round: int = -1
     contenders: Mapping[str, Contender] = field(default_factory=dict)
+    transfer: Transfer | None = None
 
     def recent_contenders(self, now: float) -> Mapping[str, Contender]:
         """Contenders without those that have not asked for long."""

@@ -389,10 +389,10 @@ def begin(opened: e.SessionOpened) -> Session:
 def evolve(session: Session, event: e.Event) -> Session:
     """The session after an event. Never refuses: what is in the journal has happened."""
     match event:  # what happens most often comes first
-        case e.ParticipantHeard(participant_id, state, round_, at):
+        case e.ParticipantHeard(participant_id, state, round_, at, transfer):
             sign = session.heard.get(participant_id)
             recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
-            heard = Heard(at, state, round_, recent)
+            heard = Heard(at, state, round_, recent, transfer)
             return replace(session, heard=including(session.heard, participant_id, heard))
         case e.UpdateAccepted(_, update, staleness, _, evaluation):
             session = _well_again(session, update.participant_id)
@@ -548,7 +548,7 @@ def _with_contender(session: Session, refused: e.InstanceRefused) -> Session:
     contenders[refused.instance_id] = Contender(first_at, refused.at, refused.origin)
     for forgotten in list(contenders)[:-MAX_CONTENDERS]:
         del contenders[forgotten]
-    heard = Heard(sign.at, sign.state, sign.round, contenders)
+    heard = Heard(sign.at, sign.state, sign.round, contenders, sign.transfer)
     return replace(session, heard=including(session.heard, participant_id, heard))
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Schema",
     "StoredWeights",
     "Task",
+    "Transfer",
     "Update",
     "WeightsRef",
 ]
@@ -57,6 +58,17 @@ class Task(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"  # measure the model on held-out data; nothing is aggregated
     INITIALISE = "initialise"  # one participant makes the initial weights
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Progress of a participant's transfer: of its update if is_upload, else of the model.
+
+    percent: 0 to 100.
+    """
+
+    is_upload: bool
+    percent: int
 
 
 class ParticipantState(StrEnum):

@@ -42,6 +42,7 @@ from xain_coordinator.server.translate import (
     layout_message,
     layout_of,
     ref_message,
+    transfer_of,
     wire_state,
     wire_task,
 )
@@ -181,7 +182,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             if (waited := waited_s(context)) is not None:
                 self._driver.lateness.waited(participant_id, self._driver.clock.now(), waited)
         state = _PARTICIPANT_STATES.get(request.state, ParticipantState.READY)
-        reply = await self._driver.submit(c.Heartbeat(participant_id, state, request.round))
+        transfer = transfer_of(request)
+        command = c.Heartbeat(participant_id, state, request.round, transfer)
+        reply = await self._driver.submit(command)
         assert isinstance(reply, r.Advertisement)
         return pb.HeartbeatResponse(
             state=wire_state(reply.phase),

@@ -113,7 +113,7 @@ class Entrance(CoordinatorService):
         sign = (
             c.Heartbeat(participant_id)
             if heard is None
-            else c.Heartbeat(participant_id, heard.state, heard.round)
+            else c.Heartbeat(participant_id, heard.state, heard.round, heard.transfer)
         )
         # It may have left since, which it hears when it comes again.
         with suppress(errors.NotAMember):

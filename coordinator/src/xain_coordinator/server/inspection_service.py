@@ -27,6 +27,7 @@ from xain_coordinator.ports import MetricsStore
 from xain_coordinator.server.translate import (
     evaluation_message,
     model_message,
+    transfer_message,
     wire_state,
     wire_task,
 )
@@ -168,13 +169,18 @@ class InspectionService(inspection_grpc.InspectionServicer):
         round_ = session.open_round
         member = session.members[participant_id]
         account = self._driver.history.accounts.by_name.get(participant_id, Account())
-        state = session.heard.get(participant_id, Heard(now)).state
+        sign = session.heard.get(participant_id, Heard(now))
+        state, transfer = sign.state, sign.transfer
         if not self._is_connected(participant_id, now):
             expires_at, state = now, ParticipantState.FINISHED
+        number = session.trained_by(participant_id)
+        is_accepted = round_ is not None and participant_id in round_.answers
+        if is_accepted or sign.round != number or session.phase is Phase.FINISHED:
+            transfer = None  # it has ended since that heartbeat
         return inspection.ParticipantStatus(
             participant_id=participant_id,
             selected=round_ is not None and participant_id in round_.selected,
-            update_accepted=round_ is not None and participant_id in round_.answers,
+            update_accepted=is_accepted,
             lease_seconds=max(0.0, expires_at - now),
             reported_state=wire_state(state),
             profile=pb.DataProfile(
@@ -187,7 +193,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             if member.profile
             else None,
             rounds_contributed=self._driver.history.contributions[participant_id],
-            round=session.trained_by(participant_id),
+            round=number,
             tags=member.tags,
             num_refused=session.refusals.get(participant_id, Refusals()).num,
             left_out_until=session.left_out_until(participant_id),
@@ -195,6 +201,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             last_failure=account.failure,
             rounds_missed=account.missed,
             conflict=_conflict(session, participant_id),
+            transfer=transfer_message(transfer),
         )
 
     async def ListRounds(

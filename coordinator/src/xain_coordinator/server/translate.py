@@ -12,6 +12,7 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Phase,
     Task,
+    Transfer,
     WeightsRef,
 )
 from xain_proto.fl import coordinator_pb2 as pb
@@ -39,6 +40,22 @@ def evaluation_message(evaluation: Evaluation | None) -> pb.Evaluation | None:
     if evaluation is None:
         return None
     return pb.Evaluation(num_samples=evaluation.num_samples, metrics=evaluation.metrics)
+
+
+def transfer_of(request: pb.HeartbeatRequest) -> Transfer | None:
+    """Progress as a heartbeat tells it, which any client may claim."""
+    transfer = request.transfer
+    known = transfer.direction in (pb.Transfer.UPLOAD, pb.Transfer.DOWNLOAD)
+    if not request.HasField("transfer") or not known:
+        return None
+    return Transfer(transfer.direction == pb.Transfer.UPLOAD, min(transfer.percent, 100))
+
+
+def transfer_message(transfer: Transfer | None) -> pb.Transfer | None:
+    if transfer is None:
+        return None
+    direction = pb.Transfer.UPLOAD if transfer.is_upload else pb.Transfer.DOWNLOAD
+    return pb.Transfer(direction=direction, percent=transfer.percent)
 
 
 def ref_message(ref: WeightsRef, data: bytes = b"", url: str = "") -> pb.WeightsRef:

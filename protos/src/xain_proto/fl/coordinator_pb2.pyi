@@ -286,22 +286,69 @@ class HeartbeatRequest(_message.Message):
 
     STATE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """READY or TRAINING; FINISHED leaves the session"""
     round: _builtins.int
+    @_builtins.property
+    def transfer(self) -> Global___Transfer:
+        """the caller's, while one is under way that takes long"""
+
     def __init__(
         self,
         *,
         state: Global___State.ValueType = ...,
         round: _builtins.int = ...,
+        transfer: Global___Transfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "state", b"state", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class Transfer(_message.Message):
+    """Progress of a participant's transfer, for an operator to see."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Direction:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DirectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Transfer._Direction.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DOWNLOAD: Transfer._Direction.ValueType  # 0
+        """of the global model"""
+        UPLOAD: Transfer._Direction.ValueType  # 1
+        """of the local update"""
+
+    class Direction(_Direction, metaclass=_DirectionEnumTypeWrapper): ...
+    DOWNLOAD: Transfer.Direction.ValueType  # 0
+    """of the global model"""
+    UPLOAD: Transfer.Direction.ValueType  # 1
+    """of the local update"""
+
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    direction: Global___Transfer.Direction.ValueType
+    percent: _builtins.int
+    def __init__(
+        self,
+        *,
+        direction: Global___Transfer.Direction.ValueType = ...,
+        percent: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "percent", b"percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transfer: _TypeAlias = Transfer  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):

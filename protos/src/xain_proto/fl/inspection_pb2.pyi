@@ -311,6 +311,7 @@ class ParticipantStatus(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _builtins.int
     ROUNDS_MISSED_FIELD_NUMBER: _builtins.int
     CONFLICT_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     selected: _builtins.bool
     update_accepted: _builtins.bool
@@ -339,6 +340,10 @@ class ParticipantStatus(_message.Message):
     def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """as it sent them with its rendezvous"""
 
+    @_builtins.property
+    def transfer(self) -> _coordinator_pb2.Transfer:
+        """As its last heartbeat said; absent when none is under way, or its update is accepted."""
+
     def __init__(
         self,
         *,
@@ -357,10 +362,11 @@ class ParticipantStatus(_message.Message):
         last_failure: _builtins.str = ...,
         rounds_missed: _builtins.int = ...,
         conflict: _builtins.str = ...,
+        transfer: _coordinator_pb2.Transfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "left_out_until", b"left_out_until", "profile", b"profile"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "left_out_until", b"left_out_until", "profile", b"profile", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "conflict", b"conflict", "last_failure", b"last_failure", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "not_eligible_because", b"not_eligible_because", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "selected", b"selected", "tags", b"tags", "update_accepted", b"update_accepted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until", "conflict", b"conflict", "last_failure", b"last_failure", "lease_seconds", b"lease_seconds", "left_out_until", b"left_out_until", "not_eligible_because", b"not_eligible_because", "num_refused", b"num_refused", "participant_id", b"participant_id", "profile", b"profile", "reported_state", b"reported_state", "round", b"round", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "selected", b"selected", "tags", b"tags", "transfer", b"transfer", "update_accepted", b"update_accepted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__left_out_until: _TypeAlias = _typing.Literal["left_out_until"]  # noqa: Y015
     _WhichOneofArgType__left_out_until: _TypeAlias = _typing.Literal["_left_out_until", b"_left_out_until"]  # noqa: Y015
