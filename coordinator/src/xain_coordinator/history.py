@@ -306,9 +306,9 @@ class History:
                 self._add_own(number, evaluation)
             case e.ModelInitialised(model):
                 self._keep(model)
-            case e.ModelPublished(_, model, at):
+            case e.ModelPublished(at=at):
                 self._end_round(at)
-                self._keep(model)
+                self._keep(event.published(self._latest_model))
             case e.SessionFinished(_, at):
                 self._note(event)
                 if self.rounds and self._rounds[-1].task is Task.EVALUATE:
@@ -417,9 +417,13 @@ class History:
             del self.departed[forgotten], self.contributions[forgotten]
             self.accounts.forget(forgotten)
 
+    @property
+    def _latest_model(self) -> GlobalModel | None:
+        return next(reversed(self.models.values()), None)
+
     def _keep(self, model: GlobalModel) -> None:
         # Each event that is read back from a journal brings its own copy of what never changes.
-        before = next(reversed(self.models.values()), None)
+        before = self._latest_model
         if before is not None:
             model = replace(
                 model,

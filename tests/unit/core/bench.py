@@ -110,8 +110,8 @@ def model_from(effect: Owed) -> GlobalModel:
             first = updates[0].weights
             digest = "+".join(update.weights.ref.digest for update in updates)
             ref = WeightsRef(model_key(number + 1), 128, digest)
-            layout = effect.base.layout
-            return GlobalModel(number + 1, ref, first.dtype, first.shape, layout)
+            layout, metadata = effect.base.layout, effect.base.metadata
+            return GlobalModel(number + 1, ref, first.dtype, first.shape, layout, metadata)
 
 
 def answer_to(effect: Owed) -> c.InitialisationDone | c.AggregationDone:

@@ -469,4 +469,4 @@ def _aggregation_done(session: Session, model: GlobalModel, now: float) -> tuple
             f"model {model.round} is not the one that round {session.round} "
             f"({session.phase}) waits for"
         )
-    return (e.ModelPublished(session.round, model, now),)
+    return (e.ModelPublished.after(_model(session), model, now),)

@@ -5,8 +5,8 @@ Soft events keep leases fresh; they live in memory only.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from xain_coordinator.core.values import (
     DataProfile,
@@ -238,11 +238,32 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class ModelPublished:
-    """round: the one that made the model, which is numbered round + 1."""
+    """round: the one that made the model, which is numbered round + 1.
+
+    inherits: the model has the layout and the metadata of the model before it, and `model` is
+        without them: preprocessing may take 1 MiB, and a week has thousands of models.
+    """
 
     round: int
     model: GlobalModel
     at: float
+    inherits: bool = False
+
+    @classmethod
+    def after(cls, before: GlobalModel, model: GlobalModel, at: float) -> Self:
+        """The event that publishes a model made from the model before it."""
+        number = model.round - 1
+        is_alike = model.layout == before.layout and model.metadata == before.metadata
+        if not is_alike or not (model.layout or model.metadata):
+            return cls(number, model, at)
+        return cls(number, replace(model, layout=(), metadata={}), at, inherits=True)
+
+    def published(self, before: GlobalModel | None) -> GlobalModel:
+        """The model with its layout and metadata. before: the model before it."""
+        if not self.inherits:
+            return self.model
+        assert before is not None, "a model inherits from none"
+        return replace(self.model, layout=before.layout, metadata=before.metadata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -513,8 +513,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             session = _having_missed(session, missed)
             closed = replace(session.opened, closed_at=at)
             return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
-        case e.ModelPublished(_, model, at):
-            return _after_publication(session, model, at)
+        case e.ModelPublished(at=at):
+            return _after_publication(session, event.published(session.model), at)
         case e.SessionFinished(cause, at, ended_because):
             # open_round moves to last_round so that resends are still recognised.
             ended = session.open_round
