@@ -34,9 +34,9 @@ from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
-from xain_coordinator.metrics.tagged import TaggedMetrics
 from xain_coordinator.model_folder import ModelFolder
 from xain_coordinator.other_rules import OtherRules, differences, require_same_rules
+from xain_coordinator.own_data import load_own_data
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
     Clock,
@@ -65,9 +65,9 @@ from xain_messaging.process import logs
 from xain_messaging.process.commands import EXIT_BAD_CONFIG
 from xain_workloads import workload as workloads
 from xain_workloads.errors import DataError
+from xain_workloads.table import Table
 
 if TYPE_CHECKING:
-    from xain_coordinator.own_data import OwnData
     from xain_coordinator.xain06.bucket import XainBucket
 
 T = TypeVar("T")
@@ -152,9 +152,7 @@ class Coordinator:
             # been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
-            self._metrics = TaggedMetrics(
-                _metrics(config, self.driver.clock), {"session": session.session_id}
-            )
+            self._metrics = _metrics(config, self.driver.clock)
         except BaseException:  # its lock on the file must not outlive a failed start
             self._journal.close()
             if self._opened is not None:
@@ -409,13 +407,11 @@ def open_store(config: CoordinatorConfig) -> OpenStore:
             return OpenStore(s3, s3, s3.close)
 
 
-def _own_data(config: CoordinatorConfig) -> "OwnData | None":
+def _own_data(config: CoordinatorConfig) -> Table | None:
     """The data that the coordinator evaluates models on, if there are any. Raises DataError."""
     evaluate = config.evaluate
     if not evaluate.data:
         return None
-    from xain_coordinator.own_data import load_own_data
-
     return load_own_data(
         evaluate.data, target=evaluate.target, task=evaluate.task, scale=evaluate.scale
     )

@@ -3,7 +3,9 @@
 What a command needs is imported within it, so that --help does not wait for numpy and gRPC.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ import typer
 from xain_messaging.process.commands import (
     DEFAULT_PORT,
     EXIT_BAD_CONFIG,
+    CommandFailed,
     Config,
     fail,
     make_app,
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from xain_messaging.process.settings import Resolved, Setting
 
 PROGRAM = "xain-coordinator"
-EXIT_NO_STATUS = 1
+EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 
 # Commands that take flags before their name, too.
@@ -326,7 +329,7 @@ def _status(
             return
         snapshot = status_view.fetch(address, everything=as_json)
     except status_view.NoStatus as error:
-        fail(PROGRAM, str(error), EXIT_NO_STATUS)
+        fail(PROGRAM, str(error), EXIT_FAILED)
     if as_json:
         typer.echo(json.dumps(status_view.as_json(snapshot)))
     else:
@@ -406,9 +409,10 @@ def _extend(
 ) -> None:
     resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
-    from xain_coordinator.extend import extend
+    with _explained("extend"):
+        from xain_coordinator.extend import extend
 
-    raise typer.Exit(extend(resolved.config, rounds))
+        typer.echo(extend(resolved.config, rounds))
 
 
 Address = Annotated[
@@ -434,9 +438,10 @@ def _models(
     """
     resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
-    from xain_coordinator.export.commands import models
+    with _explained("models"):
+        from xain_coordinator.export.commands import models
 
-    raise typer.Exit(models(resolved.config, address, as_json=as_json))
+        models(resolved.config, address, as_json=as_json)
 
 
 _EXPORT_HELP = """Write a global model to a file that can be used without this program.
@@ -485,9 +490,10 @@ def _export(
         fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
     resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
-    from xain_coordinator.export.commands import export
+    with _explained("export"):
+        from xain_coordinator.export.commands import export
 
-    raise typer.Exit(export(resolved.config, address, "best" if best else which, to, mlflow))
+        export(resolved.config, address, "best" if best else which, to, mlflow)
 
 
 @app.command("predict")
@@ -504,9 +510,10 @@ def _predict(
 
     Columns are matched by name. If the table has the target, the score is printed too.
     """
-    from xain_coordinator.export.commands import predict
+    with _explained("predict"):
+        from xain_coordinator.export.commands import predict
 
-    raise typer.Exit(predict(model, data, to))
+        predict(model, data, to)
 
 
 @app.command("report")
@@ -525,9 +532,35 @@ def _report(
     """
     resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
 
-    from xain_coordinator.report.command import report
+    with _explained("report"):
+        from xain_coordinator.report.files import snapshot_of_files
+        from xain_coordinator.report.page import page
+        from xain_coordinator.status_view import fetch
 
-    raise typer.Exit(report(resolved.config, address, html))
+        if address is None:
+            snapshot = snapshot_of_files(resolved.config)
+        else:
+            snapshot = fetch(address, everything=True)
+        html.write_text(page(snapshot), encoding="utf-8")
+        typer.echo(f"the report of session {snapshot.status.session_id} is in {html}")
+
+
+@contextmanager
+def _explained(command: str) -> Iterator[None]:
+    """End a command that fails with one line and exit status 1."""
+    from xain_coordinator.ports import JournalError, StoreError
+    from xain_messaging.process import logs
+    from xain_workloads.errors import DataError
+
+    logs.configure("warning", console=sys.stderr.isatty(), third_party=False)
+    program = f"{PROGRAM} {command}"
+    try:
+        yield
+    except JournalError as error:
+        hint = "" if command == "extend" else "; a coordinator that runs is asked with --address"
+        fail(program, f"{error}{hint}", EXIT_FAILED)
+    except (CommandFailed, StoreError, DataError, OSError) as error:
+        fail(program, str(error), EXIT_FAILED)
 
 
 def _flags_of_files(

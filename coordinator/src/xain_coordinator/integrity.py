@@ -1,13 +1,17 @@
 """Compare stored objects with the size and the digest that they were written with."""
 
 from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from xain_coordinator.admission import chunks
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.values import Update, WeightsRef
-from xain_coordinator.ports import KeyNotFound, WeightsStore
+from xain_coordinator.ports import KeyNotFound, StoreError, WeightsStore
 
 
 def why_damaged(
@@ -33,6 +37,20 @@ def why_damaged(
     if found != ref.digest:
         return f"{ref.key} has the digest {found} in the store, not {ref.digest}"
     return ""
+
+
+def read_vector(store: WeightsStore, ref: WeightsRef) -> NDArray[Any]:
+    """Read a whole vector. Blocks. Raises StoreError, also if the object is damaged."""
+    with open_weights(store, ref.key) as reader:
+        return parse_vector(b"".join(chunks(reader)), ref)
+
+
+def parse_vector(data: bytes, ref: WeightsRef) -> NDArray[Any]:
+    """The vector in the bytes of an object. Raises StoreError if they are damaged."""
+    if xxhash.xxh3_128_hexdigest(data) != ref.digest:
+        raise StoreError(f"{ref.key} is damaged: its bytes have another digest")
+    vector: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
+    return vector
 
 
 def damaged_updates(

@@ -1,10 +1,13 @@
 """The session that a journal tells of: its latest snapshot, and the records since."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 
+from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core import events as e
 from xain_coordinator.core.session import begin, evolve
 from xain_coordinator.history import History
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 
 
@@ -20,6 +23,19 @@ def restore(journal: Journal) -> tuple[Snapshot, int] | None:
             return None
         saved = _begun(first)
     return _folded(saved, records), num_saved
+
+
+@contextmanager
+def open_stopped(config: CoordinatorConfig) -> Iterator[tuple[SqliteJournal, Snapshot]]:
+    """The journal of a stopped coordinator, and its latest session. Raises JournalError."""
+    path = config.journal.path
+    if config.storage.kind == "memory" or not path.exists():
+        raise JournalError(f"there is no journal at {path}; name its folder with --data-dir")
+    with closing(SqliteJournal(path)) as journal:
+        restored = restore(journal)
+        if restored is None:
+            raise JournalError(f"there is no session in {path}")
+        yield journal, restored[0]
 
 
 def restore_session(records: Iterable[Record]) -> Snapshot:

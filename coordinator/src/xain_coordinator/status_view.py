@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import proxy_options
 from xain_messaging.process.schema import MASK
 from xain_proto.fl import coordinator_pb2, inspection_pb2, inspection_pb2_grpc
@@ -27,8 +28,8 @@ _MAX_NAMES = 6
 _ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
 
 
-class NoStatus(Exception):
-    """Nobody told the status. The message is one line for the operator."""
+class NoStatus(CommandFailed):
+    """The coordinator did not answer with its status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,12 @@ async def ask_service(
     no_call: Any = None  # the answers to such requests do not depend on it
     limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else _MAX_PARTICIPANTS
-    participants = inspection_pb2.ListParticipantsResponse()
-    while not participants.participants or (everything and participants.next_page_token):
-        request = inspection_pb2.ListParticipantsRequest(
-            page_size=page_size, page_token=participants.next_page_token
-        )
+    request = inspection_pb2.ListParticipantsRequest(page_size=page_size)
+    participants = await service.ListParticipants(request, no_call)
+    while everything and participants.next_page_token:
+        request.page_token = participants.next_page_token
         participants.ClearField("next_page_token")
-        page = await service.ListParticipants(request, no_call)
-        participants.MergeFrom(page)
-        if not page.participants:
-            break
+        participants.MergeFrom(await service.ListParticipants(request, no_call))
     return Snapshot(
         await service.GetStatus(inspection_pb2.GetStatusRequest(), no_call),
         participants,

@@ -24,6 +24,7 @@ from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, W
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.work import store_model
+from xain_messaging.process.commands import CommandFailed
 from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.schema import Column
 from xain_workloads.workload import create
@@ -36,8 +37,8 @@ NPZ_SIDECAR = "xain"  # in an .npz: the text that a sidecar has
 _OF_SESSION = re.compile(r"([0-9a-f]{12})/(\d{1,10}|last|best)")
 
 
-class CannotStartFrom(Exception):
-    """A model that the new session cannot begin with. The message is one line."""
+class CannotStartFrom(CommandFailed):
+    """A new session cannot begin with this model."""
 
 
 @dataclass(frozen=True, slots=True)

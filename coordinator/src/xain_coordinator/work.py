@@ -44,13 +44,15 @@ from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
 from xain_coordinator.outage import Outage
-from xain_coordinator.own_data import CannotEvaluate, OwnData
+from xain_coordinator.own_data import evaluate_stored
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_coordinator.rebuilding import rebuild_damaged_model
 from xain_proto.np import npy_header
+from xain_workloads.errors import DataError
 from xain_workloads.model import PERSONAL, Model, require_personal
 from xain_workloads.preprocessing import PreprocessingOptions, preprocessing_of
+from xain_workloads.table import Table
 from xain_workloads.workload import DEFAULT_PREPROCESSING, Workload, initial_model
 
 log = structlog.get_logger(__name__)
@@ -91,7 +93,7 @@ class StoreWorker:
         *,
         preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
         publish_further: Callable[[GlobalModel], None] | None = None,
-        own_data: OwnData | None = None,
+        own_data: Table | None = None,
         personal: Sequence[str] = (),
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
@@ -115,7 +117,10 @@ class StoreWorker:
     def perform(self, effect: Effect) -> None:
         match effect:
             case RecordMetrics(points):
-                self._metrics.write(points)
+                # A tag, since every question about a series is about one session, and a database
+                # looks tags up in an index.
+                tags = {"session": self._driver.session.session_id}
+                self._metrics.write([replace(p, tags={**p.tags, **tags}) for p in points])
             case InitialiseModel():
                 self._begin("initialise", lambda: self._initialise(effect))
             case Aggregate():
@@ -310,21 +315,18 @@ class StoreWorker:
         return AggregationDone(self._published(model))
 
     def _evaluate(self, model: GlobalModel) -> Command:
-        """A failure is told and costs the session this evaluation, and nothing else."""
+        """Measure a model on the coordinator's own data. A failure is logged and costs the session
+        this evaluation alone."""
         try:
             if self._own_data is None:
-                raise CannotEvaluate(
-                    "[evaluate] data is not set, and the session was opened with it"
-                )
-            return EvaluationDone(model.round, self._own_data.evaluate(self._store, model))
+                raise DataError("[evaluate] data is not set, and the session was opened with it")
+            evaluation = evaluate_stored(self._store, model, self._own_data)
+            return EvaluationDone(model.round, evaluation)
         except StoreUnavailable:
             raise
         except Exception as error:  # the workload's code, which may raise anything
-            reason = (
-                str(error)
-                if isinstance(error, CannotEvaluate)
-                else f"{type(error).__name__}: {error}"
-            )
+            says_why = isinstance(error, DataError | StoreError)
+            reason = str(error) if says_why else f"{type(error).__name__}: {error}"
             log.warning("evaluation_failed", round=model.round, reason=reason)
             return EvaluationDone(model.round, None, reason)
 

@@ -10,8 +10,9 @@ from tests.unit.coordinator.test_work import Disk, fleet, make_rules
 from support.logs import capture_logs
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, WeightsRef
-from xain_coordinator.own_data import CannotEvaluate, OwnData, load_own_data
+from xain_coordinator.core.values import GlobalModel, Phase, WeightsRef
+from xain_coordinator.own_data import evaluate_stored, load_own_data
+from xain_coordinator.ports import StoreError
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.work import store_model
 from xain_workloads.data import load_table
@@ -40,7 +41,7 @@ def stored(iris: Table, store: MemoryStore) -> GlobalModel:
 def test_stored_model_is_measured_as_the_workload_measures_it(
     iris: Table, store: MemoryStore, stored: GlobalModel
 ) -> None:
-    found = OwnData(iris).evaluate(store, stored)
+    found = evaluate_stored(store, stored, iris)
     assert found.num_samples == 150
     assert sorted(found.metrics) == ["accuracy", "loss"]
     assert found.metrics["accuracy"] == pytest.approx(1 / 3)
@@ -48,8 +49,8 @@ def test_stored_model_is_measured_as_the_workload_measures_it(
 
 def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryStore) -> None:
     model = store_model(store, 0, Model(np.zeros(3, np.float32), ()))
-    with pytest.raises(CannotEvaluate, match="name no workload"):
-        OwnData(iris).evaluate(store, model)
+    with pytest.raises(ValueError, match="do not name its workload"):
+        evaluate_stored(store, model, iris)
 
 
 def test_damaged_model_is_not_measured(
@@ -63,8 +64,8 @@ def test_damaged_model_is_not_measured(
         stored.layout,
         stored.metadata,
     )
-    with pytest.raises(CannotEvaluate, match="damaged"):
-        OwnData(iris).evaluate(store, other)
+    with pytest.raises(StoreError, match="damaged"):
+        evaluate_stored(store, other, iris)
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,4 @@ async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
 def test_evaluating_a_model_twice_gives_the_same(
     iris: Table, store: MemoryStore, stored: GlobalModel
 ) -> None:
-    data = OwnData(iris)
-    first, again = data.evaluate(store, stored), data.evaluate(store, stored)
-    assert isinstance(first, Evaluation)
-    assert first == again
+    assert evaluate_stored(store, stored, iris) == evaluate_stored(store, stored, iris)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,12 +9,10 @@ from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import History
-from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.metrics.null import NullMetricsStore
-from xain_coordinator.ports import JournalError
-from xain_coordinator.restore import restore
+from xain_coordinator.restore import open_stopped
 from xain_coordinator.server.inspection_service import InspectionService
-from xain_coordinator.status_view import NoStatus, Snapshot, ask_service
+from xain_coordinator.status_view import Snapshot, ask_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +36,9 @@ class _Stopped:
 def snapshot_of_files(config: CoordinatorConfig) -> Snapshot:
     """The status, participants, rounds and models of the journal's latest session.
 
-    Raises NoStatus.
+    Raises JournalError.
     """
-    path = config.journal.path
-    if config.storage.kind == "memory" or not path.exists():
-        raise NoStatus(f"there is no journal at {path}; name its folder with --data-dir")
-    try:
-        with closing(SqliteJournal(path)) as journal:
-            restored = restore(journal)
-    except JournalError as error:
-        raise NoStatus(f"{error}; a coordinator that runs is asked with --address") from None
-    if restored is None:
-        raise NoStatus(f"there is no session in {path}")
-    last = restored[0]
-    driver = cast(Driver, _Stopped(last.session, last.history, last.at))
+    with open_stopped(config) as (_, last):
+        driver = cast(Driver, _Stopped(last.session, last.history, last.at))
     service = InspectionService(driver, NullMetricsStore(), Counter())
     return asyncio.run(ask_service(service, everything=True))

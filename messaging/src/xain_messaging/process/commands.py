@@ -24,6 +24,10 @@ Config = Annotated[
 ]
 
 
+class CommandFailed(Exception):
+    """A command cannot do what it was asked to do. The message is one line for the operator."""
+
+
 def make_app() -> typer.Typer:
     """An application without completion, and with -h."""
     return typer.Typer(
