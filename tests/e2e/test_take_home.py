@@ -31,7 +31,8 @@ numbers = {"income", "dose"}
 table = np.empty((len(rows), len(names)), dtype=object)
 for i, row in enumerate(rows):
     for j, name in enumerate(names):
-        table[i, j] = row[name] or None if name not in numbers else float(row[name] or "nan")
+        cell = None if row[name] in ("", "NA") else row[name]
+        table[i, j] = float(cell or "nan") if name in numbers else cell
 print(f"{np.mean(pipeline.predict(table) == [row['outcome'] for row in rows]):.4f}")
 assert not any(name.startswith("xain") for name in sys.modules)
 """

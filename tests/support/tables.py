@@ -14,7 +14,7 @@ def write_rows(path: Path, seed: int, num_rows: int) -> None:
     ward = chance.randint(0, 3, num_rows)
     score = (income - 5e4) / 1e4 + (dose - 1e-3) / 2e-4 + np.array([-2.0, 0.0, 2.0])[ward]
     cells = {
-        "income": ["" if chance.rand() < 0.05 else f"{value:.0f}" for value in income],
+        "income": ["NA" if chance.rand() < 0.05 else f"{value:.0f}" for value in income],
         "dose": [f"{value:.6f}" for value in dose],
         "ward": [
             "" if chance.rand() < 0.05 else ("secret ward" if i == 0 else "ABC"[value])
