@@ -141,7 +141,7 @@ class StateDirectory:
                 raise NotKept("the state directory is closed")
             vector = f"result-{secrets.token_hex(8)}.npy"
             try:
-                size_bytes, digest = self._write(vector, _npy_pieces(result.vector))
+                size_bytes, digest = write_durably(self._path / vector, _npy_pieces(result.vector))
                 kept = _Kept(
                     format=1,
                     participant_id=self.participant_id,
@@ -155,7 +155,7 @@ class StateDirectory:
                     layout=_layout_text(result.layout),
                     evaluation=_evaluation_text(result.evaluation),
                 )
-                self._write(_RESULT, [_sealed(kept)])
+                write_durably(self._path / _RESULT, [_sealed(kept)])
             except OSError as error:
                 self._forget()  # half a result would take the space that others need
                 raise NotKept(f"{self._path}: {error.strerror}") from None
@@ -246,30 +246,10 @@ class StateDirectory:
     def _keep_identity(self, participant_id: str) -> "_Identity":
         """Raises OSError."""
         kept = _Identity(format=1, participant_id=participant_id, instance_id=new_instance_id())
-        self._write(_IDENTITY, [_sealed(kept)])
+        write_durably(self._path / _IDENTITY, [_sealed(kept)])
         return kept
 
     # --- files ---
-
-    def _write(self, name: str, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
-        """Give a file its content, all at once, durably. Returns its size and xxh3-128, in hex.
-
-        Raises OSError.
-        """
-        final = self._path / name
-        part = self._path / f"{name}.part"
-        digest = xxhash.xxh3_128()
-        size_bytes = 0
-        with open(part, "wb", opener=_open_private) as file:
-            for piece in pieces:
-                file.write(piece)
-                digest.update(piece)
-                size_bytes += len(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(final)
-        sync_directory(self._path)
-        return size_bytes, digest.hexdigest()
 
     def _read(self, name: str, kind: "type[_RecordT]") -> "_RecordT | None":
         """None if there is no such file. Raises _Unusable and OSError."""
@@ -463,6 +443,26 @@ else:
         # Not flock(): what the participant's own code forks, such as a data loader, would inherit
         # it and might hold it for longer than we live.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
+    """Replace a file at once, such that it outlives a power cut, readable by its owner only.
+
+    Returns the size and the xxh3-128, in hex. Raises OSError.
+    """
+    part = path.with_name(f"{path.name}.part")
+    digest = xxhash.xxh3_128()
+    size_bytes = 0
+    with open(part, "wb", opener=_open_private) as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size_bytes += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_directory(path.parent)
+    return size_bytes, digest.hexdigest()
 
 
 def _open_private(path: str, flags: int) -> int:

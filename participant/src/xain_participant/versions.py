@@ -1,4 +1,4 @@
-"""What a participant keeps from round to round, in memory and in its state directory.
+"""State that a participant keeps from round to round, in memory and in its state directory.
 
 Two versions are kept, each with the number of the round that wrote it. A round begins with the
 newest version of an earlier round. So a round that is trained again, because the process was killed
@@ -7,21 +7,20 @@ handed in after a restart finds the version that belongs to it.
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from xain_messaging.logger import get_logger
-from xain_messaging.process.durable import sync_directory
+from xain_participant.state import write_durably
 
 _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What one round has left."""
+    """The state that one round has left. data: as its kind encodes it."""
 
     session_id: str
     round: int
@@ -29,9 +28,10 @@ class Version:
 
 
 class Versions:
-    """The versions of one kind, of one participant.
+    """The versions of one kind of state of one participant.
 
-    folder: None keeps them in memory. name: of the kind; files are called NAME-0.bin, NAME-1.bin.
+    folder: the state directory; None keeps the versions in memory.
+    name: name of the kind; the files are called NAME-0.bin and NAME-1.bin.
     """
 
     def __init__(self, folder: Path | None, name: str, participant_id: str) -> None:
@@ -51,14 +51,14 @@ class Versions:
         self._folder = None
 
     def load(self, session_id: str, round_: int) -> bytes | None:
-        """What a round of a session begins with; None if there is nothing."""
+        """The state that a round of a session begins with; None if there is none."""
         earlier = [
             v for v in self._versions if v and v.session_id == session_id and v.round < round_
         ]
         return max(earlier, key=lambda version: version.round).data if earlier else None
 
     def save(self, session_id: str, round_: int, data: bytes) -> None:
-        """Returns when it outlives a kill, if there is a folder."""
+        """Keep the state that a round leaves; in a folder, it outlives a kill on return."""
         slot = self._slot(session_id, round_)
         self._versions[slot] = Version(session_id, round_, data)
         if self._folder is None:
@@ -67,13 +67,13 @@ class Versions:
         body = head + b"\n" + data
         digest = xxhash.xxh3_128(body).digest()
         try:
-            _write(self._folder / self._files[slot], self._magic + digest + body)
+            write_durably(self._folder / self._files[slot], [self._magic, digest, body])
         except OSError as error:
-            # As with a result that is not kept: the training goes on, and the memory has it.
+            # The training goes on, and memory has the state; as with a result that is not kept.
             self._log.warning("state_not_kept", round=round_, reason=error.strerror)
 
     def _slot(self, session_id: str, round_: int) -> int:
-        """Where a version of this round replaces none that this round may begin with again."""
+        """The slot whose version this round does not need to begin with again."""
         ages = []
         for slot, version in enumerate(self._versions):
             if version is None or version.session_id != session_id or version.round >= round_:
@@ -100,19 +100,3 @@ class Versions:
         head, _, rest = body.partition(b"\n")
         fields = json.loads(head)
         return Version(fields["session_id"], fields["round"], rest)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Returns when it outlives a power cut. Raises OSError."""
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "wb", opener=_open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
-
-
-def _open_private(path: str, flags: int) -> int:
-    """State may tell something of the data that it was made from."""
-    return os.open(path, flags, 0o600)
