@@ -1,11 +1,12 @@
 """The command line: take part in a training with a data set of one's own.
 
-What a run needs is imported within it, so that --help does not wait for it.
+Commands import what they need, so that --help does not wait for it.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib.util import find_spec
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,60 +40,6 @@ _TABLE_MODULES = {"pyarrow": "pyarrow", "sklearn": "scikit-learn"}
 
 app = make_app()
 
-# Numbers are text here: a wrong one is then refused in the same words as one in the file.
-DataFile = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="FILE",
-        help="CSV, Parquet, LIBSVM or .npz; or iris, wine, digits, diabetes, breast_cancer. "
-        "[data.source]",
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option(metavar="COLUMN", help="Predict it; by default the last. [data.target]"),
-]
-TaskName = Annotated[
-    str | None,
-    typer.Option("--task", metavar="TASK", help="classification or regression. [data.task]"),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(metavar="A,B,...", help="Use these columns only. [data.columns]"),
-]
-Drop = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Leave these columns out. [data.drop]")
-]
-Renames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rename",
-        metavar="COLUMN=NAME",
-        help="What the session calls a column. Repeatable. [data.rename]",
-    ),
-]
-Types = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--type",
-        metavar="COLUMN=TYPE",
-        help="number or category, where the values do not tell. Repeatable. [data.types]",
-    ),
-]
-PartitionKind = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        metavar="KIND",
-        help="none, iid or dirichlet: which rows of a data set that all have are ours. "
-        "[partition.kind]",
-    ),
-]
-NumParts = Annotated[
-    str | None, typer.Option(metavar="N", help="Into how many. [partition.num_parts]")
-]
-Index = Annotated[str | None, typer.Option(metavar="I", help="Our part, from 0. [partition.index]")]
 Assignments = Annotated[list[str] | None, set_option("data.scale=0.0625")]
 
 _HELP = """Train on local data for a coordinator, until its training has ended.
@@ -171,7 +118,95 @@ _NEW_EXAMPLES = """**Examples**
 """
 
 
+def _data_values(
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="CSV, Parquet, LIBSVM or .npz; or iris, wine, digits, diabetes, breast_cancer. "
+            "[data.source]",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Predict it; by default the last. [data.target]"),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TASK", help="classification or regression. [data.task]"),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Use these columns only. [data.columns]"),
+    ] = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Leave these columns out. [data.drop]")
+    ] = None,
+    renames: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="COLUMN=NAME",
+            help="What the session calls a column. Repeatable. [data.rename]",
+        ),
+    ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="COLUMN=TYPE",
+            help="number or category, where the values do not tell. Repeatable. [data.types]",
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition",
+            metavar="KIND",
+            help="none, iid or dirichlet: how the sites divide a data set that all of them have. "
+            "[partition.kind]",
+        ),
+    ] = None,
+    num_parts: Annotated[
+        str | None, typer.Option(metavar="N", help="Number of parts. [partition.num_parts]")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(metavar="I", help="Part of this site, from 0. [partition.index]")
+    ] = None,
+) -> dict[str, Any]:
+    """Values of the flags that describe the data, by key. None: the flag was not given.
+
+    Numbers are text here: a wrong one is refused in the same words as one in the file.
+    """
+    values: dict[str, Any] = {
+        "data.source": data,
+        "data.target": target,
+        "data.task": task,
+        "data.columns": columns,
+        "data.drop": drop,
+        "partition.kind": partition,
+        "partition.num_parts": num_parts,
+        "partition.index": index,
+    }
+    if renames:
+        values["data.rename"] = parse_assignments(PROGRAM, renames, "Alter=age", flag="--rename")
+    if types:
+        values["data.types"] = parse_assignments(PROGRAM, types, "ward=category", flag="--type")
+    return values
+
+
+def _with_data_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of _data_values() to a command, in the place of its **data, before --set."""
+    own = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    at = [p.name for p in own].index("assignments")
+    flags = signature(_data_values).parameters.values()
+    command.__signature__ = Signature([*own[:at], *flags, *own[at:]])  # type: ignore[attr-defined]
+    return command
+
+
 @app.callback(invoke_without_command=True, help=_HELP, epilog=_EXAMPLES)
+@_with_data_flags
 def _run(
     context: typer.Context,
     config: Config = None,
@@ -188,7 +223,7 @@ def _run(
         typer.Option(
             "--id",
             metavar="NAME",
-            help="Under which we are known, also after a restart; by default the one in "
+            help="Name of this participant, also after a restart; by default the name in "
             "--state-dir, or the host's name and a random suffix. [participant.id]",
         ),
     ] = None,
@@ -196,8 +231,8 @@ def _run(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Where a result is kept until it is handed in, and the name that was made. "
-            "[participant.state_dir]",
+            help="Folder that keeps this participant's name, and each result until it is handed "
+            "in. [participant.state_dir]",
         ),
     ] = None,
     tags: Annotated[
@@ -205,22 +240,13 @@ def _run(
         typer.Option(
             "--tag",
             metavar="KEY=VALUE",
-            help="What the coordinator may select by, such as site=north. Repeatable. "
+            help="The coordinator may select participants by it, such as site=north. Repeatable. "
             "[participant.tags]",
         ),
     ] = None,
-    data: DataFile = None,
-    target: Target = None,
-    task: TaskName = None,
-    columns: Columns = None,
-    drop: Drop = None,
-    renames: Renames = None,
-    types: Types = None,
-    partition: PartitionKind = None,
-    num_parts: NumParts = None,
-    index: Index = None,
     assignments: Assignments = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
+    **data: Any,
 ) -> None:
     host, port = (None, None) if coordinator is None else split_host_port(coordinator)
     values: dict[str, Any] = {
@@ -228,10 +254,7 @@ def _run(
         "coordinator.port": port,
         "participant.id": participant_id,
         "participant.state_dir": state_dir,
-        **_data_values(data, target, task, columns, drop, renames, types),
-        "partition.kind": partition,
-        "partition.num_parts": num_parts,
-        "partition.index": index,
+        **_data_values(**data),
     }
     values |= parse_assignments(PROGRAM, assignments, "training.seed=3")
     if tags:
@@ -247,7 +270,7 @@ def _run(
     logging = settings.logging
     configure(logging.level, logging.use_console, logging.third_party)
     alive = _open_alive(settings)
-    with _opened_state(settings) as state:
+    with _open_state(settings) or nullcontext() as state:
         participant = _load_participant(settings, state)
 
         from xain_participant.agent import run
@@ -266,7 +289,7 @@ def _run(
 
 
 def _refuse_flags(command: str, config: Path | None, values: Mapping[str, object]) -> None:
-    """Those before a command, which does not read them; else a wrong one would look accepted."""
+    """Refuse flags before a command, which would be ignored: the command has its own."""
     if config is not None or any(value is not None for value in values.values()):
         fail(
             PROGRAM,
@@ -276,28 +299,14 @@ def _refuse_flags(command: str, config: Path | None, values: Mapping[str, object
 
 
 @app.command("inspect", help=_INSPECT_HELP, epilog=_INSPECT_EXAMPLES)
+@_with_data_flags
 def _inspect(
     config: Config = None,
-    data: DataFile = None,
-    target: Target = None,
-    task: TaskName = None,
-    columns: Columns = None,
-    drop: Drop = None,
-    renames: Renames = None,
-    types: Types = None,
-    partition: PartitionKind = None,
-    num_parts: NumParts = None,
-    index: Index = None,
     assignments: Assignments = None,
+    **data: Any,
 ) -> None:
-    values = {
-        **_data_values(data, target, task, columns, drop, renames, types),
-        "partition.kind": partition,
-        "partition.num_parts": num_parts,
-        "partition.index": index,
-        **parse_assignments(PROGRAM, assignments, "data.scale=0.0625"),
-    }
-    settings = _load_settings(config, values)
+    assigned = parse_assignments(PROGRAM, assignments, "data.scale=0.0625")
+    settings = _load_settings(config, _data_values(**data) | assigned)
     train, test = _load_data(settings)
 
     from xain_participant.inspection import inspect
@@ -330,29 +339,6 @@ def _new(
     for file in files:
         typer.echo(file)
     typer.echo(f"Now: cd {folder}, and follow README.md")
-
-
-def _data_values(
-    data: str | None,
-    target: str | None,
-    task: str | None,
-    columns: str | None,
-    drop: str | None,
-    renames: list[str] | None,
-    types: list[str] | None,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "data.source": data,
-        "data.target": target,
-        "data.task": task,
-        "data.columns": columns,
-        "data.drop": drop,
-    }
-    if renames:
-        values["data.rename"] = parse_assignments(PROGRAM, renames, "Alter=age", flag="--rename")
-    if types:
-        values["data.types"] = parse_assignments(PROGRAM, types, "ward=category", flag="--type")
-    return values
 
 
 def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":
@@ -389,27 +375,22 @@ def _open_alive(settings: "ParticipantConfig") -> "Alive | None":
         )
 
 
-@contextmanager
-def _opened_state(settings: "ParticipantConfig") -> "Iterator[StateDirectory | None]":
+def _open_state(settings: "ParticipantConfig") -> "StateDirectory | None":
     from xain_participant.state import StateDirectory, StateError
 
     directory = settings.participant.state_dir
     if directory is None:
-        yield None
-        return
+        return None
     try:
-        state = StateDirectory(directory, settings.participant.id or None)
+        return StateDirectory(directory, settings.participant.id or None)
     except StateError as error:
-        message = f"participant.state_dir is {directory}: {error.why}"
-        fail(PROGRAM, message, EXIT_BAD_CONFIG)
-    with state:
-        yield state
+        fail(PROGRAM, f"participant.state_dir is {directory}: {error.why}", EXIT_BAD_CONFIG)
 
 
 def _load_data(settings: "ParticipantConfig") -> "tuple[Table, Table]":
     """The rows to train on, and those to test with.
 
-    Ends the process if there is no such table, or if packages to read and train it are missing.
+    Ends the process if the table cannot be loaded, or if packages to read and train it are missing.
     """
     from xain_workloads.errors import DataError
 
