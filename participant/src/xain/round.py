@@ -69,10 +69,12 @@ class Submitted:
 class Round:
     """One round of training or evaluation.
 
-    number: of the round. config: see Config. state: a dict that is kept at this participant from
-    round to round, also over a restart if there is a state directory; arrays, tensors, numbers,
-    text, and lists and mappings of them. It is saved by submit().
-    participant_id: whose round it is.
+    number: number of the round. config: see Config.
+    state: a dict that is kept at this participant from round to round, also over a restart if there
+        is a state directory. Arrays, tensors, numbers, text, and lists and mappings of them.
+        submit() saves it.
+    participant_id: name of the participant.
+    is_done: whether the round was submitted, or evaluated where nothing is to be trained.
     """
 
     def __init__(
@@ -105,15 +107,10 @@ class Round:
         self._evaluation: Evaluation | None = None
         self._weights: Any = None
         self.state, self._kept = store.load(assignment.session_id, assignment.round)
-        self.submitted: Submitted | None = None
+        self.is_done = False
 
     def __repr__(self) -> str:
         return f"Round({self.number}, {self.task})"
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it was submitted, or evaluated where nothing is to be trained."""
-        return self.submitted is not None
 
     @property
     def task(self) -> str:
@@ -197,7 +194,7 @@ class Round:
         return term
 
     def _end(self, submitted: Submitted) -> None:
-        self.submitted = submitted
+        self.is_done = True
         self._weights = None
         self._finish(submitted)
 

@@ -1,10 +1,10 @@
 """Many participants on one machine: xain.simulate(main, participants=100, workers=2).
 
-A real coordinator runs in a process of its own, on a free port and with a folder of its own. Each
-worker process has the agents of its share of the participants, which join, send heartbeats and wait
-for rounds at the same time. It trains one participant at a time: when a participant is given a
-round, the worker calls main(site), whose loop gets this one round and ends with it. So a worker has
-one model at a time, however many participants it has.
+A real coordinator runs in a process of its own, on a free port and with a folder of its own. The
+participants are divided among worker processes. All agents of a worker join, send heartbeats and
+wait for rounds at the same time, and the worker trains one participant at a time: when a
+participant is given a round, the worker calls main(site), whose loop gets this round and ends with
+it. So a worker has one model at a time, however many participants it has.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ import grpc
 
 from xain.loop import EXIT_SIGTERM, Loop, Rounds, hooks, rounds_of_site
 from xain.round import Round
-from xain.weights import Declared
 from xain_participant.client import CoordinatorClient, open_channel
 from xain_participant.config import ENV_PREFIX
 from xain_proto.fl import coordinator_pb2 as pb
@@ -63,11 +62,11 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What came of it.
+    """The result of a simulation.
 
     weights: the last model, as arrays by name, or a flat vector if the model has no layout.
     history: one mapping for each round: round, num_updates, num_samples, seconds, and the metrics
-        of round.submit(), averaged by samples.
+        of round.submit(), averaged over the updates that counted, weighted by samples.
     """
 
     weights: Any
@@ -154,10 +153,9 @@ def simulate(
         pool = stack.enter_context(
             _Workers(main, sites, min(workers, participants), coordinator.target, evaluates)
         )
-        watcher = stack.enter_context(_Watcher(coordinator.target, rounds, pool, shows=progress))
-        watcher.run(coordinator)
-        weights = _last_model(coordinator.target, watcher.num_models)
-        history = watcher.history()
+        stub = InspectionStub(stack.enter_context(open_channel(coordinator.target)))
+        history = _watch(stub, pool, coordinator, rounds if progress else 0)
+        weights = _last_model(stub, coordinator.target)
     return Simulation(weights, history, time.monotonic() - started_at)
 
 
@@ -241,20 +239,14 @@ class _Parked(BaseException):
 class _SiteRounds(Rounds):
     """The one round of a site that main() is called for."""
 
-    def __init__(self, loop: Loop, declared: Declared | None, tell: Callable[..., None]) -> None:
-        super().__init__(loop, declared)
-        self._tell = tell
-        self._given: Round | None = None
+    _given: Round | None = None
 
     def __next__(self) -> Round:
-        if self._given is not None and (submitted := self._given.submitted) is not None:
-            self._tell("submitted", self._given.number, submitted.num_samples, submitted.metrics)
-            raise _Parked
-        round_ = self._loop.next_round(self._declared, wait=False)
-        if round_ is None:
-            raise _Parked
-        self._given = round_
-        return round_
+        if self._given is None or not self._given.is_done:  # next_round() refuses an open round
+            self._given = self._loop.next_round(self._declared, wait=False)
+            if self._given is not None:
+                return self._given
+        raise _Parked
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         """The site stays in its session."""
@@ -315,16 +307,12 @@ class _Workers:
                 process.kill()
                 process.join()
 
-    def messages(self, timeout_s: float) -> Iterator[tuple[Any, ...]]:
-        """What the workers tell within this time; at least one of them if there is any.
-
-        Raises SimulationError if a worker has died.
-        """
+    def check(self, timeout_s: float) -> None:
+        """Wait so long for a worker to end. Raises SimulationError if main() or a worker failed."""
         for end in wait(list(self.ends), timeout_s):
             assert isinstance(end, Connection)
             try:
-                while end.poll():
-                    yield end.recv()
+                raise SimulationError(end.recv())
             except EOFError:
                 process = self.ends.pop(end)
                 process.join()
@@ -343,9 +331,9 @@ def _work(
     for name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:
         del os.environ[name]  # a setting of one participant, such as its name
 
-    def tell(*message: Any) -> None:
+    def fail(site: Site, why: str, trace: str = "") -> None:
         with contextlib.suppress(OSError):  # the parent has gone, and takes us with it
-            pipe.send(message)
+            pipe.send(f"main() failed at {site.id}: {why}\n\n{trace}".rstrip())
 
     ready: SimpleQueue[int] = SimpleQueue()
     loops = [
@@ -365,13 +353,13 @@ def _work(
             try:
                 loops[i].next_round(None, wait=False)
             except BaseException as error:
-                tell("failed", sites[i].id, str(error), "")
+                fail(sites[i], str(error))
         elif loops[i].is_asked:
-            _run_main(main, sites[i], loops[i], tell)
+            _run_main(main, sites[i], loops[i], fail)
 
 
-def _run_main(main: Main, site: Site, loop: Loop, tell: Callable[..., None]) -> None:
-    rounds_of_site.set(lambda declared: _SiteRounds(loop, declared, tell))
+def _run_main(main: Main, site: Site, loop: Loop, fail: Callable[[Site, str, str], None]) -> None:
+    rounds_of_site.set(lambda declared: _SiteRounds(loop, declared))
     try:
         main(site)
         raise RuntimeError("main() ended without a loop over xain.rounds()")
@@ -379,117 +367,65 @@ def _run_main(main: Main, site: Site, loop: Loop, tell: Callable[..., None]) -> 
         pass
     except BaseException as error:
         loop.fail(error)
-        tell("failed", site.id, repr(error), traceback.format_exc())
+        fail(site, repr(error), traceback.format_exc())
 
 
 # --- watching ---
 
 
-class _Watcher:
-    """Shows the rounds as they are made, and collects their metrics."""
+def _watch(
+    stub: InspectionStub, workers: _Workers, coordinator: _Coordinator, num_shown: int
+) -> list[dict[str, Any]]:
+    """Wait for the end of the session, and print a line for each of the first num_shown rounds.
 
-    def __init__(self, target: str, num_rounds: int, pool: _Workers, *, shows: bool) -> None:
-        self._channel = open_channel(target)
-        self._stub = InspectionStub(self._channel)
-        self._num_rounds = num_rounds
-        self._pool = pool
-        self._shows = shows
-        self._rounds: dict[int, dict[str, Any]] = {}
-        self._sums: dict[int, dict[str, tuple[float, int]]] = {}  # weighted by samples
-        self._shown = -1
-
-    def __enter__(self) -> "_Watcher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.close()
-
-    def run(self, coordinator: _Coordinator) -> None:
-        """Returns when the session has ended. Raises SimulationError."""
-        while self._pool.ends:
-            for message in self._pool.messages(LOOK_S):
-                self._take(message)
+    Returns the entries of Simulation.history. Raises SimulationError.
+    """
+    rounds: dict[int, inspection.RoundStatus] = {}
+    shown: set[int] = set()
+    has_ended = False
+    while not has_ended:
+        has_ended = not workers.ends
+        if not has_ended:
+            workers.check(LOOK_S)
             if coordinator.process.poll() is not None:
                 raise SimulationError(coordinator.why_it_ended())
-            self._look()
-        self._look()
-
-    @property
-    def num_models(self) -> int:
-        return 1 + max(
-            (n for n, r in self._rounds.items() if r["phase"] == "published"), default=-1
-        )
-
-    def history(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "round": number,
-                "num_updates": r["num_updates"],
-                "num_samples": r["num_samples"],
-                "seconds": r["seconds"],
-                **self._metrics(number),
-            }
-            for number, r in sorted(self._rounds.items())
-        ]
-
-    def _metrics(self, number: int) -> dict[str, float]:
-        sums = self._sums.get(number, {})
-        return {name: total / max(1, weight) for name, (total, weight) in sums.items()}
-
-    def _take(self, message: tuple[Any, ...]) -> None:
-        match message:
-            case "submitted", number, num_samples, metrics:
-                sums = self._sums.setdefault(number, {})
-                for name, value in metrics.items():
-                    total, weight = sums.get(name, (0.0, 0))
-                    sums[name] = (total + num_samples * value, weight + num_samples)
-            case "failed", site, why, trace:
-                raise SimulationError(f"main() failed at {site}: {why}\n\n{trace}".rstrip())
-
-    def _look(self) -> None:
-        try:
-            answer = self._stub.ListRounds(inspection.ListRoundsRequest(limit=1000), timeout=5.0)
-        except grpc.RpcError:
-            return  # it is busy or has ended, which is seen elsewhere
-        for r in answer.rounds:
-            if r.task != pb.TRAIN:
-                continue  # the initial weights, or the evaluation of the last model
-            self._rounds[r.round] = {
-                "phase": r.phase,
-                "num_updates": r.num_contributors,
-                "num_samples": r.num_samples,
-                "seconds": r.seconds,
-            }
-        done = sorted(n for n, r in self._rounds.items() if r["phase"] == "published")
-        for number in done:
-            if number > self._shown:
-                self._shown = number
-                self._show(number, done.index(number) + 1)
-
-    def _show(self, number: int, place: int) -> None:
-        if not self._shows:
-            return
-        r = self._rounds[number]
-        metrics = "".join(f", {name} {v:.4g}" for name, v in self._metrics(number).items())
-        print(  # noqa: T201  # asked for with progress=True
-            f"round {place}/{self._num_rounds}: {r['num_updates']} updates in "
-            f"{r['seconds']:.1f} s{metrics}",
-            file=sys.stderr,
-        )
+        # A coordinator that is busy answers the next time; one that has ended is seen above.
+        with contextlib.suppress(grpc.RpcError):
+            answer = stub.ListRounds(inspection.ListRoundsRequest(limit=1000), timeout=5.0)
+            rounds |= {r.round: r for r in answer.rounds if r.task == pb.TRAIN}
+        for number in sorted(rounds.keys() - shown):
+            if rounds[number].phase == "published" and len(shown) < num_shown:
+                shown.add(number)
+                _show(rounds[number], f"{len(shown)}/{num_shown}")
+    if not any(r.phase == "published" for r in rounds.values()):
+        raise SimulationError("the session has ended without a model")
+    return [
+        {
+            "round": r.round,
+            "num_updates": r.num_contributors,
+            "num_samples": r.num_samples,
+            "seconds": r.seconds,
+            **r.metrics,
+        }
+        for _, r in sorted(rounds.items())
+    ]
 
 
-def _last_model(target: str, number: int) -> Any:
-    """Read the model that the last round has made. Raises SimulationError if there is none."""
-    channel = open_channel(target)
+def _show(r: inspection.RoundStatus, place: str) -> None:
+    metrics = "".join(f", {name} {value:.4g}" for name, value in sorted(r.metrics.items()))
+    print(  # noqa: T201  # asked for with progress=True
+        f"round {place}: {r.num_contributors} updates in {r.seconds:.1f} s{metrics}",
+        file=sys.stderr,
+    )
+
+
+def _last_model(stub: InspectionStub, target: str) -> Any:
+    """Read the model that the last round has made. Raises SimulationError."""
     try:
-        models = InspectionStub(channel).ListModels(inspection.ListModelsRequest(limit=1)).models
+        (model,) = stub.ListModels(inspection.ListModelsRequest(limit=1)).models
     except grpc.RpcError as error:
         raise SimulationError(f"the last model cannot be read: {error}") from None
-    finally:
-        channel.close()
-    if not models or number == 0:
-        raise SimulationError("the session has ended without a model")
     with CoordinatorClient(target, "simulation") as client:
-        vector = client.get_weights(models[-1].ref)
-    layout = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in models[-1].layout)
+        vector = client.get_weights(model.ref)
+    layout = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in model.layout)
     return unflatten(vector, layout) if layout else vector
