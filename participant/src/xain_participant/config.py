@@ -22,7 +22,7 @@ from xain_messaging.process.fields import (
     join_host_port,
 )
 from xain_messaging.process.logs import LoggingSettings
-from xain_workloads.data import BUNDLED, SUFFIXES, load_table
+from xain_workloads.data import BUNDLED, SUFFIXES, WITH_COLUMN_NAMES, load_table
 from xain_workloads.partition import MAX_ALPHA, Partition
 from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import MIN_CATEGORY_COUNT
@@ -110,6 +110,8 @@ class DataSettings(Section):
     units: dict[str, str] = Field(default_factory=dict)
     classes: Texts = ()
     missing: Texts = ()
+    separator: Literal["", ",", ";", "\t", "|"] = ""
+    decimal: Literal["", ".", ","] = ""
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
     min_category_count: int = Field(default=MIN_CATEGORY_COUNT, ge=1)
 
@@ -125,10 +127,10 @@ class DataSettings(Section):
                 f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
                 f"{', '.join(SUFFIXES)}",
             )
-        if self.target is not None and suffix not in _WITH_COLUMN_NAMES:
+        if self.target is not None and suffix not in WITH_COLUMN_NAMES:
             raise WrongSetting(
                 "target",
-                f"only files that end in one of: {', '.join(_WITH_COLUMN_NAMES)}, have a column to "
+                f"only files that end in one of: {', '.join(WITH_COLUMN_NAMES)}, have a column to "
                 "choose",
             )
         if self.classes and self.task == "regression":
@@ -155,10 +157,9 @@ class DataSettings(Section):
             units=self.units,
             classes=self.classes,
             missing=self.missing,
+            separator=self.separator,
+            decimal=self.decimal,
         )
-
-
-_WITH_COLUMN_NAMES = (".csv", ".parquet")
 
 
 class PartitionSettings(Section):

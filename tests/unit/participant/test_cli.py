@@ -100,6 +100,20 @@ def test_inspect_shows_what_travels_of_a_table(tmp_path: Path) -> None:
     assert "city" not in dropped.output
 
 
+def test_inspect_reads_what_a_german_spreadsheet_exports(tmp_path: Path) -> None:
+    """Semicolons, decimal commas and a byte order mark."""
+    rows = "".join(f"{i},5;{'f' if i % 2 else 'm'};tot\n" for i in range(12))
+    (tmp_path / "a.csv").write_text(f"Größe;Geschlecht;Ausgang\n{rows}", encoding="utf-8-sig")
+    result = run("inspect", "--data", str(tmp_path / "a.csv"))
+    assert result.exit_code == 0
+    kinds = [line.split()[:2] for line in result.output.splitlines()]
+    assert ["Größe", "number"] in kinds
+    assert ["Geschlecht", "category"] in kinds
+    stated = run("inspect", "--data", str(tmp_path / "a.csv"), "--set", "data.decimal=.")
+    assert stated.exit_code == 1
+    assert "'0,5' is not a number where the decimal mark is '.'" in stated.output
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "status", "message"),
     [

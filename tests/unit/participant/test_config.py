@@ -73,7 +73,9 @@ def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
 @pytest.mark.parametrize("source", ["iris", "part.npz", "part.libsvm"])
 def test_a_target_where_no_column_has_a_name_is_a_wrong_setting(source: str) -> None:
     told = error_of(data__source=source, data__target="label")
-    assert told.startswith('data.target is "label"; only files that end in one of: .csv, .parquet')
+    assert told.startswith(
+        'data.target is "label"; only files that end in one of: .csv, .tsv, .parquet'
+    )
 
 
 def test_diabetes_has_no_classes() -> None:

@@ -3,8 +3,6 @@
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from csv import Error as CsvError
-from csv import reader as csv_reader
 from dataclasses import dataclass
 from math import isfinite, isinf, nan
 from os import PathLike
@@ -14,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads import csv_files
 from xain_workloads.dataset import (
     Dataset,
     Features,
@@ -30,6 +29,7 @@ __all__ = [
     "BUNDLED",
     "MISSING",
     "SUFFIXES",
+    "WITH_COLUMN_NAMES",
     "Dataset",
     "Features",
     "Table",
@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
-SUFFIXES = (".csv", ".libsvm", ".npz", ".parquet", ".svm", ".svmlight")
+SUFFIXES = (*csv_files.SUFFIXES, ".libsvm", ".npz", ".parquet", ".svm", ".svmlight")
+WITH_COLUMN_NAMES = (*csv_files.SUFFIXES, ".parquet")
 
 # Texts that stand for a missing value. Not "Na", "none" and the like, which may be categories.
 MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "?")
@@ -120,11 +121,13 @@ def load_table(
     units: Mapping[str, str] | None = None,
     classes: Sequence[str] = (),
     missing: Sequence[str] = (),
+    separator: str = "",
+    decimal: str = "",
 ) -> Table:
     """Load a table from a file, or one that scikit-learn brings along.
 
-    source: a name in BUNDLED, or a path that ends in one of SUFFIXES. A CSV file has a header and
-        commas; an .npz file has the arrays `features` and `target`, or `X` and `y`.
+    source: a name in BUNDLED, or a path that ends in one of SUFFIXES. A CSV file has a header; an
+        .npz file has the arrays `features` and `target`, or `X` and `y`.
     target: the target's column in CSV and Parquet files, by default the last.
     scale: factor on all columns of numbers; the pixels of digits are 0..16, so 0.0625 brings them
         to 0..1.
@@ -141,6 +144,8 @@ def load_table(
     classes: all labels that the target may have; empty for those in the file, and for all of those
         of a bundled set.
     missing: texts beside those in MISSING that stand for a missing value in CSV and Parquet files.
+    separator, decimal: between the cells of a CSV file, and in its numbers; "" to tell them by the
+        file, see csv_files.
     A file without rows is a table without rows: an empty part must not stop a participant.
     Raises DataError that names the file and, where there is one, the column and the row.
     """
@@ -160,15 +165,15 @@ def load_table(
             )
         if not path.is_file():
             raise DataError(f"{path}: no such file")
-    if target is not None and suffix not in {".csv", ".parquet"}:
+    if target is not None and suffix not in WITH_COLUMN_NAMES:
         raise DataError(f"{source}: a target column can be chosen in CSV and Parquet files only")
 
     missing = (*MISSING, *missing)
     match suffix:
         case "":
             opened = _open_bundled(str(source), task)
-        case ".csv":
-            opened = _open_csv(path, target, task, missing)
+        case ".csv" | ".tsv":
+            opened = _open_csv(path, target, task, missing, separator, decimal)
         case ".parquet":
             opened = _open_parquet(path, target, task, missing)
         case ".npz":
@@ -208,19 +213,24 @@ def load_rows(
     """
     path = Path(source)
     suffix = path.suffix.lower()
-    if suffix not in (".csv", ".parquet"):
-        raise DataError(f"{path}: rows to predict are read from .csv and .parquet files only")
+    if suffix not in WITH_COLUMN_NAMES:
+        raise DataError(
+            f"{path}: rows to predict are read from {', '.join(WITH_COLUMN_NAMES)} files only"
+        )
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    read = _read_csv if suffix == ".csv" else _read_parquet
-    arrow = read(path)
+    if suffix == ".parquet":
+        arrow, decimal = _read_parquet(path), "."
+    else:
+        arrow, decimal = csv_files.read_cells(path)
+        _require_columns(path, arrow.column_names)
     found = target if target in arrow.column_names else None
     for name in types:
         if name not in arrow.column_names:
             raise DataError(
                 f"{path}: no column {name!r}; there are: {shown(arrow.column_names, 20)}"
             )
-    opened = _open_arrow(path, arrow, found, task, MISSING)
+    opened = _open_arrow(path, arrow, found, task, MISSING, decimal)
     table = _choose(
         opened, select=tuple(types), drop=(), rename={}, types=types, units={}, classes=()
     )
@@ -364,38 +374,18 @@ def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: b
 # Tables
 
 
-def _open_csv(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
-    header, _ = _read_header(path)
+def _open_csv(
+    path: Path,
+    target: str | None,
+    task: Task,
+    missing: Sequence[str],
+    separator: str,
+    decimal: str,
+) -> _Source:
+    header, _, separator = csv_files.read_header(path, separator)
     chosen = _choose_target(path, header, target)
-    return _open_arrow(path, _read_csv(path), chosen, task, missing)
-
-
-def _read_header(path: Path) -> tuple[list[str], bool]:
-    """Names of the columns of a CSV file, and whether rows follow."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = (line for line in csv_reader(file) if line)  # Arrow skips blank lines too
-            return next(lines, []), next(lines, None) is not None
-    except (UnicodeDecodeError, OSError, CsvError) as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _read_csv(path: Path) -> Any:
-    """All columns of a CSV file as an Arrow table of text."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    header, has_rows = _read_header(path)
-    _require_columns(path, header)
-    # Everything is read as text: Arrow infers types from the first block alone, and then fails on
-    # the first fraction in a column that began with whole numbers.
-    types = {name: pa.string() for name in header}
-    if not has_rows:  # Arrow takes a header without a line break for an empty file
-        return pa.schema(types).empty_table()
-    try:
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=types))
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: {error}") from error
+    cells, decimal = csv_files.read_cells(path, separator, decimal)
+    return _open_arrow(path, cells, chosen, task, missing, decimal)
 
 
 def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
@@ -433,31 +423,30 @@ def _choose_target(path: Path, columns: Sequence[str], target: str | None) -> st
     if target is not None and target not in columns:
         raise DataError(f"{path}: no column {target!r}; there are: {', '.join(map(repr, columns))}")
     if len(columns) < 2:
-        if (separator := next((mark for mark in ";\t|" if mark in columns[0]), "")) != "":
-            raise DataError(
-                f"{path}: the header is one column, {columns[0]!r}; values are separated by commas,"
-                f" in this file they seem to be by {separator!r}: save it with commas, and with"
-                " points in numbers"
-            )
         raise DataError(f"{path}: column {columns[0]!r} is alone; features need a column too")
     return columns[-1] if target is None else target
 
 
 def _open_arrow(
-    path: Path, table: Any, target: str | None, task: Task, missing: Sequence[str]
+    path: Path,
+    table: Any,
+    target: str | None,
+    task: Task,
+    missing: Sequence[str],
+    decimal: str = ".",
 ) -> _Source:
-    """target: None if the table has none; it is NaN then."""
-    infer = path.suffix.lower() == ".csv"  # whose columns are all of text
+    """target: None if the table has none; it is NaN then. decimal: the mark in texts of numbers."""
+    infer = path.suffix.lower() in csv_files.SUFFIXES  # whose columns are all of text
 
     def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
-        return _read_column(path, name, table.column(name), kind, missing, infer)
+        return _read_column(path, name, table.column(name), kind, missing, infer, decimal)
 
     if target is None:
         return _Source(str(path), table.column_names, read, "", np.full(table.num_rows, np.nan))
     column = table.column(target)
     labels: NDArray[Any]
     if task == "regression":
-        _, labels = _read_column(path, target, column, "number", missing, infer)
+        _, labels = _read_column(path, target, column, "number", missing, infer, decimal)
         gaps = np.isnan(labels)
     else:
         labels = _read_labels(path, target, column, missing)
@@ -487,6 +476,7 @@ def _read_column(
     kind: ColumnType | None,
     missing: Sequence[str],
     infer: bool,
+    decimal: str,
 ) -> tuple[ColumnType, NDArray[Any]]:
     """Type and values of an Arrow column. infer: tell the type of a column of text by its values.
 
@@ -501,14 +491,23 @@ def _read_column(
         if kind is None:
             kind = None if infer else "category"
         if kind != "category":
-            numbers, strays = _numbers_in(texts)
+            numbers, strays = _numbers_in(texts, decimal)
             if not len(strays):
                 return "number", numbers
+            stray = texts[strays[0]].as_py()
+            other = next(mark for mark in csv_files.DECIMALS if mark != decimal)
+            if other in stray and not len(_numbers_in(texts, other)[1]):
+                raise DataError(
+                    f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is not a number where"
+                    f" the decimal mark is {decimal!r}; set [data] decimal = {other!r} if that is"
+                    " the file's, take marks between thousands out, or declare the column in"
+                    f' [data] types: {name} = "category"'
+                )
             num_present = len(texts) - texts.null_count
             # A column of numbers with a few texts is rather one with mistakes than a category.
             if kind == "number" or 2 * len(strays) <= num_present:
                 raise DataError(
-                    f"{path}: column {name!r}, row {strays[0] + 1}: {texts[strays[0]].as_py()!r} is"
+                    f"{path}: column {name!r}, row {strays[0] + 1}: {stray!r} is"
                     f" not a number, {num_present - len(strays)} of the column's {num_present}"
                     " values are; correct it, add it to [data] missing if it stands for a missing"
                     f' value, or declare the column in [data] types: {name} = "category"'
@@ -544,10 +543,14 @@ def _without_missing(column: Any, missing: Sequence[str]) -> Any:
     return compute.if_else(is_missing, pa.scalar(None, texts.type), texts)
 
 
-def _numbers_in(texts: Any) -> tuple[NDArray[np.float64], Sequence[int]]:
+def _numbers_in(texts: Any, decimal: str) -> tuple[NDArray[np.float64], Sequence[int]]:
     """(the numbers, with NaN for a missing value; the rows of texts that are no numbers)."""
     import pyarrow as pa
+    from pyarrow import compute
 
+    if decimal == ",":  # and a point is no part of a number
+        texts = compute.replace_substring(texts, ".", ";")
+        texts = compute.replace_substring(texts, ",", ".")
     try:
         return texts.cast(pa.float64()).fill_null(nan).to_numpy().astype(np.float64), ()
     except pa.ArrowInvalid:
