@@ -87,6 +87,11 @@ async def test_beyond_max_participants_comes_later_with_a_delay(start, join):
     assert (await a.rendezvous()).reply == pb.ACCEPT
     later = await c.rendezvous()
     assert (later.reply, later.retry_after_ms) == (pb.LATER, 1500)
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert (status.num_waiting, status.max_participants) == (1, 2)
+    await b.heartbeat(pb.FINISHED)
+    assert (await c.rendezvous()).reply == pb.ACCEPT
+    assert (await a.inspection.GetStatus(inspection.GetStatusRequest())).num_waiting == 0
 
 
 async def test_rendezvous_at_once_admits_exactly_as_many_as_there_are_places(start, join):

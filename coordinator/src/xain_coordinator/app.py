@@ -624,13 +624,13 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
     session = coordinator.driver.session
     log.info(
         "serving",
-        pid=os.getpid(),
         address=config.server.address_at(coordinator.port),
         session=session.session_id,
         phase=session.phase.value,
         round=session.round,
         rounds=session.rules.rounds,
         required=session.rules.num_required,
+        pid=os.getpid(),
     )
     if session.lineage is not None:
         log.info("began_with", model=session.lineage.source, rounds=session.lineage.num_rounds)

@@ -28,6 +28,7 @@ from xain_proto.fl.inspection_pb2 import ParticipantStatus, RoundStatus
 EVERY_S = 1.0
 ROUNDS = 60  # that curves are made of
 CURVE_COLUMNS = 40
+BAR_COLUMNS = 12  # so that the headline fits 80 columns
 MAX_ROWS = 12
 MAX_METRICS = 4
 TIMED_ROUNDS = 5  # from which the time to the end is estimated
@@ -53,7 +54,7 @@ def view(snapshot: Snapshot) -> RenderableType:
     curves = _curves(rounds, status.metric)
     if curves is not None:
         parts.append(curves)
-    if snapshot.participants.participants and status.state != pb.FINISHED:
+    if snapshot.participants.participants or status.sites:
         parts.append(_participants(snapshot))
     parts += [Text(f"! {clean(warning)}", style="yellow") for warning in status.warnings[-3:]]
     return Group(*parts)
@@ -62,22 +63,37 @@ def view(snapshot: Snapshot) -> RenderableType:
 def _headline(snapshot: Snapshot) -> RenderableType:
     status = snapshot.status
     state = clean(status.phase)
+    is_over = status.state == pb.FINISHED
     grid = Table.grid(padding=(0, 2))
-    done = status.num_rounds if status.state == pb.FINISHED else status.round
+    done = _num_models(snapshot) if is_over else status.round
     left = _time_left(snapshot)
     facts: list[RenderableType] = [
-        Text(state, style="bold" if status.state == pb.FINISHED else "bold green"),
-        ProgressBar(total=max(status.num_rounds, 1), completed=done, width=24),
+        Text(state, style="bold" if is_over else "bold green"),
+        ProgressBar(total=max(status.num_rounds, 1), completed=done, width=BAR_COLUMNS),
         Text(f"{done} of {status.num_rounds} rounds"),
-        Text(f"{status.num_updates} of {status.num_selected} updates in")
-        if status.num_selected
-        else Text(""),
-        Text(f"{duration(left)} left" if left is not None else ""),
-        Text(f"session {clean(status.session_id)}", style="dim"),
     ]
+    if status.num_selected:
+        what = "evaluations" if state == "evaluating" else "updates"
+        facts.append(Text(f"{status.num_updates} of {status.num_selected} {what} in"))
+    if left is not None:
+        facts.append(Text(f"{duration(left)} left"))
     grid.add_row(*facts)
-    waiting = Text(clean(status.waiting_for), style="dim", overflow="ellipsis", no_wrap=True)
-    return Group(grid, waiting)
+    why = f"{status.cause}: {status.ended_because}" if status.ended_because else status.cause
+    about = []
+    if status.HasField("best_round"):
+        about.append(f"best model {status.best_round}, {status.metric} {status.best_value:.4g}")
+    if not is_over:
+        about.append(status_view.connected(status))
+    about += [duration(status.session_seconds), f"session {status.session_id}"]
+    told = (why if is_over else f"waiting for: {status.waiting_for}", "; ".join(about))
+    lines = [Text(clean(t), style="dim", overflow="ellipsis", no_wrap=True) for t in told if t]
+    return Group(grid, *lines)
+
+
+def _num_models(snapshot: Snapshot) -> int:
+    """Models that the rounds of a finished session have made."""
+    published = [one.round + 1 for one in snapshot.rounds.rounds if one.phase == "published"]
+    return max(published, default=0)
 
 
 def _time_left(snapshot: Snapshot) -> float | None:
@@ -113,25 +129,38 @@ def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
 
 def _participants(snapshot: Snapshot) -> RenderableType:
     everybody = snapshot.participants.participants
+    known = status_view.accounts(snapshot)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
     for heading in ("site", "now", "samples", "rounds", "last problem"):
         right = heading in ("samples", "rounds")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     for one in everybody[:MAX_ROWS]:
+        account = known.get(one.participant_id)
+        why = status_view.problem(one, account)
         table.add_row(
             Text(clean(one.participant_id)),
             _now(one),
             f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
-            str(one.rounds_contributed),
-            Text(clean(one.conflict or one.last_failure), overflow="ellipsis", style="yellow"),
+            status_view.counted(one, account),
+            Text(clean(why), overflow="ellipsis", style="yellow"),
         )
     more = max(len(everybody), snapshot.status.num_connected) - min(len(everybody), MAX_ROWS)
     if more > 0:
         table.add_row(Text(f"and {more} more", style="dim"))
+    for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(everybody))]:
+        table.add_row(
+            Text(clean(gone.participant_id)),
+            Text("away", style="yellow"),
+            "",
+            status_view.counted(gone, gone),
+            Text(clean(gone.last_reason), overflow="ellipsis", style="yellow"),
+        )
     return table
 
 
 def _now(one: ParticipantStatus) -> Text:
+    if one.reported_state == pb.FINISHED:
+        return Text("gone", style="dim")
     if one.update_accepted:
         return Text("handed in", style="green")
     if moving := status_view.transfer(one):
@@ -151,6 +180,9 @@ def line(snapshot: Snapshot) -> str:
     told = f"{clean(status.phase)} round {status.round} of {status.num_rounds}"
     if status.num_selected:
         told += f", {status.num_updates} of {status.num_selected} updates in"
+    if status.state == pb.FINISHED:
+        why = f"{status.cause}: {status.ended_because}" if status.ended_because else status.cause
+        told = f"finished ({clean(why)})"
     for one in reversed(snapshot.rounds.rounds):
         metrics = {**one.evaluation.metrics, **one.coordinator_evaluation.metrics}
         if metrics:

@@ -48,7 +48,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
         case e.RoundOpened(number, selected, task=task):
-            log.info("round_opened", round=number, task=task.value, **_named(selected))
+            fields = {"num_participants": len(selected), "task": task.value, **_named(selected)}
+            log.info("round_opened", round=number, **fields)
         case e.ParticipantsSelected(number, selected):
             log.info("participants_selected", round=number, **_named(selected))
         case e.RoundPaused(number):
@@ -61,7 +62,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
                 round=number,
                 participant=update.participant_id,
                 num_samples=update.num_samples,
-                staleness=staleness,
+                **({"staleness": staleness} if staleness else {}),
             )
         case e.UpdateRefused(participant_id, number, reason):
             log.warning(
@@ -77,7 +78,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
                 round=number,
                 participant=participant_id,
                 reason=f"{kind}: {message}" if message else kind,
-                **({"traceback": trace} if trace else {}),
+                # The line that failed first, and all on one line.
+                **({"traceback": " < ".join(reversed(trace.splitlines()))} if trace else {}),
             )
         case e.UpdateDamaged(participant_id, number, reason=reason):
             log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
@@ -88,7 +90,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.RoundClosed(number, _, "deadline"):
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
-            log.info("model_published", round=number, key=model.ref.key, **_evaluated(before))
+            _log_evaluation(before, number)
+            log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
         case e.EvaluationAccepted(number, participant_id, evaluation):
             log.info(
@@ -104,6 +107,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.SessionFinished(cause, _, ended_because):
             if ended_because:
                 fields["ended_because"] = ended_because
+            if before.open_round is not None and before.open_round.is_evaluation:
+                _log_evaluation(before, before.round)
             log.info("session_finished", cause=cause, **fields)
             _log_account(history, session.round)
         case _:
@@ -139,11 +144,13 @@ def _log_account(history: History, round_: int) -> None:
         log.warning("participants_never_counted", round=round_, **_named(never))
 
 
-def _evaluated(session: Session) -> dict[str, object]:
-    """What the participants of the round that is over have measured its model at, in the mean."""
+def _log_evaluation(session: Session, number: int) -> None:
+    """Write what the participants of the round that is over have measured the model at that they
+    began with, in the mean."""
     round_ = session.open_round
     mean = mean_evaluation(round_.evaluations.values()) if round_ is not None else None
-    return {} if mean is None else {"evaluation": dict(mean.metrics)}
+    if mean is not None:
+        log.info("model_evaluated", round=number, by="participants", metrics=dict(mean.metrics))
 
 
 def _awaited(session: Session) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +24,8 @@ _MAX_PARTICIPANTS = 40
 _MAX_ROUNDS = 8
 _MAX_MODELS = 3
 _MAX_NAMES = 6
+
+_LONG = frozenset(("tags", "problems", "last problem"))  # columns of long texts
 
 _ALL = 2**31 - 1  # rounds and models: as many as the coordinator gives
 
@@ -184,16 +186,15 @@ def _value(field: Any, value: Any) -> Any:
 def render(snapshot: Snapshot, console: Console) -> None:
     """The state first, then who takes part, then what has been."""
     console.print(_headline(snapshot.status))
-    for warning in snapshot.status.warnings:
-        console.print(Text(f"warning: {clean(warning)}", style="yellow"))
     if snapshot.participants.participants:
         console.print(_participants(snapshot))
     if snapshot.rounds.rounds:
         console.print(_rounds(snapshot.rounds.rounds, snapshot.status.metric))
     if snapshot.models.models:
-        console.print(_models(snapshot.models.models))
-    if snapshot.status.counters:
-        console.print(_counters(snapshot.status.counters))
+        console.print(_model(snapshot.models.models[-1]))
+    counters = {name: count for name, count in snapshot.status.counters.items() if count}
+    if counters:
+        console.print(_counters(counters))
 
 
 def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
@@ -215,27 +216,19 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         nth = f"{status.round + 1} of {status.num_rounds}"
         line.append(f"  round {status.round}, {nth}", style="default")
     grid.add_row("state", line)
-    if status.waiting_for:
+    if status.waiting_for and state != "finished":
         grid.add_row("waiting for", _text(status.waiting_for))
     for warning in status.warnings:
         grid.add_row("warning", Text(clean(warning), style="bold yellow"))
-    connected = f"{status.num_connected} connected, {status.num_required} required"
-    if state == "finished":
-        connected = f"{status.num_connected} still connected"
-    grid.add_row("participants", connected)
+    is_over = state == "finished"
+    here = f"{status.num_connected} still connected" if is_over else connected(status)
+    grid.add_row("participants", here)
     if status.num_selected:
         awaited = "evaluations" if state == "evaluating" else "updates"
         grid.add_row(awaited, f"{status.num_updates} of {status.num_selected} in")
     if status.HasField("best_round"):
         best = f"{status.best_round}, {clean(status.metric)} {status.best_value:.4g}"
         grid.add_row("best model", Text(best))
-    if state == "finished" and status.sites:
-        counted = [
-            f"{clean(one.participant_id)} {one.rounds_contributed} of {one.rounds_selected}"
-            for one in status.sites
-        ]
-        more = f" and {len(counted) - _MAX_NAMES} more" if len(counted) > _MAX_NAMES else ""
-        grid.add_row("rounds counted", Text(", ".join(counted[:_MAX_NAMES]) + more))
     if status.HasField("deadline_seconds"):
         grid.add_row("deadline", f"in {duration(max(status.deadline_seconds, 0.0))}")
     if status.HasField("ends_seconds"):
@@ -251,11 +244,23 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
     return grid
 
 
+def connected(status: inspection_pb2.GetStatusResponse) -> str:
+    """How many participants are connected, and how many the session has no place for."""
+    told = f"{status.num_connected} connected, {status.num_required} required"
+    if status.num_waiting:
+        limit = f"rounds.max_participants is {status.max_participants}"
+        told += f", {status.num_waiting} not let in ({limit})"
+    return told
+
+
 def _table(title: str, *columns: tuple[str, bool]) -> Table:
     """columns: (heading, whether it is of numbers)."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.padding = (0, 2, 0, 0)
     for heading, numbers in columns:
-        table.add_column(heading, header_style="dim", justify="right" if numbers else "left")
+        justify: JustifyMethod = "right" if numbers else "left"
+        # Problems and tags are long and may be folded; names are not cut for them.
+        table.add_column(heading, header_style="dim", justify=justify, no_wrap=heading not in _LONG)
     return table
 
 
@@ -263,7 +268,9 @@ def _participants(snapshot: Snapshot) -> Table:
     everybody = snapshot.participants.participants
     # Most fleets have neither tags nor refusals to tell of.
     has_refusals = any(one.num_refused for one in everybody)
-    has_failures = any(one.last_failure for one in everybody)
+    known, gone = accounts(snapshot), absent(snapshot)
+    problems = [problem(one, known.get(one.participant_id)) for one in everybody]
+    has_problems = any(problems) or any(one.last_reason for one in gone)
     has_tags = any(one.tags for one in everybody)
     table = _table(
         "\nParticipants",
@@ -274,10 +281,10 @@ def _participants(snapshot: Snapshot) -> Table:
         ("samples", True),
         ("rounds", True),
         *([("refused", True)] if has_refusals else []),
-        *([("last failure", False)] if has_failures else []),
+        *([("last problem", False)] if has_problems else []),
         *([("tags", False)] if has_tags else []),
     )
-    for one in everybody[:_MAX_PARTICIPANTS]:
+    for one, why in list(zip(everybody, problems, strict=True))[:_MAX_PARTICIPANTS]:
         update = "in" if one.update_accepted else "awaited" if one.selected else ""
         update = transfer(one) or update
         row: list[str | Text] = [
@@ -286,18 +293,59 @@ def _participants(snapshot: Snapshot) -> Table:
             update,
             _lease(one),
             f"{one.profile.num_samples:,}" if one.HasField("profile") else "",
-            str(one.rounds_contributed),
+            counted(one, known.get(one.participant_id)),
         ]
         if has_refusals:
             row.append(f"{one.num_refused:,}" if one.num_refused else "")
-        if has_failures:
-            row.append(_text(one.last_failure))
+        if has_problems:
+            row.append(_text(why))
         if has_tags:
             row.append(_text(", ".join(f"{key}={one.tags[key]}" for key in sorted(one.tags))))
         table.add_row(*row)
     shown = min(len(everybody), _MAX_PARTICIPANTS)
     _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
+    for away in gone[: _MAX_PARTICIPANTS - shown]:
+        row = [_text(away.participant_id), "away", "", "", "", counted(away, away)]
+        row += [""] if has_refusals else []
+        row += [_text(away.last_reason)] if has_problems else []
+        table.add_row(*row)
     return table
+
+
+def accounts(snapshot: Snapshot) -> dict[str, inspection_pb2.SiteAccount]:
+    """Accounts of the participants that were selected at least once, by name; of many a part."""
+    return {one.participant_id: one for one in snapshot.status.sites}
+
+
+def counted(
+    one: inspection_pb2.ParticipantStatus | inspection_pb2.SiteAccount,
+    account: inspection_pb2.SiteAccount | None,
+) -> str:
+    """Rounds that a participant counted in, of those that it was selected for."""
+    if account is None:
+        return str(one.rounds_contributed)
+    return f"{one.rounds_contributed} of {account.rounds_selected}"
+
+
+def problem(
+    one: inspection_pb2.ParticipantStatus, account: inspection_pb2.SiteAccount | None
+) -> str:
+    """The latest problem of a participant; empty if it has had none."""
+    if one.conflict:
+        return one.conflict
+    if account is not None and account.rounds_missed:
+        rounds = "1 round" if account.rounds_missed == 1 else f"{account.rounds_missed} rounds"
+        return f"not counted for {rounds}: {account.last_reason or 'no reason is known'}"
+    return one.last_failure
+
+
+def absent(snapshot: Snapshot) -> list[inspection_pb2.SiteAccount]:
+    """Participants that were selected once and are not connected, where all are known."""
+    everybody = snapshot.participants.participants
+    if len(everybody) < snapshot.status.num_connected:
+        return []
+    names = {one.participant_id for one in everybody}
+    return [one for one in snapshot.status.sites if one.participant_id not in names]
 
 
 def transfer(one: inspection_pb2.ParticipantStatus) -> str:
@@ -337,17 +385,9 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
         ("time", True),
         *([(clean(metric), True)] if by_sites else []),
         *([(f"{clean(metric)} here", True)] if by_us else []),
-        ("from", False),
+        *([("problems", False)] if any(map(_problems, shown_rounds)) else []),
     )
     for one in shown_rounds:
-        names = [clean(name) for name in one.contributors]
-        shown = ", ".join(names[:_MAX_NAMES])
-        if names and one.num_contributors > _MAX_NAMES:
-            shown += f" and {one.num_contributors - _MAX_NAMES} more"
-        lost = [f"{clean(p)} ({clean(why)})" for p, why in sorted(one.damaged_updates.items())]
-        if lost:
-            shown += f"; damaged: {', '.join(lost)}"
-        shown += _missing(one)
         table.add_row(
             str(one.round),
             _text(one.phase),
@@ -356,31 +396,31 @@ def _rounds(rounds: Iterable[inspection_pb2.RoundStatus], metric: str) -> Table:
             duration(one.seconds),
             *([_metric(one.evaluation, metric)] if by_sites else []),
             *([_metric(one.coordinator_evaluation, metric)] if by_us else []),
-            Text(shown),
+            Text(_problems(one)),
         )
     return table
 
 
-def _missing(one: inspection_pb2.RoundStatus) -> str:
+def _problems(one: inspection_pb2.RoundStatus) -> str:
     """Selected participants that did not count, and why; if they are many, how many and why."""
+    why = [f"{clean(p)}: {clean(reason)}" for p, reason in sorted(one.missing.items())]
+    why += [
+        f"{clean(p)}, damaged: {clean(reason)}" for p, reason in sorted(one.damaged_updates.items())
+    ]
     if not one.missing:
-        counts = [f"{number} {clean(kind)}" for kind, number in sorted(one.num_missing.items())]
-        return f"; missing: {', '.join(counts)}" if counts else ""
-    why = [f"{clean(p)} ({clean(reason)})" for p, reason in sorted(one.missing.items())]
-    more = f" and {len(why) - _MAX_NAMES} more" if len(why) > _MAX_NAMES else ""
-    return f"; missing: {', '.join(why[:_MAX_NAMES])}{more}"
+        why += [f"{number} {clean(kind)}" for kind, number in sorted(one.num_missing.items())]
+    more = f"; and {len(why) - _MAX_NAMES} more" if len(why) > _MAX_NAMES else ""
+    return f"{'; '.join(why[:_MAX_NAMES])}{more}"
 
 
 def _metric(evaluation: coordinator_pb2.Evaluation, metric: str) -> str:
     return f"{evaluation.metrics[metric]:.4g}" if metric in evaluation.metrics else ""
 
 
-def _models(models: Iterable[inspection_pb2.ModelStatus]) -> Table:
-    table = _table("\nLatest models", ("key", False), ("shape", False), ("bytes", True))
-    for one in list(models)[-_MAX_MODELS:]:
-        shape = " × ".join(map(str, one.shape))
-        table.add_row(_text(one.ref.key), _text(f"{one.dtype} {shape}"), f"{one.ref.size_bytes:,}")
-    return table
+def _model(one: inspection_pb2.ModelStatus) -> Text:
+    shape = " × ".join(map(str, one.shape))
+    about = f"{one.ref.key}, {one.dtype} {shape}, {one.ref.size_bytes:,} bytes"
+    return Text.assemble(("\nLatest model  ", "bold"), clean(about))
 
 
 def _counters(counters: Mapping[str, int]) -> Table:

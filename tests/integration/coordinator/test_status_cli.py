@@ -75,6 +75,7 @@ class Inspection(inspection_pb2_grpc.InspectionServicer):
                 phase="published",
                 selected=["north", "south"],
                 contributors=["north"],
+                missing={"south": "deadline passed"},
                 num_samples=2**40,
                 seconds=1.5,
                 num_selected=2,
@@ -131,11 +132,12 @@ def test_status_for_people(address: str) -> None:
         "north yes in 12.2 s 12,000 3",
         "yes awaited 0.0 s",
         "west yes uploading 43 % 0.0 s",
-        "published 1/2 1,099,511,627,776 1.5 s north",
-        "3/global float32 10 168",
+        "published 1/2 1,099,511,627,776 1.5 s south: deadline passed",
+        "3/global, float32 10, 168 bytes",
         "INVALID_UPDATE 2",
     ):
         assert expected in told
+    assert "lost_metrics" not in told  # a counter that is 0
 
 
 class Divided(Inspection):

@@ -84,3 +84,61 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
 
 def test_a_line_tells_the_latest_evaluation() -> None:
     assert line(snapshot()) == "collecting round 3 of 9; model 2: accuracy 0.5"
+
+
+def test_view_names_sites_that_are_away_and_why() -> None:
+    """A site that failed and left is not forgotten while the session goes on."""
+    sites = [
+        inspection.SiteAccount(
+            participant_id="a",
+            rounds_selected=3,
+            rounds_contributed=1,
+            rounds_missed=2,
+            last_reason="deadline passed",
+        ),
+        inspection.SiteAccount(
+            participant_id="north", rounds_selected=2, last_reason="failed: MemoryError"
+        ),
+    ]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(view(snapshot(sites=sites)))
+    told = [" ".join(row.split()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "a handed in 0 of 3 not counted for 2 rounds: deadline passed" in told
+    assert "north away 0 of 2 failed: MemoryError" in told
+
+
+def test_headline_fits_80_columns() -> None:
+    """With the longest state and numbers of a long session, on one line each."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(
+        view(
+            snapshot(
+                num_updates=10,
+                num_selected=12,
+                num_connected=12,
+                num_required=8,
+                num_waiting=3,
+                max_participants=12,
+                waiting_for="2 of 12 updates: north and south.",
+            )
+        )
+    )
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "10 of 12 updates in" in lines[0]
+    assert lines[0].rstrip().endswith("left")
+    assert lines[1].startswith("waiting for: 2 of 12 updates: north and south.")
+    assert "12 connected, 8 required, 3 not let in (rounds.max_participants is 12)" in lines[2]
+
+
+def test_finished_view_says_why_and_shows_the_sites() -> None:
+    """A session that stopped early does not show all of its rounds as made."""
+    console = Console(file=io.StringIO(), width=120)
+    over = snapshot(state=pb.FINISHED, cause="completed", ended_because="stopped early: no gain")
+    over.status.phase = "finished"
+    console.print(view(over))
+    told = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "3 of 9 rounds" in told
+    assert "completed: stopped early: no gain" in told
+    assert "waiting for" not in told
+    assert "a handed in" in told
+    assert line(over) == ("finished (completed: stopped early: no gain); model 2: accuracy 0.5")

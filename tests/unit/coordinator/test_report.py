@@ -145,3 +145,36 @@ def test_a_chart_holds_any_values(values: list[float]) -> None:
         x, y = map(float, pair.split(","))
         assert 0 <= x <= 640
         assert 0 <= y <= 260
+
+
+def test_reason_that_comes_again_is_one_row_with_its_rounds() -> None:
+    """A site that misses every deadline of two weeks does not hide the other reasons."""
+    rounds = [
+        inspection.RoundStatus(
+            round=number,
+            phase="published",
+            selected=["a", "b"],
+            contributors=["a"],
+            missing={"b": "failed: MemoryError" if number == 4 else "deadline passed"},
+        )
+        for number in (0, 1, 2, 4, 6)
+    ]
+    text = read(session(*rounds)).text
+    assert "bdeadline passed40 to 2, 6bfailed: MemoryError14" in text
+
+
+def test_report_names_the_problem_of_a_site_that_is_away() -> None:
+    """A site that left is not listed among the participants."""
+    site = inspection.SiteAccount(
+        participant_id="north", rounds_selected=7, rounds_contributed=2, last_reason="expired"
+    )
+    text = read(session(sites=[site])).text
+    assert "north2 of 7expired" in text
+
+
+def test_report_charts_no_seconds() -> None:
+    """The duration of a training says nothing about learning."""
+    one = inspection.RoundStatus(phase="published", metrics={"loss": 0.5, "seconds": 17.25})
+    text = read(session(one)).text
+    assert "loss" in text
+    assert "17.25" not in text

@@ -204,8 +204,8 @@ def test_console_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Time of day to the second, the event, then fields in their order. What is too long is cut,
-    but of warnings nothing is."""
+    """Date, time to the second, the event, then fields in their order. A line that is too long is
+    cut, but not a warning."""
     configure("info", console=True, third_party=False)
     log = structlog.get_logger("xain_coordinator")
     log.info("model_published", round=12, evaluation={"loss": 0.123456, "accuracy": 0.9})
@@ -213,7 +213,7 @@ def test_console_lines_fit_100_columns(capsys: pytest.CaptureFixture[str]) -> No
     log.warning("update_refused", reason="a b", participant="x" * 200)
     short, long, warning = capsys.readouterr().err.splitlines()
     fields = "model_published    round=12 evaluation=loss:0.1235,accuracy:0.9"
-    assert re.fullmatch(rf"\d\d:\d\d:\d\d {fields}", short)
+    assert re.fullmatch(rf"\d\d-\d\d \d\d:\d\d:\d\d {fields}", short)
     assert len(long) == 100
     assert long.endswith("...")
     assert warning.endswith(f"warning: update_refused     reason='a b' participant={'x' * 200}")

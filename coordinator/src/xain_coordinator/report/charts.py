@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
+# Little wider than a column of charts, so that the text is not much smaller than that of the page.
+WIDTH, HEIGHT = 480, 220
+LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 34
 NUM_TICKS = 5
 
 

@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 
+from xain_coordinator import status_view
 from xain_coordinator.report.charts import Line, chart, number, timeline
 from xain_coordinator.status_view import Snapshot, duration
 from xain_proto.fl import coordinator_pb2 as pb
@@ -17,6 +18,9 @@ from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 MAX_ROSTER_ROUNDS = 60
 MAX_ROSTER_SITES = 200
 MAX_TIMELINE_ROUNDS = 60
+
+# Metrics of training that say nothing about learning.
+UNCHARTED = frozenset(("samples", "seconds"))
 
 
 def page(snapshot: Snapshot) -> str:
@@ -43,13 +47,14 @@ def page(snapshot: Snapshot) -> str:
 
 def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     is_over = status.state == pb.FINISHED
-    state = (status.ended_because or status.cause) if is_over else status.waiting_for
+    because = f": {status.ended_because}" if status.ended_because else ""
+    state = f"{status.cause}{because}" if is_over else f"Waiting for: {status.waiting_for}"
     trained = sum(one.task == pb.TRAIN and one.phase == "published" for one in rounds)
     took_part = f"{len({name for one in rounds for name in one.contributors})} took part"
     facts = [
         ("state", status.phase),
-        ("rounds", f"{trained} of {status.num_rounds}" if not is_over else str(trained)),
-        ("participants", took_part if is_over else f"{status.num_connected} connected"),
+        ("rounds", f"{trained} of {status.num_rounds}"),
+        ("participants", took_part if is_over else status_view.connected(status)),
         ("time", duration(status.session_seconds)),
     ]
     if status.HasField("best_round"):
@@ -72,7 +77,7 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
         for evaluation in (one.evaluation, one.coordinator_evaluation)
         for name in evaluation.metrics
     )
-    trained = _names(name for one in rounds for name in one.metrics if name != "samples")
+    trained = _names(name for one in rounds for name in one.metrics if name not in UNCHARTED)
     if not evaluated and not trained:
         return (
             "<h2>Learning</h2><p>Nothing was measured. Participants measure models on rows that "
@@ -137,7 +142,8 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
             if site.HasField("evaluation"):
                 latest[site.participant_id] = dict(site.evaluation.metrics)
     everybody = {one.participant_id: one for one in snapshot.participants.participants}
-    seen = [*everybody, *counted, *samples, *(name for one in rounds for name in one.missing)]
+    known = status_view.accounts(snapshot)
+    seen = [*everybody, *counted, *known, *samples, *(n for one in rounds for n in one.missing)]
     names = sorted(set(seen))
     if not names:
         return ""
@@ -145,21 +151,25 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
     rows = []
     for name in names[:MAX_ROSTER_SITES]:
-        known = everybody.get(name)
+        member, account = everybody.get(name), known.get(name)
         cells = "".join(
             f'<td class="num">{number(latest[name][m]) if m in latest.get(name, {}) else ""}</td>'
             for m in metrics
         )
-        why = (known.last_failure or known.not_eligible_because or known.conflict) if known else ""
+        why = account.last_reason if account else ""
+        if member is not None:
+            why = status_view.problem(member, account) or member.not_eligible_because
+        took_part = status_view.counted(account, account) if account else str(counted.get(name, 0))
         rows.append(
-            f'<tr><th scope="row">{escape(name)}</th><td class="num">{counted.get(name, 0)}</td>'
-            f'<td class="num">{samples.get(name, 0):,}</td>{cells}'
+            f'<tr><th scope="row">{escape(name)}</th><td class="num">{took_part}</td>'
+            f'<td class="num">{f"{samples[name]:,}" if samples.get(name) else ""}</td>{cells}'
             f'<td class="reason">{escape(why)}</td></tr>'
         )
     return (
         '<h2>Sites</h2><div class="wide"><table><thead><tr><th>site</th>'
-        f'<th class="num">rounds</th><th class="num">samples</th>{head}<th>last problem</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROSTER_SITES)}"
+        f'<th class="num">rounds counted</th><th class="num">samples</th>{head}'
+        f"<th>last problem</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{_more(len(names), MAX_ROSTER_SITES)}"
     )
 
 
@@ -199,24 +209,36 @@ def _cell(one: RoundStatus, name: str) -> str:
 
 
 def _reasons(rounds: Sequence[RoundStatus]) -> str:
-    """Why participants did not count, latest round first."""
-    found = [
-        (one.round, name, why)
-        for one in reversed(rounds)
-        for name, why in sorted({**one.damaged_updates, **one.missing}.items())
-    ]
-    if not found:
+    """Reasons why participants did not count, each with its rounds, the latest reason first."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for one in rounds:
+        for reason in sorted({**one.damaged_updates, **one.missing}.items()):
+            numbers.setdefault(reason, []).append(one.round)
+    if not numbers:
         return ""
+    found = sorted(numbers.items(), key=lambda one: (-one[1][-1], one[0]))
     rows = "".join(
-        f'<tr><td class="num">{round_}</td><th scope="row">{escape(name)}</th>'
-        f'<td class="reason">{escape(why)}</td></tr>'
-        for round_, name, why in found[:MAX_ROSTER_SITES]
+        f'<tr><th scope="row">{escape(name)}</th><td class="reason">{escape(why)}</td>'
+        f'<td class="num">{len(in_rounds)}</td><td class="reason">{_ranges(in_rounds)}</td></tr>'
+        for (name, why), in_rounds in found[:MAX_ROSTER_SITES]
     )
     return (
-        '<h2>Why not</h2><div class="wide"><table><thead><tr><th class="num">round</th>'
-        f"<th>site</th><th>reason</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        '<h2>Why not</h2><div class="wide"><table><thead><tr><th>site</th><th>reason</th>'
+        '<th class="num">times</th><th>in rounds</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
         f"{_more(len(found), MAX_ROSTER_SITES)}"
     )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers, those that follow each other as one range: 0, 2 to 5, 9."""
+    ranges: list[list[int]] = []
+    for number_ in numbers:
+        if ranges and number_ == ranges[-1][1] + 1:
+            ranges[-1][1] = number_
+        else:
+            ranges.append([number_, number_])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
 
 
 def _timeline(rounds: Sequence[RoundStatus]) -> str:

@@ -37,7 +37,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of, waited_s
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
-from xain_coordinator.server.refused import RefusedParticipants
+from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
 from xain_coordinator.server.translate import (
     layout_message,
     layout_of,
@@ -84,7 +84,7 @@ class _NewsWithWork:
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """parse_points: participant, round and metrics JSON to points; counts what it drops.
-    refused: participants whose rendezvous was refused.
+    refused: participants whose rendezvous was refused. waiting: those asked to come again later.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news_with_work: _NewsWithWork | None = None
         self._chunks = Turns()  # of all transfers
         self.refused = RefusedParticipants()
+        self.waiting = WaitingParticipants(driver.session.rules.lease_s)
         self._id_in_use = RareLine(log.warning, "participant_id_in_use")
 
     async def Rendezvous(
@@ -132,12 +133,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.refused.forget(participant_id)
         session_id = self._driver.session.session_id
         if isinstance(reply, r.Later):
+            limit = self._driver.session.rules.max_participants
+            self.waiting.note(participant_id, self._driver.clock.now(), limit)
             return pb.RendezvousResponse(
                 reply=pb.LATER,
                 retry_after_ms=round(reply.retry_after_s * 1000),
                 session_id=session_id,
             )
         assert isinstance(reply, r.Accepted)
+        self.waiting.forget(participant_id)
         return pb.RendezvousResponse(
             reply=pb.ACCEPT,
             heartbeat_interval_ms=round(reply.heartbeat_time_s * 1000),

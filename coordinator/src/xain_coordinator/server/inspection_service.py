@@ -54,6 +54,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
 
     trouble: what holds up the work under way; empty if nothing does.
     refused: one sentence for each participant that is refused.
+    num_waiting: participants that wait for a place in the session at this session time.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class InspectionService(inspection_grpc.InspectionServicer):
         counters: Counter[str],
         trouble: Callable[[], str] = lambda: "",
         refused: Callable[[], Sequence[str]] = tuple,
+        num_waiting: Callable[[float], int] = lambda now: 0,
     ) -> None:
         self._driver = driver
         self._metrics = metrics
         self._counters = counters
         self._trouble = trouble
         self._refused = refused
+        self._num_waiting = num_waiting
 
     async def GetStatus(
         self, request: inspection.GetStatusRequest, context: Context
@@ -93,6 +96,8 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_rounds=session.rules.num_rounds,
             num_connected=self._num_connected(now),
             num_required=session.rules.num_required,
+            num_waiting=self._num_waiting(now),
+            max_participants=session.rules.max_participants,
             num_selected=len(round_.selected) if round_ else 0,
             num_updates=len(round_.answers) if round_ else 0,
             cause=session.cause,

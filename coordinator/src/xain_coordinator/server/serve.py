@@ -150,7 +150,7 @@ class GrpcServer:
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
         self.inspection = InspectionService(
-            driver, metrics, counters, trouble, service.refused.warnings
+            driver, metrics, counters, trouble, service.refused.warnings, service.waiting.num
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, self._server)
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)

@@ -163,13 +163,13 @@ def _console() -> list[Processor]:
 
 
 def _line_for_people(colors: bool, logger: WrappedLogger, method: str, event: EventDict) -> str:
-    """A line of at most CONSOLE_COLUMNS: time of day, event, then fields as they were given.
+    """A line of at most CONSOLE_COLUMNS: date, time, event, then fields as they were given.
 
     Warnings and errors are never cut. A traceback follows on lines of its own.
     """
     level = str(event.get("level", ""))
     is_urgent = level in _COLORS
-    time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%H:%M:%S")
+    time = datetime.fromisoformat(event["timestamp"]).astimezone().strftime("%m-%d %H:%M:%S")
     fields = " ".join(
         f"{name}={_shown(value)}"
         for name, value in event.items()
