@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -31,9 +32,12 @@ class Script(Process):
         self._book = folder / f"{name}.book"
 
     async def start(self, *flags: str) -> None:
-        target = f"127.0.0.1:{self._coordinator.port}"
-        command = [str(SCRIPT), target, self.name, str(self._book), *flags]
+        command = [str(SCRIPT), self.target, self.name, str(self._book), *flags]
         self._process = await self.run(command)
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self._coordinator.port}"
 
     def book(self) -> list[tuple[int, int]]:
         """(round, rounds that its state counts) of each body that has begun."""
@@ -162,6 +166,69 @@ async def test_stopped_script_leaves_with_its_status(
     assert "Traceback" not in script.log()
     if where == "body":
         await script.until_coordinator_says("participant_left")
+
+
+@pytest.fixture
+async def scripts(tmp_path: Path) -> AsyncIterator[Callable[..., Script]]:
+    """Makes scripts of a coordinator that takes initial weights of one of two participants."""
+    process = CoordinatorProcess(
+        tmp_path,
+        {
+            "rounds.rounds": ROUNDS,
+            "rounds.min_participants": 2,
+            "rounds.max_participants": 3,
+            "rounds.initial_weights": "first",
+            "rounds.controller": "ordered",
+            "server.heartbeat_time_s": 0.5,
+        },
+    )
+    await process.start()
+    made: list[Script] = []
+
+    def make(name: str) -> Script:
+        made.append(Script(tmp_path, process, name))
+        return made[-1]
+
+    yield make
+    for script in made:
+        await script.end()
+    await process.end()
+
+
+async def test_first_script_without_a_model_begins_with_the_weights_of_the_second(
+    scripts: Callable[..., Script],
+) -> None:
+    """The controller would ask the first one."""
+    a, b = scripts("a"), scripts("b")
+    await a.start("--no-model")
+    await a.until_coordinator_says("participant_joined")
+    await b.start()
+    for script in (a, b):
+        assert await script.died() == 0, script.log()
+        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
+
+
+async def test_scripts_without_a_model_are_told_why_their_session_waits(
+    scripts: Callable[..., Script], tmp_path: Path
+) -> None:
+    a, b, c = scripts("a"), scripts("b"), scripts("c")
+    for script in (a, b):
+        await script.start("--no-model")
+    await a.until_coordinator_says('"no_initial_weights"')
+    for script in (a, b):
+        await script.until_logged("xain.rounds(model)")
+    command = ["-m", "xain_coordinator", "status", f"--address={a.target}"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "300"}
+    )
+    told, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert "Initial weights, which too few of the 2 connected participants can make" in (
+        told.decode()
+    )
+    await c.start()
+    for script in (a, b, c):
+        assert await script.died() == 0, script.log()
+        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
 
 
 def test_import_is_quick() -> None:

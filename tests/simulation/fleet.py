@@ -209,6 +209,7 @@ class _Training(Participant):
         self._asked = Assignment("", 0)
         self._trained: set[int] = set()
         self._can_evaluate = index in scenario.evaluators
+        self._can_initialise = index not in scenario.without_weights
 
     def observe(self, progress: Progress) -> None:
         self._hub.note(self._name, f"{progress.what} {progress.round} {progress.message}")
@@ -222,6 +223,10 @@ class _Training(Participant):
     def can_evaluate(self) -> bool:
         return self._can_evaluate
 
+    @property
+    def can_initialise(self) -> bool:
+        return self._can_initialise
+
     def on_round(self, assignment: Assignment) -> None:
         self._asked = assignment
 
@@ -231,6 +236,8 @@ class _Training(Participant):
         self.report_evaluation({"accuracy": score_of(weights)}, 5)
 
     def init_weights(self) -> NDArray[Any]:
+        if not self._can_initialise:
+            self._oracle.fail(f"{self._name} is asked for initial weights, and has none")
         return self._train(lambda: first_weights(self._scenario, self._name))
 
     def train_round(

@@ -29,6 +29,7 @@ class Rounds:
         self._rules: Rules = opened.rules
         self._members: set[str] = set()
         self._evaluators: set[str] = set()  # members that can evaluate
+        self._without_weights: set[str] = set()  # members that cannot make initial weights
         self._asked: set[str] = set()  # for an evaluation of the last model
         self._model: GlobalModel | None = None
         self._number = -1
@@ -51,8 +52,13 @@ class Rounds:
     def take(self, record: Record) -> None:
         event, at = record.event, record.at
         match event:
-            case e.ParticipantJoined(name, can_evaluate=can_evaluate):
+            case e.ParticipantJoined(
+                name, can_evaluate=can_evaluate, can_initialise=can_initialise
+            ):
                 self._members.add(name)
+                self._without_weights.discard(name)
+                if not can_initialise:
+                    self._without_weights.add(name)
                 if can_evaluate:
                     self._evaluators.add(name)
                 self._failed.discard(name)
@@ -141,7 +147,7 @@ class Rounds:
             is_late = at > self._since + self._rules.evaluate_deadline_s + ROUNDING_S
             assert not is_late, f"it has evaluated since {self._since}"
             return
-        has_required = len(self._members) >= num_required
+        has_required = len(self._members) >= num_required and bool(self._able)
         if stage is Stage.BETWEEN:
             assert self._model is None or not has_required, "no round is opened"
             return
@@ -210,7 +216,7 @@ class Rounds:
         if self._makes_initial_weights:
             wanted, num_needed, num_drawn = 1, 1, min(len(pool), 1)
         num_reserve = max(0, num_needed - len(carried) - num_drawn)
-        num_reserve = min(len(self._left_out - set(carried)), num_reserve)
+        num_reserve = min(len((self._left_out & self._able) - set(carried)), num_reserve)
         expected_in_all = num_drawn + num_reserve
         assert len(drawn) == expected_in_all, f"{drawn} were selected, and not {expected_in_all}"
         assert pool.issuperset(drawn[:num_drawn]), f"{drawn} are not all of {pool}"
@@ -312,8 +318,14 @@ class Rounds:
         return {p for p in self._members if until.get(p, 0) > now}
 
     @property
+    def _able(self) -> set[str]:
+        """Members that can do what the round asks for."""
+        is_empty = self._model is not None and self._model.is_empty
+        return self._members - self._without_weights if is_empty else self._members
+
+    @property
     def _pool(self) -> set[str]:
-        return self._members - set(self._clocks) - self._left_out - self._failed
+        return self._able - set(self._clocks) - self._left_out - self._failed
 
     @property
     def _drafted(self) -> set[str]:
@@ -334,12 +346,12 @@ class Rounds:
     def _to_be_selected(self) -> tuple[set[str], int]:
         """Among whom, and how many of them."""
         if self._is_overdue:
-            everybody = self._members - set(self._clocks) - self._failed
+            everybody = self._able - set(self._clocks) - self._failed
             return everybody, len(everybody)
         num_free = self._target - len(set(self._clocks) - self._drafted)
         if num_free > 0 and self._pool:
             return self._pool, min(num_free, len(self._pool))
-        reserve = self._left_out - set(self._clocks) - self._failed
+        reserve = (self._left_out & self._able) - set(self._clocks) - self._failed
         if self._num_lacking > 0 and reserve:
             return reserve, min(self._num_lacking, len(reserve))
         return set(), 0

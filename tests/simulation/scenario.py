@@ -68,6 +68,7 @@ class Scenario:
         as they should.
     keep_updates: see Retention.
     evaluators: those who can evaluate models.
+    without_weights: those who cannot make initial weights.
     quiet_at: from then on nothing happens any more that should not.
     """
 
@@ -107,6 +108,7 @@ class Scenario:
     snapshot_records: int = 10_000
     keep_updates: int | None = None
     evaluators: tuple[int, ...] = ()
+    without_weights: tuple[int, ...] = ()
     evaluate_every: int = 1
     evaluate_deadline_s: float = 600.0
     noise: Noise = field(default_factory=Noise)
@@ -245,7 +247,21 @@ def from_seed(seed: int) -> Scenario:
             evaluate_deadline_s=of_evaluation.choice((2.0, 600.0)),
         )
     scenario = _fleet(chance, scenario)
+    if scenario.initial == "first":
+        scenario = _without_weights(Random(f"without weights {seed}"), scenario)
     return _faults(chance, scenario)
+
+
+def _without_weights(chance: Random, scenario: Scenario) -> Scenario:
+    """In half of the sessions some cannot make initial weights; one that stays always can."""
+    trouble = {i for i, _ in (*scenario.gone, *scenario.bad)}
+    everybody = range(scenario.num_participants)
+    able = [i for i in everybody if i not in trouble]
+    if not able or chance.random() < 0.5:
+        return scenario
+    last = chance.choice(able)
+    others = tuple(i for i in everybody if i != last and chance.random() < 0.5)
+    return replace(scenario, without_weights=others)
 
 
 def _session(chance: Random, seed: int) -> Scenario:

@@ -2,11 +2,13 @@
 
     python script.py TARGET ID BOOK [--state-dir DIR] [--dies MOMENT:ROUND] [--raises ROUND]
                      [--waits ROUND] [--gate FILE] [--forks] [--thread]
+                     [--no-model]
 
 BOOK gets a line when the body of a round begins: the round, and how many rounds the state counts.
 MOMENT: the script kills itself (kill -9) in the "body", when the state is "saved" and the result is
 not, or when the result is "kept" and nobody has it yet. The body of the round that
 waits does so until the file is gone. One that forks has a data loader's process in each round.
+Without a model the script declares none, and takes the weights of the session.
 """
 
 import argparse
@@ -50,6 +52,7 @@ def main() -> None:
     parser.add_argument("--gate", default=".")
     parser.add_argument("--forks", action="store_true")
     parser.add_argument("--thread", action="store_true")
+    parser.add_argument("--no-model", action="store_true")
     args = parser.parse_args()
     moment, _, dies = args.dies.partition(":")
     if moment == "saved":
@@ -59,7 +62,7 @@ def main() -> None:
 
     def train() -> None:
         rounds = xain.rounds(
-            {"w": np.zeros(4, np.float32)},
+            None if args.no_model else {"w": np.zeros(4, np.float32)},
             coordinator=args.target,
             id=args.id,
             state_dir=args.state_dir,

@@ -48,7 +48,7 @@ from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
 from xain_coordinator.history import History
 from xain_coordinator.lateness import Lateness
-from xain_coordinator.log_lines import log_event, log_many_updates
+from xain_coordinator.log_lines import log_event, log_lacking, log_many_updates
 from xain_coordinator.ports import Clock, Journal, Record, Snapshot
 from xain_coordinator.restore import restore
 from xain_coordinator.wave import Wave
@@ -342,6 +342,7 @@ class Driver:
             self.history.apply(record.event)
             if not (is_told and isinstance(record.event, e.UpdateAccepted)):
                 log_event(self.session, session, record.event, self.history)
+        log_lacking(self.session, session)
         self.session = session
         for effect in effects:
             if isinstance(effect, Notify):

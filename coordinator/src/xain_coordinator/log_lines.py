@@ -115,6 +115,18 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             log.debug(type(event).__name__, **fields)
 
 
+def log_lacking(before: Session, session: Session) -> None:
+    """Write a line when a session begins to wait for a participant that can make the initial
+    weights."""
+    if session.lacks_initialisers and not before.lacks_initialisers:
+        log.warning(
+            "no_initial_weights",
+            round=session.round,
+            connected=session.num_eligible,
+            hint="call xain.rounds(model) in a script",
+        )
+
+
 def _log_losses(history: History, round_: int) -> None:
     """Lines of what is wrong since the round that is over, and was not before it."""
     begun = history.accounts.begun

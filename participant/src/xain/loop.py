@@ -98,9 +98,16 @@ class Failed:
 class ScriptParticipant(Participant):
     """Hand every piece of work to the script, and wait for its answer."""
 
-    def __init__(self, ask: Callable[[Asked], Initial | Submitted | Failed], *, evaluates: bool):
+    def __init__(
+        self,
+        ask: Callable[[Asked], Initial | Submitted | Failed],
+        *,
+        evaluates: bool,
+        initialises: bool,
+    ):
         self._ask = ask
         self._evaluates = evaluates
+        self._initialises = initialises
         self._layout: Layout = ()
         self._init_layout: Layout = ()
         self._assignment = Assignment("", -1)
@@ -109,6 +116,10 @@ class ScriptParticipant(Participant):
     @property
     def can_evaluate(self) -> bool:
         return self._evaluates
+
+    @property
+    def can_initialise(self) -> bool:
+        return self._initialises
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         self._layout = layout
@@ -156,7 +167,8 @@ class Loop:
     """One participant: its agent in a background thread, and the open round of its script.
 
     Safe to use from several threads. notify: called by the agent's threads after each question and
-    at the end, None: the script waits for them by itself.
+    at the end, None: the script waits for them by itself. initialises: whether the script declares
+    a model, so that it has initial weights.
     Raises ValueError if the name, the tags or the address cannot be used, and StateError.
     """
 
@@ -168,6 +180,7 @@ class Loop:
         tags: Mapping[str, str] | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         evaluates: bool = False,
+        initialises: bool = True,
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         settings = _settings(coordinator, participant_id, tags, state_dir)
@@ -188,7 +201,7 @@ class Loop:
         self.is_over = False
         try:
             self._agent = Agent(
-                ScriptParticipant(self._ask, evaluates=evaluates),
+                ScriptParticipant(self._ask, evaluates=evaluates, initialises=initialises),
                 settings.coordinator.address,
                 ours.id or None,
                 tags=ours.tags,
@@ -479,7 +492,8 @@ def rounds(
 
     initial: the model: a torch module, a mapping of names to tensors or arrays, a flat vector, or a
         function that returns one of them. It declares the tensors, whose names and shapes must be
-        those of the session, and has the initial weights, if the coordinator asks for them.
+        those of the session, and has the initial weights, if the coordinator asks for them. It asks
+        no script without a model.
     coordinator: HOST:PORT or HOST. id: this participant's name. tags: what a selection may ask for.
     state_dir: a folder that keeps results and round.state over a restart.
     evaluates: whether the body of the loop calls round.evaluate(), so that rounds may be given that
@@ -502,6 +516,7 @@ def rounds(
         tags=tags,
         state_dir=state_dir,
         evaluates=evaluates,
+        initialises=declared is not None,
     )
     return Rounds(loop, declared)
 

@@ -359,7 +359,10 @@ class Agent:
 
     def _rendezvous(self) -> e.Event:
         response = self._client.rendezvous(
-            self._profile, self._tags, can_evaluate=self._participant.can_evaluate
+            self._profile,
+            self._tags,
+            can_evaluate=self._participant.can_evaluate,
+            can_initialise=self._participant.can_initialise,
         )
         if response.reply == pb.LATER:
             return e.AskedToWait(response.retry_after_ms / 1000)

@@ -198,9 +198,12 @@ class CoordinatorClient:
         tags: Mapping[str, str] | None = None,
         *,
         can_evaluate: bool = False,
+        can_initialise: bool = True,
     ) -> pb.RendezvousResponse:
         """Ask to take part."""
-        request = pb.RendezvousRequest(tags=tags or {}, can_evaluate=can_evaluate)
+        request = pb.RendezvousRequest(
+            tags=tags or {}, can_evaluate=can_evaluate, cannot_initialise=not can_initialise
+        )
         if profile is not None:
             request.profile.CopyFrom(
                 pb.DataProfile(

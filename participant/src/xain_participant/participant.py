@@ -75,6 +75,11 @@ class Participant(ABC):
         By default one participant is asked, and all begin from its weights.
         """
 
+    @property
+    def can_initialise(self) -> bool:
+        """Whether init_weights() may be called: without it, another participant is asked."""
+        return True
+
     def init_layout(self) -> Layout:
         """How to cut the vector of init_weights() into named tensors: called right after it.
 

@@ -212,11 +212,13 @@ class Bench:
         profile: DataProfile | None = PROFILE,
         tags: Mapping[str, str] | None = None,
         at: float | None = None,
+        can_initialise: bool = True,
     ) -> r.Reply:
         """Rendezvous of each, in this order; the reply to the last."""
         assert names
         for name in names:
-            reply = self.send(c.Rendezvous(name, profile, tags or {}), at=at).reply
+            command = c.Rendezvous(name, profile, tags or {}, can_initialise=can_initialise)
+            reply = self.send(command, at=at).reply
         return reply
 
     def heartbeat(self, *names: str, at: float | None = None) -> r.Advertisement:

@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.unit.core.bench import DEADLINE_S, Bench, make_rules, timed_round
+from tests.unit.core.bench import DEADLINE_S, IDLE_S, TIMED, Bench, make_rules, timed_round
 
 from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
 from xain_coordinator.core.values import Phase, Task
+from xain_coordinator.server.inspection_service import waiting_for
 from xain_workloads.model import TensorSpec
 
 LAYOUT = (TensorSpec("w", (2,), "float32"), TensorSpec("mean", (), "float32", "statistic"))
@@ -133,3 +135,83 @@ def test_layout_that_comes_with_a_trained_update_is_not_looked_at() -> None:
     bench.end("a", layout=(TensorSpec("other", (9,), "float32"),))
     assert bench.session.model is not None
     assert bench.session.model.layout == LAYOUT
+
+
+def waiting(**rules: Any) -> Bench:
+    """Two participants have joined, and neither can make initial weights."""
+    bench = Bench(make_rules(min_participants=2, initial="first", **rules))
+    bench.join("a", "b", can_initialise=False)
+    return bench
+
+
+@pytest.mark.parametrize("controller", ["ordered", "random", "all", "round_robin"])
+def test_participant_without_initial_weights_is_not_asked_for_them(controller: str) -> None:
+    bench = Bench(make_rules(min_participants=3, initial="first", controller=controller))
+    bench.join("a", "c", can_initialise=False)
+    bench.join("b")
+    assert bench.selected == ("b",)
+    bench.end("b", "of b")
+    for name in "abc":
+        assert bench.start(name).task is Task.TRAIN
+
+
+def test_session_waits_for_a_participant_with_initial_weights_and_says_so() -> None:
+    bench = waiting()
+    assert bench.phase is Phase.STANDBY
+    assert not bench.happened(e.RoundOpened)
+    assert "xain.rounds(model)" in waiting_for(bench.session)
+    assert "xain.rounds(model)" in bench.heartbeat("a").warning
+    bench.join("c")
+    assert bench.selected == ("c",)
+    assert waiting_for(bench.session) == "The initial weights, from c."
+    assert bench.heartbeat("a").warning == ""
+
+
+def test_session_without_initial_weights_ends_after_the_idle_timeout() -> None:
+    bench = waiting(**TIMED)
+    bench.pass_time(IDLE_S)
+    assert bench.phase is Phase.FINISHED
+    assert "waited for initial weights" in bench.session.cause
+
+
+def test_round_is_paused_when_the_only_one_with_initial_weights_leaves() -> None:
+    bench = waiting()
+    bench.join("c")
+    bench.leave("c")
+    assert bench.phase is Phase.STANDBY
+    assert bench.session.lacks_initialisers
+    bench.restart()
+    bench.join("d")
+    assert bench.selected == ("d",)
+    bench.end("d")
+    assert bench.session.round == 1
+
+
+def test_overdue_round_asks_nobody_without_initial_weights() -> None:
+    bench = Bench(make_rules(min_participants=2, initial="first", **TIMED))
+    bench.join("a")
+    bench.join("b", can_initialise=False)
+    bench.pass_time(DEADLINE_S)
+    assert bench.session.opened.overdue_at is not None
+    assert bench.selected == ("a",)
+
+
+def test_average_waits_for_enough_participants_with_initial_weights() -> None:
+    """Those without some take part in the rounds of training."""
+    bench = Bench(make_rules(min_participants=2, rounds=3, initial="empty"))
+    bench.join("a", "b")
+    assert set(bench.selected) == {"a", "b"}
+    bench = Bench(make_rules(min_participants=2, rounds=3, initial="empty"))
+    bench.join("a")
+    bench.join("b", can_initialise=False)
+    assert bench.phase is Phase.STANDBY
+    bench.join("c")
+    assert set(bench.selected) == {"a", "c"}
+    bench.end_all()
+    assert set(bench.selected) == {"a", "b", "c"}
+
+
+def test_participant_without_initial_weights_trains_from_a_model_that_is_there() -> None:
+    bench = Bench(make_rules(min_participants=2))
+    bench.join("a", "b", can_initialise=False)
+    assert set(bench.selected) == {"a", "b"}

@@ -118,6 +118,7 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         command.tags,
         command.can_evaluate,
         command.instance_id,
+        command.can_initialise,
     )
     return (joined,), accepted, ()
 
@@ -226,13 +227,17 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
 
 
 def _warning(session: Session, participant_id: str) -> str:
-    second = session.conflict(participant_id)
-    if second is None:
-        return ""
-    return (
-        f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
-        "process a participant id of its own"
-    )
+    if (second := session.conflict(participant_id)) is not None:
+        return (
+            f"a second process, at {second.origin}, wants to join as {participant_id}; give each "
+            "process a participant id of its own"
+        )
+    if session.lacks_initialisers:
+        return (
+            "the session waits for initial weights, which no script has declared: call "
+            "xain.rounds(model) in one of them"
+        )
+    return ""
 
 
 def _assignment(session: Session, participant_id: str) -> r.Assignment:

@@ -20,6 +20,7 @@ class Rendezvous:
     """A participant wants to take part.
 
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
+    can_initialise: it can make initial weights.
     instance_id: tells processes with one participant id apart; "" if the sender has none, as a XAIN
         client. origin: where the call comes from, for an operator.
     """
@@ -30,6 +31,7 @@ class Rendezvous:
     can_evaluate: bool = False
     instance_id: str = ""
     origin: str = ""
+    can_initialise: bool = True
 
 
 @dataclass(frozen=True, slots=True)

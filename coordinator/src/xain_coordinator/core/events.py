@@ -42,7 +42,7 @@ class HeartbeatChanged:
 @dataclass(frozen=True, slots=True)
 class ParticipantJoined:
     """can_evaluate: it has held-out data, and knows rounds that only evaluate. instance_id: of the
-    process that has joined; "" if it has none."""
+    process that has joined; "" if it has none. can_initialise: it can make initial weights."""
 
     participant_id: str
     profile: DataProfile | None
@@ -50,6 +50,7 @@ class ParticipantJoined:
     tags: Mapping[str, str] = field(default_factory=dict)
     can_evaluate: bool = False
     instance_id: str = ""
+    can_initialise: bool = True
 
 
 @dataclass(frozen=True, slots=True)

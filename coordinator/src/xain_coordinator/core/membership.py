@@ -33,6 +33,7 @@ class Member:
     is_eligible: its tags are such that it may be selected.
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
     instance_id: of its process; "" if that has none.
+    can_initialise: it can make initial weights.
     """
 
     participant_id: str
@@ -42,6 +43,7 @@ class Member:
     is_eligible: bool = True
     can_evaluate: bool = False
     instance_id: str = ""
+    can_initialise: bool = True
 
     def is_instance(self, instance_id: str) -> bool:
         """Whether a call with this instance id is the member's own. A call without one is."""

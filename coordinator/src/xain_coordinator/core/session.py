@@ -177,7 +177,27 @@ class Session:
     def available(self) -> tuple[str, ...]:
         """Participants that may be selected, left out or not, at this moment."""
         failed: Mapping[str, None] = {} if self.open_round is None else self.open_round.failed
-        return tuple(p for p in self.unselected if p not in failed)
+        available = tuple(p for p in self.unselected if p not in failed)
+        if self.is_untrained:
+            available = tuple(p for p in available if self.members[p].can_initialise)
+        return available
+
+    @property
+    def is_untrained(self) -> bool:
+        """The model is the empty one: participants are asked for initial weights."""
+        return self.model is not None and self.model.is_empty
+
+    @property
+    def lacks_initialisers(self) -> bool:
+        """Initial weights are to be made, and enough participants are connected, but too few of
+        them can make some."""
+        if not self.is_untrained or self.num_eligible < self.rules.num_required:
+            return False
+        able = (m.is_eligible and m.can_initialise for m in self.members.values())
+        # An open round goes on with one. Only an average needs as many as any other round.
+        if self.open_round is not None or self.rules.initial == "first":
+            return not any(able)
+        return sum(able) < self.rules.num_required
 
     @property
     def reserve(self) -> tuple[str, ...]:
@@ -280,7 +300,7 @@ class Session:
         """Models are made as updates come, without waiting for those who are late. Not the first:
         without it nothing can be trained."""
         is_synchronous = self.rules.consistency == "bsp"
-        return not is_synchronous and self.model is not None and not self.model.is_empty
+        return not is_synchronous and self.model is not None and not self.is_untrained
 
     @property
     def gives_up_at(self) -> float | None:
@@ -404,13 +424,22 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, lease_floor=at)
         case e.InstanceRefused():
             return _with_contender(session, event)
-        case e.ParticipantJoined(participant_id, profile, at, tags, can_evaluate, instance_id):
+        case e.ParticipantJoined(
+            participant_id, profile, at, tags, can_evaluate, instance_id, can_initialise
+        ):
             is_eligible = session.rules.is_eligible(tags)
             if session.model is not None and profile is not None:
                 profile = _without_statistics(profile)
             profile = _sharing_columns(session, profile)
             member = Member(
-                participant_id, profile, at, tags, is_eligible, can_evaluate, instance_id
+                participant_id,
+                profile,
+                at,
+                tags,
+                is_eligible,
+                can_evaluate,
+                instance_id,
+                can_initialise,
             )
             # Whoever has handed in, gone, and come back is still one of the selected.
             opened = session.open_round

@@ -76,6 +76,11 @@ def _why_given_up(session: Session) -> str:
     connected = session.num_eligible
     if session.gathered and session.model is None and connected >= rules.num_required:
         return f"no initial model could be made {waited}: {session.trouble or 'it took too long'}"
+    if session.lacks_initialisers:
+        return (
+            f"the session has waited for initial weights {waited}: too few of the {connected} "
+            "connected participants can make some"
+        )
     return (
         f"the session has waited for participants {waited}: {connected} of {rules.num_required} "
         "are connected"
@@ -97,7 +102,7 @@ def _next_step_of_round(
     is_over = is_late or (gives_up_at is not None and gives_up_at <= now)
     if is_over and has_enough(round_, session.rules):
         return e.RoundClosed(round_.number, now, "deadline", _missed(session, round_))
-    enough = session.num_eligible >= session.rules.num_required
+    enough = session.num_eligible >= session.rules.num_required and not session.lacks_initialisers
     if session.phase is Phase.COLLECTING and not enough:
         return e.RoundPaused(round_.number, now)
     if session.phase is Phase.STANDBY and enough:
@@ -159,14 +164,14 @@ def _next_step_between_rounds(
         return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:
         return _ask_for_model(session)
-    if session.num_eligible < rules.num_required:
+    if session.num_eligible < rules.num_required or session.lacks_initialisers:
         return None
     if (left_out := _left_out(session)) is not None:
         return left_out
-    if session.model.is_empty and rules.initial == "first":
+    if session.is_untrained and rules.initial == "first":
         return _initialisation(session, now, controller)
     # An empty model has nothing to train: round 0 then only initialises.
-    epochs = 0 if session.model.is_empty else rules.epochs
+    epochs = 0 if session.is_untrained else rules.epochs
     carried, carried_rounds = tuple(session.carried), tuple(session.carried.values())
     # As if those who are left out had gone, but N are always there.
     num_connected = max(session.num_eligible - len(session.left_out), rules.num_required)

@@ -123,6 +123,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     request.can_evaluate,
                     instance_of(context),
                     context.peer(),
+                    not request.cannot_initialise,
                 )
             )
         except (InvalidTags, ProfileMismatch) as refusal:

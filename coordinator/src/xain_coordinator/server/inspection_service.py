@@ -393,6 +393,11 @@ def waiting_for(session: Session, trouble: str = "") -> str:
             needed = rules.num_required if session.gathered else rules.start_participants
             more = _more_participants(needed - connected, rules)
             return f"{more}: {connected} of {needed} connected.{_not_eligible(session)}"
+        case _ if session.lacks_initialisers:
+            return (
+                f"Initial weights, which too few of the {connected} connected participants can "
+                "make: call xain.rounds(model) in a script, or begin with --from-model."
+            )
         case _ if session.trouble:
             return f"Other participants: no model can be made for these ({session.trouble})."
         case _:

@@ -221,8 +221,11 @@ class RendezvousRequest(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
+    CANNOT_INITIALISE_FIELD_NUMBER: _builtins.int
     can_evaluate: _builtins.bool
     """the caller has held-out data, and knows the task EVALUATE"""
+    cannot_initialise: _builtins.bool
+    """the caller has no initial weights, and is never asked for them"""
     @_builtins.property
     def profile(self) -> Global___DataProfile: ...
     @_builtins.property
@@ -235,10 +238,11 @@ class RendezvousRequest(_message.Message):
         profile: Global___DataProfile | None = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         can_evaluate: _builtins.bool = ...,
+        cannot_initialise: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "cannot_initialise", b"cannot_initialise", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
