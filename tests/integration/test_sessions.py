@@ -65,12 +65,15 @@ async def test_finished_is_served_to_everybody_for_ever(start, join):
     await a.hand_in([1.0])
     await a.until(pb.FINISHED, 0)
     ended = coordinator.driver.session
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
     await a.heartbeat(pb.FINISHED)
     assert (await late.rendezvous()).reply == pb.ACCEPT
     heard = await late.heartbeat()
     assert (heard.state, heard.cause) == (pb.FINISHED, "completed")
     assert [seen.state async for seen in late.watch()] == [pb.FINISHED]
     assert coordinator.driver.session == ended
+    later = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    assert later.session_seconds == status.session_seconds, "its time is over, too"
 
 
 async def test_beyond_max_participants_comes_later_with_a_delay(start, join):

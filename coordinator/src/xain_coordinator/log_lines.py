@@ -7,8 +7,8 @@ import structlog
 
 from xain_coordinator.accounts import MAX_WARNINGS
 from xain_coordinator.core import events as e
-from xain_coordinator.core.evaluation import mean_evaluation
 from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Task
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History
 from xain_coordinator.ports import Record
 
@@ -90,7 +90,7 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.RoundClosed(number, _, "deadline"):
             log.warning("round_closed_at_deadline", round=number, **_awaited(before))
         case e.ModelPublished(number, model):
-            _log_evaluation(before, number)
+            _log_evaluation(history)
             log.info("model_published", round=number, key=model.ref.key)
             _log_losses(history, number)
         case e.EvaluationAccepted(number, participant_id, evaluation):
@@ -107,8 +107,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
         case e.SessionFinished(cause, _, ended_because):
             if ended_because:
                 fields["ended_because"] = ended_because
-            if before.open_round is not None and before.open_round.is_evaluation:
-                _log_evaluation(before, before.round)
+            if history.rounds and history.rounds[-1].task is Task.EVALUATE:
+                _log_evaluation(history)
             log.info("session_finished", cause=cause, **fields)
             _log_account(history, session.round)
         case _:
@@ -156,13 +156,13 @@ def _log_account(history: History, round_: int) -> None:
         log.warning("participants_never_counted", round=round_, **_named(never))
 
 
-def _log_evaluation(session: Session, number: int) -> None:
-    """Write what the participants of the round that is over have measured the model at that they
-    began with, in the mean."""
-    round_ = session.open_round
-    mean = mean_evaluation(round_.evaluations.values()) if round_ is not None else None
-    if mean is not None:
-        log.info("model_evaluated", round=number, by="participants", metrics=dict(mean.metrics))
+def _log_evaluation(history: History) -> None:
+    """Write what participants have measured the model at that the last round began with, in the
+    mean."""
+    record = history.rounds[-1]
+    if record.evaluation is not None:
+        metrics = dict(record.evaluation.metrics)
+        log.info("model_evaluated", round=record.round, by="participants", metrics=metrics)
 
 
 def _awaited(session: Session) -> dict[str, object]:

@@ -5,6 +5,7 @@ import math
 import grpc
 import pytest
 
+from support.logs import capture_logs
 from support.wire import Member, reason
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -101,6 +102,29 @@ async def test_participants_that_cannot_evaluate_see_the_session_go_on(start, jo
     assert list(last.contributors) == ["a"]
     status = await status_of(a)
     assert (status.best_round, status.best_value, status.metric) == (2, 0.75, "accuracy")
+
+
+async def test_log_tells_the_mean_evaluation_of_each_model(start, join):
+    """Under the number of the model that was measured; the last one includes all participants."""
+    with capture_logs() as lines:
+        coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
+        a, b = join(coordinator, "a"), join(coordinator, "b")
+        for member in (a, b):
+            await rendezvous(member)
+        for number, vector in ((0, [1.0]), (1, [2.0]), (2, None)):
+            for member, value in ((a, 0.25), (b, 0.75)):
+                await member.until(pb.ROUND, number)
+                await end(member, number, vector, accuracy(value + number) if number else None)
+        await a.until(pb.FINISHED, 1)
+    told = [
+        (line["round"], line["by"], line["metrics"])
+        for line in lines
+        if line["event"] == "model_evaluated"
+    ]
+    assert told == [
+        (1, "participants", {"accuracy": 1.5}),
+        (2, "participants", {"accuracy": 2.5}),
+    ]
 
 
 @pytest.mark.parametrize(

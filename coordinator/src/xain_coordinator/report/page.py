@@ -147,7 +147,7 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     names = sorted(set(seen))
     if not names:
         return ""
-    metrics = _names(name for site in latest.values() for name in site)
+    metrics = _names(name for site in latest.values() for name in sorted(site))
     head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
     rows = []
     for name in names[:MAX_ROSTER_SITES]:
@@ -180,7 +180,9 @@ def _roster(rounds: Sequence[RoundStatus]) -> str:
     names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
     if not names:
         return ""
-    head = "".join(f"<th>{one.round}</th>" for one in shown)
+    head = "".join(
+        "<th>eval</th>" if one.task == pb.EVALUATE else f"<th>{one.round}</th>" for one in shown
+    )
     rows = []
     for name in names[:MAX_ROSTER_SITES]:
         cells = "".join(_cell(one, name) for one in shown)

@@ -102,7 +102,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             num_updates=len(round_.answers) if round_ else 0,
             cause=session.cause,
             waiting_for=waiting_for(session, self._trouble()),
-            session_seconds=now,
+            session_seconds=session.since if session.phase is Phase.FINISHED else now,
             version=version("xain-coordinator"),
             deadline_seconds=None if deadline is None else deadline - now,
             ends_seconds=None if ends_at is None else ends_at - now,
@@ -239,8 +239,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         phase = "published"
         if seconds is None:
             session = self._driver.session
-            seconds = self._driver.clock.now() - record.opened_at
-            phase = "ended" if session.phase is Phase.FINISHED else session.phase.value
+            is_over = session.phase is Phase.FINISHED
+            seconds = (session.since if is_over else self._driver.clock.now()) - record.opened_at
+            phase = "ended" if is_over else session.phase.value
         if record.task is Task.EVALUATE:
             phase = "evaluating" if record.seconds is None else "evaluated"
         return inspection.RoundStatus(

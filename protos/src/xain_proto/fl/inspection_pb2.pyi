@@ -103,6 +103,7 @@ class GetStatusResponse(_message.Message):
     waiting_for: _builtins.str
     """one sentence: what must happen next"""
     session_seconds: _builtins.float
+    """since it was opened, until now or until its end"""
     version: _builtins.str
     deadline_seconds: _builtins.float
     """until the open round makes do with what it has"""
