@@ -1,7 +1,6 @@
-"""How often each participant counted, and what a session should warn of: sites that are left out
-round after round, and samples that are lost.
+"""Accounts of participants: how often each one counted, and why it did not.
 
-A part of the history (history.py), folded from the same events.
+Accounts are a part of the history (history.py), folded from the same events.
 """
 
 from collections import Counter
@@ -12,16 +11,14 @@ from statistics import fmean
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import Rules
 
-# A participant that has not counted for so many rounds in a row is warned of. Rounds that it was
-# not selected for by chance are no such rounds.
+# Rounds in a row without counting after which a participant is named in a warning. A round for
+# which it was by chance not selected is not among them.
 MANY_ROUNDS = 3
-# So many rounds together must not lose more than [rounds] max_lost_share of the samples.
-SHARE_ROUNDS = 3
 
 MAX_WARNINGS = 20  # that name a participant each
 
-# Why a selected participant did not count, where that is neither its fault nor a loss: the round
-# was complete without it.
+# The reason of a selected participant without which the round was complete: neither a fault nor a
+# loss.
 NOT_WAITED_FOR = "not waited for"
 
 
@@ -29,13 +26,13 @@ NOT_WAITED_FOR = "not waited for"
 class Account:
     """Rounds of one participant.
 
-    num_selected: rounds that it was selected for; selected_for: the latest of them. missed: rounds
-        in a row in which it did not count though it was selected, or could not be. reason: why, in
-        the last of them.
-    failure: its last refused update or failure, with the round; "" if there was none.
-    num_samples: of its latest update, or of its data profile; None if not known.
+    num_selected: number of rounds for which it was selected; selected_for: the latest of them.
+    missed: rounds in a row in which it was selected and did not count, or could not be selected.
+    reason: why, in the last of these rounds.
+    failure: the last refused update or failure, with the round; "" if there was none.
+    num_samples: of the latest update, or of the data profile; None if not known.
     left_out_until: round from which it is selected again after refusals, failures and missed
-        deadlines. away: why it is not connected; "" if it is.
+        deadlines. away: why the participant is not connected; "" if it is.
     """
 
     num_selected: int = 0
@@ -49,7 +46,7 @@ class Account:
     away: str = ""
 
     def why_not_selected(self, number: int) -> str:
-        """Why it could not be selected for this round; "" if it could, or has said goodbye."""
+        """Why the participant could not be selected for a round; "" if it could, or has left."""
         if self.away:
             return self.away if self.away == "expired" else ""
         if not self.is_eligible:
@@ -63,8 +60,7 @@ class Accounts:
     """Accounts of all participants, by name.
 
     rules: of the session; None where nothing is known of them.
-    begun: what is wrong since the round that ended last, and was not before: the names of
-        participants that have not counted for MANY_ROUNDS rounds.
+    begun: participants whose MANY_ROUNDS rounds without counting were full with the latest round.
     """
 
     def __init__(self, rules: Rules | None, accounts: Mapping[str, Account] | None = None) -> None:
@@ -102,9 +98,9 @@ class Accounts:
         contributors: Collection[str],
         missing: Mapping[str, str],
     ) -> tuple[int, int]:
-        """Count a round. missing: why each of the selected that did not contribute did not.
+        """Count a round. missing: why a selected participant did not contribute, by participant.
 
-        Returns the samples that were lost, and those that could have counted with them.
+        Returns the number of samples that were lost, and of all that could have counted.
         """
         self.begun = []
         contributed = frozenset(contributors)
@@ -114,16 +110,16 @@ class Accounts:
         names = dict.fromkeys(selected)
         lost = could = 0
         for name in names:
-            account = self._of(name)
-            samples = usual if account.num_samples is None else account.num_samples
+            num_samples = self._of(name).num_samples
+            samples = usual if num_samples is None else num_samples
             could += samples
             reason = missing.get(name, "")
             if name in contributed:
-                account = replace(account, missed=0, reason="")
+                self._set(name, missed=0, reason="")
             elif reason != NOT_WAITED_FOR:
                 lost += samples
-            self.by_name[name] = account
-            if name not in contributed and not (goes_on and reason == NOT_WAITED_FOR):
+                self._miss(name, reason)
+            elif not goes_on:
                 self._miss(name, reason)
         for name, account in list(self.by_name.items()):
             if name in names or not (why := account.why_not_selected(number)):
@@ -135,7 +131,7 @@ class Accounts:
         return lost, could
 
     def select(self, number: int, names: Iterable[str]) -> None:
-        """Participants are selected for a round that trains."""
+        """Note that participants are selected for a round that trains."""
         for name in names:
             account = self._of(name)
             if account.selected_for != number:
@@ -143,13 +139,13 @@ class Accounts:
                 self._set(name, num_selected=num_selected, selected_for=number)
 
     def _miss(self, name: str, reason: str) -> None:
-        account = self._of(name)
-        self.by_name[name] = replace(account, missed=account.missed + 1, reason=reason)
-        if account.missed + 1 == MANY_ROUNDS:
+        missed = self._of(name).missed + 1
+        self._set(name, missed=missed, reason=reason)
+        if missed == MANY_ROUNDS:
             self.begun.append(name)
 
     def warnings(self, contributions: Counter[str], *, is_over: bool) -> Iterator[str]:
-        """A sentence for each participant that does not count, those for longest first."""
+        """A sentence for each participant that does not count, the longest absence first."""
         never = set(self.never(contributions)) if is_over else set()
         found = [
             (-account.missed, name)
@@ -160,10 +156,13 @@ class Accounts:
             account = self.by_name[name]
             what = f"has not counted for {account.missed} rounds"
             if name in never:
-                what = f"has never counted; it was selected for {_rounds(account.num_selected)}"
+                selected = account.num_selected
+                what = "has never counted; it was selected for " + (
+                    "1 round" if selected == 1 else f"{selected} rounds"
+                )
             yield f"{name} {what}: {account.reason or 'no reason is known'}."
         if len(found) > MAX_WARNINGS:
-            yield f"So it is with {len(found) - MAX_WARNINGS} more participants."
+            yield f"{len(found) - MAX_WARNINGS} more participants have not counted either."
 
     def never(self, contributions: Counter[str]) -> list[str]:
         """Participants that could have counted, or were not eligible, and never have."""
@@ -186,17 +185,6 @@ class Accounts:
 _NEW = Account()
 
 
-def lost_share(rounds: Iterable[tuple[int, int]]) -> float:
-    """Share of the samples that were lost in rounds. rounds: those lost, and all of them."""
-    rounds = list(rounds)
-    could = sum(each for _, each in rounds)
-    return sum(each for each, _ in rounds) / could if could else 0.0
-
-
 def failed(event: e.TrainingFailed) -> str:
     """The reason that a failure gives for an update that does not count."""
     return f"failed: {event.kind}: {event.message}" if event.message else f"failed: {event.kind}"
-
-
-def _rounds(number: int) -> str:
-    return "1 round" if number == 1 else f"{number} rounds"

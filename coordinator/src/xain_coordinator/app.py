@@ -638,7 +638,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
         log.warning(
             "rules_differ",
             round=session.round,
-            kept=[str(difference) for difference in different],
+            kept=different,
             hint="the session goes on with the rules it was opened with; "
             "--new-session opens one with the configured rules",
         )

@@ -37,7 +37,7 @@ PROGRAM = "xain-coordinator"
 EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 
-# Commands that take flags before their name, too.
+# Commands that take flags before their name too.
 _ON_FILES = ("check-config", "repair", "extend", "models", "export", "report")
 
 app = make_app()
@@ -45,13 +45,13 @@ app = make_app()
 
 @dataclass(frozen=True, slots=True)
 class _Flags:
-    """What was given on the command line. values: by dotted key; None was not given."""
+    """Flags of the command line. values: by dotted key; None for a flag that was not given."""
 
     config: Path | None = None
     values: Mapping[str, object] = field(default_factory=dict)
 
     def or_else(self, other: "_Flags") -> "_Flags":
-        """These, and from the other what is not given here."""
+        """These flags, and those of the other that are not given here."""
         mine = {key: value for key, value in self.values.items() if value is not None}
         return _Flags(self.config or other.config, {**other.values, **mine})
 
@@ -142,7 +142,7 @@ def _run(
     ] = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
 ) -> None:
-    flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
+    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
     command = context.invoked_subcommand
     if command is not None:
         if command not in _ON_FILES:
@@ -163,7 +163,7 @@ def _run(
 
 
 def _refuse_flags(command: str, flags: _Flags, others: bool) -> None:
-    """Those before a command that has no use for them; else a wrong one would look accepted."""
+    """Refuse flags before a command that does not use them; they would look accepted."""
     given = any(value is not None for value in (flags.config, *flags.values.values()))
     if given or others:
         fail(
@@ -186,10 +186,8 @@ def _check_config(
     assignments: Assignments = None,
 ) -> None:
     """Show the settings in force and where each comes from; exit status 2 if one is wrong."""
-    flags = _flags(config, host, port, data_dir, workload, rounds, min_participants, assignments)
-    if isinstance(context.obj, _Flags):
-        flags = flags.or_else(context.obj)
-    resolved = _resolve(flags)
+    flags = _flags(config, data_dir, assignments, host, port, workload, rounds, min_participants)
+    resolved = _resolve(flags.or_else(context.obj))
 
     from rich.console import Console
 
@@ -252,7 +250,7 @@ def _derived(config: "CoordinatorConfig") -> str:
 
 
 def _combined(config: "CoordinatorConfig") -> str:
-    """What is made of the updates of a round."""
+    """How the updates of a round are combined, in words."""
     from xain_coordinator.aggregation.rules import known_rules
 
     rules = config.rules()
@@ -273,7 +271,7 @@ def _with(name: str, options: Mapping[str, object]) -> str:
 
 
 def _enough(rounds: "RoundsSettings") -> str:
-    """With which updates a round is complete."""
+    """The updates with which a round is complete, in words."""
     if rounds.consistency != "bsp":
         number = rounds.buffer_size or rounds.min_participants
         waits = f", with nobody more than {rounds.staleness} rounds behind"
@@ -372,7 +370,7 @@ def _repair(
         ),
     ] = None,
 ) -> None:
-    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
 
     from xain_coordinator.repair import repair
 
@@ -407,7 +405,7 @@ def _extend(
     data_dir: DataDir = None,
     assignments: Assignments = None,
 ) -> None:
-    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
 
     with _explained("extend"):
         from xain_coordinator.extend import extend
@@ -436,7 +434,7 @@ def _models(
 
     The coordinator must be stopped, or be asked with --address.
     """
-    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
 
     with _explained("models"):
         from xain_coordinator.export.commands import models
@@ -488,7 +486,7 @@ def _export(
 ) -> None:
     if to is None and mlflow is None:
         fail(PROGRAM, "command line: name a file with --to, such as --to model.skops", 2)
-    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
 
     with _explained("export"):
         from xain_coordinator.export.commands import export
@@ -530,7 +528,7 @@ def _report(
     The page needs nothing else and can be sent by mail. The coordinator must be stopped, or be
     asked with --address.
     """
-    resolved = _resolve(_flags_of_files(context, config, data_dir, assignments))
+    resolved = _resolve(_flags(config, data_dir, assignments).or_else(context.obj))
 
     with _explained("report"):
         from xain_coordinator.report.files import snapshot_of_files
@@ -563,17 +561,6 @@ def _explained(command: str) -> Iterator[None]:
         fail(program, str(error), EXIT_FAILED)
 
 
-def _flags_of_files(
-    context: typer.Context,
-    config: Path | None,
-    data_dir: Path | None,
-    assignments: list[str] | None,
-) -> _Flags:
-    """Flags of a command that reads the coordinator's files, and those before its name."""
-    flags = _flags(config, None, None, data_dir, None, None, None, assignments)
-    return flags.or_else(context.obj) if isinstance(context.obj, _Flags) else flags
-
-
 @app.command(
     "demo",
     # Its flags are its own, --help among them.
@@ -589,13 +576,13 @@ def _demo(context: typer.Context) -> None:
 
 def _flags(
     config: Path | None,
-    host: str | None,
-    port: str | None,
     data_dir: Path | None,
-    workload: str | None,
-    rounds: str | None,
-    min_participants: str | None,
     assignments: list[str] | None,
+    host: str | None = None,
+    port: str | None = None,
+    workload: str | None = None,
+    rounds: str | None = None,
+    min_participants: str | None = None,
 ) -> _Flags:
     values: dict[str, Any] = {
         "server.host": host,

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from xain_coordinator.config_fields import MAX_INT32
-from xain_coordinator.core.evaluation import MAX_NAME, WELL_KNOWN
+from xain_coordinator.core.evaluation import WELL_KNOWN
 from xain_messaging.process.fields import Section, WrongSetting
 
 _MAX_WAIT_S = 24 * 3600.0
@@ -35,8 +35,6 @@ class EvaluateSettings(Section):
 
     @model_validator(mode="after")
     def _has_direction(self) -> Self:
-        if len(self.metric) > MAX_NAME or not self.metric.isprintable():
-            raise WrongSetting("metric", f"it must have at most {MAX_NAME} printable characters")
         if self.direction and not self.metric:
             raise WrongSetting("direction", "it is that of evaluate.metric, which is not set")
         if self.metric and not self.direction and self.metric not in WELL_KNOWN:
@@ -70,6 +68,4 @@ class EvaluateSettings(Section):
                 f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
                 f"{', '.join(SUFFIXES)}",
             )
-        if self.scale == 0:
-            raise WrongSetting("scale", "nothing of the features would be left")
         return self

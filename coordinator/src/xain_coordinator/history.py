@@ -1,8 +1,9 @@
-"""What an operator wants to know of the past: a second fold of the same events.
+"""The history of a session, for operators: a second fold of the same events.
 
-Bounded: the latest rounds, with the names of those who took part where they are few, and the counts
-of those who are here and of the latest who have left. Of every model its reference is kept, since
-any may be asked for; what models have in common is in memory once.
+The history is bounded: it has the latest rounds, with the names of participants where these are
+few, and the accounts of the participants that are connected and of the latest ones that have left.
+It has the reference of every model, since any model may be asked for; parts that models have in
+common are in memory once.
 """
 
 from collections import Counter, deque
@@ -10,14 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from xain_coordinator.accounts import (
-    NOT_WAITED_FOR,
-    SHARE_ROUNDS,
-    Account,
-    Accounts,
-    failed,
-    lost_share,
-)
+from xain_coordinator.accounts import NOT_WAITED_FOR, Account, Accounts, failed
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import Spread, mean_evaluation, mean_metrics, spreads
 from xain_coordinator.core.values import Evaluation, GlobalModel, Rules, Task
@@ -37,6 +31,9 @@ MAX_DAMAGED = 20
 MAX_REASONS = 20
 MAX_REASON = 120
 
+# [rounds] max_lost_share bounds the share of the samples that so many rounds lose together.
+SHARE_ROUNDS = 3
+
 # Reasons that a later one may replace.
 _DEADLINE = "deadline passed"
 _OPEN = ("", NOT_WAITED_FOR, _DEADLINE)
@@ -53,9 +50,9 @@ MAX_SITE_METRICS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class SiteRecord:
-    """What one participant has measured in a round.
+    """Measurements of one participant in a round.
 
-    num_samples: that it was trained on. metrics: of training. evaluation: of the round's model.
+    num_samples: of training, as metrics. evaluation: of the round's model.
     """
 
     num_samples: int = 0
@@ -335,7 +332,9 @@ class History:
         """
         over = (one for one in reversed(self.rounds) if one.seconds is not None)
         latest = islice(over, before_last, SHARE_ROUNDS + before_last)
-        return lost_share(one.lost for one in latest)
+        lost = [one.lost for one in latest]
+        could = sum(num_samples for _, num_samples in lost)
+        return sum(num_lost for num_lost, _ in lost) / could if could else 0.0
 
     def warnings(self, *, is_over: bool) -> list[str]:
         """One sentence for each thing that an operator should look at. is_over: the session is."""

@@ -6,7 +6,7 @@ is refused unless the operator says which of the two counts.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.session import Session
@@ -15,32 +15,14 @@ from xain_coordinator.core.values import Schema as DataSchema
 from xain_coordinator.warm_start import is_source
 from xain_messaging.process.schema import Schema
 
-# The key of the configuration for each field of Rules. "*" stands for the items of a table, which a
-# field holds as a mapping, as a JSON object or as a schema of the data. None: the field follows
-# from others, or its new value is taken at every start.
-KEYS: Mapping[str, str | None] = {
-    "rounds": "rounds.rounds",
-    "epochs": "rounds.epochs",
-    "min_participants": "rounds.min_participants",
-    "fraction_participants": "rounds.fraction_participants",
+# The key of the configuration for each field of Rules that is not "rounds.FIELD". "*" stands for
+# the items of a table, which a field holds as a mapping, as a JSON object or as a schema of the
+# data. None: the field follows from others, or its new value is taken at every start.
+_KEYS: Mapping[str, str | None] = {
     "num_required": None,
-    "max_participants": "rounds.max_participants",
-    "start_participants": "rounds.start_participants",
-    "start_timeout_s": "rounds.start_timeout_s",
-    "controller": "rounds.controller",
     "controller_options": "rounds.controller_options.*",
     "tags": "rounds.tags.*",
-    "refused_limit": "rounds.refused_limit",
-    "refused_rounds": "rounds.refused_rounds",
     "max_lost_share": None,
-    "seed": "rounds.seed",
-    "deadline_s": "rounds.deadline_s",
-    "idle_timeout_s": "rounds.idle_timeout_s",
-    "quorum": "rounds.quorum",
-    "over_selection": "rounds.over_selection",
-    "consistency": "rounds.consistency",
-    "staleness": "rounds.staleness",
-    "buffer_size": "rounds.buffer_size",
     "aggregation": "aggregation.rule",
     "aggregation_options": "aggregation.options.*",
     "optimizer": "aggregation.optimizer",
@@ -82,25 +64,17 @@ class OtherRules(Exception):
     """A start whose settings are not those that the session was opened with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A key of the configuration. kept: its value in the session. configured: the one that was
-    asked for. Both as in TOML."""
-
-    key: str
-    kept: str
-    configured: str
-
-    def __str__(self) -> str:
-        return f"{self.key} = {self.kept} (configured: {self.configured})"
+def key_of(field: str) -> str | None:
+    """The key of the configuration for a field of Rules; None if the field is not compared."""
+    return _KEYS.get(field, f"rounds.{field}")
 
 
-def differences(session: Session, config: CoordinatorConfig) -> tuple[Difference, ...]:
-    """The keys that matter and have other values than the session, in the order of KEYS."""
-    return tuple(_differences(session, config))
+def differences(session: Session, config: CoordinatorConfig) -> list[str]:
+    """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
+    return list(_differences(session, config))
 
 
-def _differences(session: Session, config: CoordinatorConfig) -> Iterator[Difference]:
+def _differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     schema, asked = Schema(CoordinatorConfig), config.rules()
     changed = {
         field.name
@@ -112,29 +86,23 @@ def _differences(session: Session, config: CoordinatorConfig) -> Iterator[Differ
     is_earlier = not session.rules.preprocessing  # the workload was not written down then
     if is_earlier:
         changed -= _WORKLOAD if "initial" not in changed else _WORKLOAD - {"workload"}
-    if is_earlier and asked.initial == "first" and config.rounds.initial_weights is None:
-        changed.discard("initial")  # an earlier version had no choice
+        if asked.initial == "first" and config.rounds.initial_weights is None:
+            changed.discard("initial")  # an earlier version had no choice
     if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
     if changed.intersection(_DERIVED_FROM):
         changed -= {name for name in _DERIVED if getattr(config.rounds, name) is None}
-    for name, key in KEYS.items():
-        if name not in changed or key is None or _OPTIONS_OF.get(name) in changed:
+    # The task is the workload's, where the configuration does not say it.
+    follows = {"schema.task"} if is_earlier or changed.intersection(_WORKLOAD) else set()
+    for field in fields(Rules):
+        name = field.name
+        if name not in changed or _OPTIONS_OF.get(name) in changed:
             continue
-        kept, wanted = _value(session.rules, name), _value(asked, name)
-        if not key.endswith(".*"):
-            pairs = [(key, kept, wanted)]
-        else:
-            mine, theirs = _table(kept), _table(wanted)
-            pairs = [
-                (f"{key[:-1]}{item}", mine.get(item), theirs.get(item))
-                for item in sorted({*mine, *theirs})
-            ]
-        for one, before, now in pairs:
-            # The task is the workload's, where the configuration does not say it.
-            is_derived = one == "schema.task" and (is_earlier or changed.intersection(_WORKLOAD))
-            if before != now and not is_derived:
-                yield Difference(one, _shown(schema, one, before), _shown(schema, one, now))
+        kept, wanted = _as_configured(session.rules, name), _as_configured(asked, name)
+        for key in sorted({*kept, *wanted} - follows):
+            before, now = _shown(schema, key, kept), _shown(schema, key, wanted)
+            if kept.get(key) != wanted.get(key):
+                yield f"{key} = {before} (configured: {now})"
 
 
 def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool:
@@ -147,33 +115,29 @@ def _is_extended_as_configured(session: Session, configured_rounds: int) -> bool
     return configured_rounds in (lineage.configured_rounds, total)
 
 
-# Values as the configuration has them, where a field has others.
-_AS_CONFIGURED: Mapping[tuple[str, object], object] = {
-    ("initial", "empty"): "average",
-    ("evaluate_minimised", True): "min",
-    ("evaluate_minimised", False): "max",
-}
-
-
-def _value(rules: Rules, name: str) -> object:
-    value = getattr(rules, name)
-    is_plain = isinstance(value, str | int | float)
-    return _AS_CONFIGURED.get((name, value), value) if is_plain else value
-
-
-def _table(value: object) -> Mapping[str, object]:
+def _as_configured(rules: Rules, name: str) -> dict[str, object]:
+    """The values of a field by their dotted keys, as the configuration has them."""
+    key, value = key_of(name), getattr(rules, name)
+    if key is None:
+        return {}
+    if not key.endswith(".*"):
+        if name == "initial" and value == "empty":
+            value = "average"
+        elif name == "evaluate_minimised":
+            value = "min" if value else "max"
+        return {key: value}
     if isinstance(value, str):
-        return dict(json.loads(value)) if value else {}
-    if isinstance(value, DataSchema):
+        value = json.loads(value or "{}")
+    elif isinstance(value, DataSchema):
         table = dict(zip(value.__slots__, astuple(value), strict=True))
-        table.pop("columns")
+        del table["columns"]
         table |= {f"columns.{column.name}": column.type for column in value.columns}
-        return table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
-    assert isinstance(value, Mapping), "a field with items is a mapping or a JSON object"
-    return value
+        value = table | {f"units.{c.name}": c.unit for c in value.columns if c.unit}
+    return {f"{key[:-1]}{item}": of_item for item, of_item in value.items()}
 
 
-def _shown(schema: Schema, key: str, value: object) -> str:
+def _shown(schema: Schema, key: str, values: Mapping[str, object]) -> str:
+    value = values.get(key)
     if value is None:
         return "(not set)"
     if isinstance(value, list | tuple | dict):
@@ -181,7 +145,7 @@ def _shown(schema: Schema, key: str, value: object) -> str:
     return schema.shown(tuple(key.split(".")), value)
 
 
-def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str = "") -> None:
+def require_same_rules(session: Session, config: CoordinatorConfig, from_model: str) -> None:
     """Refuse to go on with a session under other settings than its own.
 
     from_model: the model that was asked for as the first one; "" if none was. Raises OtherRules.
@@ -189,10 +153,9 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
     different = differences(session, config)
     own = "" if session.lineage is None else session.lineage.source
     if from_model and not is_source(from_model, own):
-        different += (Difference("--from-model", own or "(not set)", from_model),)
+        different.append(f"--from-model = {own or '(not set)'} (configured: {from_model})")
     if not different:
         return
-    told = ", ".join(map(str, different))
     resume, more = "goes on with these", ""
     if session.phase is Phase.FINISHED:
         resume = "serves its result"
@@ -200,6 +163,6 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
     raise OtherRules(
         f"the session {session.session_id} in {config.journal.path} "
         f"{'is finished and ' if more else ''}was opened with other settings than the configured "
-        f"ones: {told}; --resume {resume}, {more}--new-session opens a session with the configured "
-        "ones, another --data-dir leaves this one where it is"
+        f"ones: {', '.join(different)}; --resume {resume}, {more}--new-session opens a session "
+        "with the configured ones, another --data-dir leaves this one where it is"
     )

@@ -1,11 +1,11 @@
-"""Which data profiles a session takes.
+"""Check whether a data profile fits the session.
 
 The data of a session have one schema: that of the configuration, completed by the profile of the
 first participant. Columns are compared by name, labels by their text. A profile without columns,
 from an earlier version or of an array, is compared by its number of features alone.
 
-Profiles decide how large the initial model is, before anybody has trained anything, so what they
-come to together is bounded. The largest model allowed takes 400 MB in float32.
+Profiles determine the size of the initial model, before any training, so this size is bounded. The
+largest model allowed takes 400 MB in float32.
 """
 
 from collections.abc import Callable, Iterable, Set
@@ -16,7 +16,7 @@ from xain_coordinator.core.values import DataProfile, Schema
 from xain_workloads.errors import DataError
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES, sort_classes
 from xain_workloads.profile import check_profile as check_alone
-from xain_workloads.schema import OPEN_SCHEMA, match, shown
+from xain_workloads.schema import match, shown
 from xain_workloads.statistics import from_json
 
 MAX_WEIGHTS = 100_000_000  # features times classes
@@ -25,17 +25,17 @@ MAX_WEIGHTS = 100_000_000  # features times classes
 def check_profile(
     profile: DataProfile,
     others: Iterable[DataProfile],
-    schema: Schema = OPEN_SCHEMA,
+    schema: Schema,
     *,
     needs_rows: bool,
-    is_model_requested: bool = False,
-    first: Callable[[], str] = str,
+    is_model_requested: bool,
+    first: Callable[[], str],
 ) -> None:
     """Refuse a profile that does not fit the session, or that no honest data have.
 
     others: the profiles that the initial model is made from, then those of the members.
     schema: as it is configured.
-    needs_rows: the session's model is made from profiles, and one without rows says nothing.
+    needs_rows: the initial model is made from profiles, for which data without rows are no use.
     is_model_requested: the classes of the model are known, and none can be added.
     first: finds the participant whose data complete the schema, for messages; "" if unknown.
     Raises ProfileMismatch.
@@ -48,7 +48,7 @@ def check_profile(
     for other in others:
         if other.num_samples:
             if samples > 0 and _is_alike(profile, other):
-                return  # one like it was taken, and is among the others still
+                return  # an equal profile was accepted before
             if width is None:
                 width = other.num_features
             known_classes.update(other.classes)
@@ -57,7 +57,7 @@ def check_profile(
         check_alone(profile)
     except DataError as error:
         raise ProfileMismatch(str(error)) from None
-    # The model is made for the classes of all of them, so it is their union that counts.
+    # The model is made for the classes of all profiles together.
     classes = known_classes.union(profile.classes)
     if needs_rows and samples == 0:
         raise ProfileMismatch("the data have no rows, so there is nothing to train on")
@@ -76,7 +76,7 @@ def check_profile(
             f"the names of all classes take more than {MAX_CLASS_NAMES_BYTES} bytes"
         )
     if samples == 0:
-        return  # nothing is known of types and labels
+        return  # types and labels are not known
     try:
         _check_columns(profile, schema, width)
         _check_target(profile, schema)
@@ -142,13 +142,13 @@ def _check_target(profile: DataProfile, schema: Schema) -> None:
 def _check_classes(
     profile: DataProfile, schema: Schema, known: Set[str], is_model_requested: bool
 ) -> None:
-    """Refuse labels that the session does not know. Known labels may lack: parts of one data set
-    have not always all of them."""
+    """Refuse labels that the session does not know. A profile may lack known labels, as a part of
+    a data set may."""
     new = [name for name in profile.classes if name not in known]
     if not new or not known:
         return
     if not is_model_requested:
-        # One label alone is no list of classes: the first part of a data set may have no other.
+        # A single label may be all that the first part of a data set has.
         is_longer_list = len(known) < 2 and not schema.classes and known <= {*profile.classes}
         if schema.allow_new_classes or is_longer_list:
             return
@@ -162,8 +162,10 @@ def _check_classes(
 
 
 def fitted(profiles: Iterable[DataProfile], schema: Schema) -> tuple[DataProfile, ...]:
-    """The profiles that the initial model is made from: those with columns have the columns of the
-    session's schema, in its order, and at least its classes."""
+    """The profiles with which the initial model is made.
+
+    A profile with columns gets the columns of the session's schema, in its order, and its classes.
+    """
     profiles = tuple(profiles)
     classes = schema.classes
     for profile in profiles:
@@ -190,7 +192,7 @@ def _check_statistics(profile: DataProfile) -> None:
     except DataError as error:
         raise ProfileMismatch(f"the statistics of the data cannot be read: {error}") from None
     columns = statistics.columns
-    # A site's weight in means and variances is the number of rows that it says to have.
+    # The number of rows is a site's weight in means and variances.
     most = max(column.num_rows for column in columns.values()) if columns else 0
     if statistics.target is not None:
         most = max(most, statistics.target.count)

@@ -1,4 +1,4 @@
-"""Files that a model is exported to, and read from. None of them needs this program to be loaded.
+"""Formats of exported models. Each file can be loaded without this program.
 
 .npz          numpy: an array for each tensor
 .safetensors  PyTorch and others: an array for each tensor, as load_state_dict() takes them
@@ -6,13 +6,13 @@
 .skops        scikit-learn: a fitted Pipeline with the preprocessing
 .onnx         ONNX: the same Pipeline
 
-Every file also has one JSON object that says what the model is and where it comes from. Nothing is
-pickled, and nothing is unpickled.
+Every file also has one JSON object with the model's lineage, layout and metrics. Nothing is pickled
+or unpickled.
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -25,10 +25,10 @@ from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
 from xain_workloads.workload import from_metadata
 
-KEY = "xain"  # of the JSON object, where the format has names
-WHOLE = "weights"  # the one tensor of a model without a layout
+KEY = "xain"  # name of the JSON object, where the format has names
+WHOLE = "weights"  # name of the one tensor of a model without a layout
 
-# Types in a pipeline for which skops wants to be told that they are trusted.
+# Types of pipelines that skops loads only if they are named as trusted.
 TRUSTED = (
     "numpy.dtype",
     "xgboost.core.Booster",
@@ -39,9 +39,9 @@ TRUSTED = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exported:
-    """What a file holds. about: its JSON object; "metadata" are those of the model.
+    """The content of a file. about: its JSON object, with the model's under "metadata".
 
-    pipeline: a fitted Pipeline, of .skops files only, which hold no other form of the model.
+    pipeline: a fitted Pipeline, of .skops files, which have no `model`.
     """
 
     about: Mapping[str, Any]
@@ -50,14 +50,18 @@ class Exported:
 
 
 def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
-    """Write a model. about: what can be said of it, as JSON takes it.
+    """Write a model. about: a JSON object with its lineage and metrics.
 
     Raises NoModel if the format cannot hold the model, or a package is missing, and OSError.
     """
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(_WRITERS))}")
-    whole = {**about, "metadata": dict(model.metadata), "layout": _layout(model)}
+    whole = {
+        **about,
+        "metadata": dict(model.metadata),
+        "layout": [asdict(spec) for spec in model.layout],
+    }
     try:
         writer(path, model, whole)
     except ModuleNotFoundError as missing:
@@ -65,7 +69,7 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Exported:
-    """Read what write() has written, except .onnx. Raises NoModel."""
+    """Read a file of write(), other than .onnx. Raises NoModel."""
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise NoModel(f"{path}: only files can be read that end in {', '.join(sorted(_READERS))}")
@@ -117,13 +121,6 @@ def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
         f"{path}: a {path.suffix} file needs {missing.name}: "
         "pip install 'xain-coordinator[export]'" + (" xgboost" if missing.name == "xgboost" else "")
     )
-
-
-def _layout(model: Model) -> list[dict[str, Any]]:
-    return [
-        {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "kind": t.kind}
-        for t in model.layout
-    ]
 
 
 def _tensors(model: Model) -> dict[str, NDArray[Any]]:
@@ -219,16 +216,13 @@ def _write_skops(path: Path, model: Model, about: Mapping[str, Any]) -> None:
 
 
 def _read_skops(path: Path) -> Exported:
-    from skops.io import get_untrusted_types, load
+    from skops.io import load
     from skops.io.exceptions import UntrustedTypesFoundException
 
-    unknown = [name for name in get_untrusted_types(file=path) if name not in TRUSTED]
-    if unknown:
-        raise NoModel(f"{path}: it holds {', '.join(unknown)}, which no export has")
     try:
         pipeline = load(path, trusted=list(TRUSTED))
     except UntrustedTypesFoundException as error:
-        raise NoModel(f"{path}: {error}") from None
+        raise NoModel(f"{path}: {' '.join(str(error).split())}") from None
     return Exported(json.loads(pipeline.xain_), pipeline=pipeline)
 
 

@@ -10,6 +10,8 @@ from xain_coordinator.export import formats
 from xain_coordinator.export.trained import NoModel
 from xain_workloads.model import Model
 
+_PARAMETERS = ("session", "round", "digest", "workload", "num_samples")
+
 
 def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
     """Log a run with a model's metrics and files, and register the model under a name.
@@ -23,29 +25,29 @@ def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
         from mlflow.exceptions import MlflowException
     except ModuleNotFoundError:
         raise NoModel("MLflow is not installed: pip install 'xain-coordinator[mlflow]'") from None
+    parameters = {key: about[key] for key in _PARAMETERS}
+    measured = {
+        f"{key}_{metric}": value
+        for key in ("evaluation", "coordinator_evaluation")
+        for metric, value in (about[key] or {}).get("metrics", {}).items()
+    }
     try:
-        return _register(mlflow, name, model, about)
-    except MlflowException as error:
-        raise NoModel(f"MLflow refuses the model: {error}") from None
-
-
-def _register(mlflow: Any, name: str, model: Model, about: Mapping[str, Any]) -> str:
-    client = mlflow.MlflowClient()
-    mlflow.set_experiment(name)
-    with mlflow.start_run(run_name=f"{about['session']}/{about['round']}") as run:
-        mlflow.log_params(
-            {key: about[key] for key in ("session", "round", "digest", "workload", "num_samples")}
-        )
-        for key in ("evaluation", "coordinator_evaluation"):
-            measured = (about[key] or {}).get("metrics", {})
-            mlflow.log_metrics({f"{key}_{metric}": value for metric, value in measured.items()})
-        with TemporaryDirectory() as folder:
+        client = mlflow.MlflowClient()
+        mlflow.set_experiment(name)
+        with (
+            mlflow.start_run(run_name=f"{about['session']}/{about['round']}") as run,
+            TemporaryDirectory() as folder,
+        ):
+            mlflow.log_params(parameters)
+            mlflow.log_metrics(measured)
             formats.write(Path(folder) / _file_name(model), model, about)
             (Path(folder) / "about.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
             mlflow.log_artifacts(folder, "model")
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name)
-    made = client.create_model_version(name, f"{run.info.artifact_uri}/model", run.info.run_id)
+        if not client.search_registered_models(f"name = '{name}'"):
+            client.create_registered_model(name)
+        made = client.create_model_version(name, f"{run.info.artifact_uri}/model", run.info.run_id)
+    except MlflowException as error:
+        raise NoModel(f"MLflow refuses the model: {error}") from None
     return f"models:/{name}/{made.version}"
 
 

@@ -1,7 +1,7 @@
-"""Line charts and bars as SVG. All text is escaped; colours come from the page's style sheet."""
+"""Line charts and bars in SVG and HTML. Text is escaped; colours are those of style.css."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -10,12 +10,15 @@ WIDTH, HEIGHT = 480, 220
 LEFT, RIGHT, TOP, BOTTOM = 48, 12, 12, 34
 NUM_TICKS = 5
 
+_Scale = Callable[[float], float]
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve. points: (x, y), finite, in order of x. kind: its class in the style sheet.
+    """A curve.
 
-    band: (x, low, high) for a shaded range around it.
+    kind: class in the style sheet. points: (x, y), finite, in order of x. band: (x, low, high) of a
+    shaded range around the curve.
     """
 
     name: str
@@ -25,38 +28,41 @@ class Line:
 
 
 def chart(title: str, lines: Sequence[Line], *, mark: float | None = None) -> str:
-    """A figure with these lines over rounds. mark: an x at which a vertical line stands."""
+    """A figure with lines over the number of the model. mark: x of a vertical line."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     ys += [y for line in lines for _, low, high in line.band for y in (low, high)]
-    x_axis, y_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT), _Axis.padded(ys)
+    margin = (max(ys) - min(ys)) * 0.08 or abs(max(ys)) * 0.1 or 1.0
+    low, high = min(ys) - margin, max(ys) + margin
+    x_at = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    y_at = _scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
     ]
-    for y in _ticks(y_axis.low, y_axis.high):
-        at = y_axis.at(y)
+    for y in _ticks(low, high):
+        at = y_at(y)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{number(y)}</text>')
     parts += [
-        f'<text x="{x_axis.at(tick)}" y="{HEIGHT - 14}" text-anchor="middle">{tick}</text>'
-        for tick in _whole_ticks(x_axis.low, x_axis.high)
+        f'<text x="{x_at(tick)}" y="{HEIGHT - 14}" text-anchor="middle">{tick}</text>'
+        for tick in _whole_ticks(min(xs), max(xs))
     ]
     parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 1}" text-anchor="middle">model</text>')
     if mark is not None:
-        at = x_axis.at(mark)
+        at = x_at(mark)
         parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
     for line in lines:
         if len(line.band) > 1:
             above = [(x, high) for x, _, high in line.band]
             below = [(x, low) for x, low, _ in reversed(line.band)]
-            corners = _points([*above, *below], x_axis, y_axis)
+            corners = _points([*above, *below], x_at, y_at)
             parts.append(f'<polygon class="band {line.kind}" points="{corners}"/>')
-        points = _points(line.points, x_axis, y_axis)
+        points = _points(line.points, x_at, y_at)
         parts.append(f'<polyline class="{line.kind}" points="{points}"/>')
         for x, y in line.points:
             tip = f"{line.name}, model {x:g}: {number(y)}"
             parts.append(
-                f'<circle class="{line.kind}" cx="{x_axis.at(x)}" cy="{y_axis.at(y)}" r="2.5">'
+                f'<circle class="{line.kind}" cx="{x_at(x)}" cy="{y_at(y)}" r="2.5">'
                 f"<title>{escape(tip)}</title></circle>"
             )
     parts.append("</svg>")
@@ -68,9 +74,9 @@ def chart(title: str, lines: Sequence[Line], *, mark: float | None = None) -> st
 
 
 def timeline(spans: Sequence[tuple[str, float, float, str]]) -> str:
-    """A bar for each span. spans: (label, beginning, end, text at the end of the row)."""
-    first = min((start for _, start, _, _ in spans), default=0.0)
-    whole = max((end for _, _, end, _ in spans), default=0.0) - first or 1.0
+    """A row with a bar for each span: (label, beginning, end, text at the end of the row)."""
+    first = min(start for _, start, _, _ in spans)
+    whole = max(end for _, _, end, _ in spans) - first or 1.0
     rows = "".join(
         f'<tr><th scope="row">{escape(label)}</th><td class="bar">'
         f'<span style="margin-left:{100 * (start - first) / whole:.2f}%;'
@@ -82,30 +88,22 @@ def timeline(spans: Sequence[tuple[str, float, float, str]]) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits."""
+    """A number with four digits."""
     return f"{value:.4g}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    low: float
-    high: float
-    start: float
-    end: float
+def _scale(low: float, high: float, start: float, end: float) -> _Scale:
+    """Map values between two bounds to pixels."""
 
-    @classmethod
-    def padded(cls, values: Sequence[float]) -> "_Axis":
-        low, high = min(values), max(values)
-        room = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
-        return cls(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    def at(value: float) -> float:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(start + share * (end - start), 2)
 
-    def at(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
-        return round(self.start + share * (self.end - self.start), 2)
+    return at
 
 
-def _points(points: Sequence[tuple[float, float]], x_axis: _Axis, y_axis: _Axis) -> str:
-    return " ".join(f"{x_axis.at(x)},{y_axis.at(y)}" for x, y in points)
+def _points(points: Sequence[tuple[float, float]], x_at: _Scale, y_at: _Scale) -> str:
+    return " ".join(f"{x_at(x)},{y_at(y)}" for x, y in points)
 
 
 def _ticks(low: float, high: float) -> list[float]:

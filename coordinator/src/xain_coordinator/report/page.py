@@ -1,12 +1,12 @@
-"""A session as one HTML page that needs nothing else: no script, no font, no image of another host.
+"""A session as one HTML page without scripts, and without fonts or images of another host.
 
-It shows what `xain-coordinator status --json` tells.
+It shows the content of `xain-coordinator status --json`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from math import isfinite
 
 from xain_coordinator import status_view
 from xain_coordinator.report.charts import Line, chart, number, timeline
@@ -14,10 +14,8 @@ from xain_coordinator.status_view import Snapshot, duration
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.inspection_pb2 import GetStatusResponse, RoundStatus
 
-# Cells of the roster: sites times rounds. Of more rounds the latest are shown.
-MAX_ROSTER_ROUNDS = 60
-MAX_ROSTER_SITES = 200
-MAX_TIMELINE_ROUNDS = 60
+MAX_ROUNDS = 60  # of the roster and the timeline; the latest are shown
+MAX_ROWS = 200  # of a table
 
 # Metrics of training that say nothing about learning.
 UNCHARTED = frozenset(("samples", "seconds"))
@@ -71,20 +69,20 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     """A chart for each metric of evaluations, then for each metric of training alone."""
-    evaluated = _names(
+    evaluated = dict.fromkeys(
         name
         for one in rounds
         for evaluation in (one.evaluation, one.coordinator_evaluation)
         for name in evaluation.metrics
     )
-    trained = _names(name for one in rounds for name in one.metrics if name not in UNCHARTED)
+    trained = dict.fromkeys(name for one in rounds for name in one.metrics if name not in UNCHARTED)
     if not evaluated and not trained:
         return (
             "<h2>Learning</h2><p>Nothing was measured. Participants measure models on rows that "
             "they hold out, [data] test_fraction.</p>"
         )
-    if status.metric in evaluated:  # the one that decides comes first
-        evaluated = [status.metric, *(name for name in evaluated if name != status.metric)]
+    if status.metric in evaluated:  # the metric that models are compared by comes first
+        evaluated = {status.metric: None, **evaluated}
     best = status.best_round if status.HasField("best_round") else None
     figures = [_curve(name, rounds, best) for name in evaluated]
     figures += [_curve(name, rounds, None) for name in trained if name not in evaluated]
@@ -92,122 +90,104 @@ def _curves(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
 
 
 def _curve(name: str, rounds: Sequence[RoundStatus], best: int | None) -> str:
+    sites = _values(name, ((one.round, one.evaluation.metrics) for one in rounds))
+    band = [
+        (one.round, one.spread[name].min, one.spread[name].max)
+        for one in rounds
+        if name in one.spread
+    ]
+    own = _values(name, ((one.round, one.coordinator_evaluation.metrics) for one in rounds))
+    # A round trains the next model.
+    training = _values(name, ((one.round + 1, one.metrics) for one in rounds))
     lines = [
-        Line(
-            "held-out rows of the participants",
-            "sites",
-            _values((one.round, one.evaluation.metrics, name) for one in rounds),
-            [
-                (one.round, one.spread[name].min, one.spread[name].max)
-                for one in rounds
-                if name in one.spread
-                and isfinite(one.spread[name].min)
-                and isfinite(one.spread[name].max)
-            ],
-        ),
-        Line(
-            "rows of the coordinator",
-            "own",
-            _values((one.round, one.coordinator_evaluation.metrics, name) for one in rounds),
-        ),
-        # What a round trains is the next model.
-        Line("training", "training", _values((o.round + 1, o.metrics, name) for o in rounds)),
+        Line("held-out rows of the participants", "sites", sites, band),
+        Line("rows of the coordinator", "own", own),
+        Line("training", "training", training),
     ]
     return chart(name, [line for line in lines if line.points], mark=best)
 
 
-def _values(found: Iterable[tuple[int, Mapping[str, float], str]]) -> list[tuple[float, float]]:
-    return [
-        (float(number_), metrics[name])
-        for number_, metrics, name in found
-        if name in metrics and isfinite(metrics[name])
-    ]
-
-
-def _names(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+def _values(
+    name: str, measured: Iterable[tuple[int, Mapping[str, float]]]
+) -> list[tuple[float, float]]:
+    return [(number_, metrics[name]) for number_, metrics in measured if name in metrics]
 
 
 def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     """A row for each site: in how many rounds it counted, and its latest metrics."""
-    counted: dict[str, int] = {}
-    samples: dict[str, int] = {}
-    latest: dict[str, dict[str, float]] = {}
-    for one in rounds:
-        if one.task != pb.EVALUATE:
-            for name in one.contributors:
-                counted[name] = counted.get(name, 0) + 1
-        for site in one.sites:
-            samples[site.participant_id] = site.num_samples or samples.get(site.participant_id, 0)
-            if site.HasField("evaluation"):
-                latest[site.participant_id] = dict(site.evaluation.metrics)
-    everybody = {one.participant_id: one for one in snapshot.participants.participants}
+    training = [one for one in rounds if one.task != pb.EVALUATE]
+    counted = Counter(name for one in training for name in one.contributors)
+    sites = [site for one in rounds for site in one.sites]
+    samples = {site.participant_id: site.num_samples for site in sites if site.num_samples}
+    latest = {
+        site.participant_id: site.evaluation.metrics
+        for site in sites
+        if site.HasField("evaluation")
+    }
+    members = {one.participant_id: one for one in snapshot.participants.participants}
     known = status_view.accounts(snapshot)
-    seen = [*everybody, *counted, *known, *samples, *(n for one in rounds for n in one.missing)]
-    names = sorted(set(seen))
+    missing = (name for one in rounds for name in one.missing)
+    names = sorted({*members, *counted, *known, *samples, *latest, *missing})
     if not names:
         return ""
-    metrics = _names(name for site in latest.values() for name in sorted(site))
+    metrics = dict.fromkeys(name for measured in latest.values() for name in sorted(measured))
     head = "".join(f'<th class="num">{escape(name)}</th>' for name in metrics)
     rows = []
-    for name in names[:MAX_ROSTER_SITES]:
-        member, account = everybody.get(name), known.get(name)
+    for name in names[:MAX_ROWS]:
+        member, account = members.get(name), known.get(name)
+        measured: Mapping[str, float] = latest.get(name, {})
         cells = "".join(
-            f'<td class="num">{number(latest[name][m]) if m in latest.get(name, {}) else ""}</td>'
-            for m in metrics
+            f'<td class="num">{number(measured[m]) if m in measured else ""}</td>' for m in metrics
         )
         why = account.last_reason if account else ""
         if member is not None:
             why = status_view.problem(member, account) or member.not_eligible_because
-        took_part = status_view.counted(account, account) if account else str(counted.get(name, 0))
+        took_part = status_view.counted(account, account) if account else str(counted[name])
         rows.append(
             f'<tr><th scope="row">{escape(name)}</th><td class="num">{took_part}</td>'
-            f'<td class="num">{f"{samples[name]:,}" if samples.get(name) else ""}</td>{cells}'
+            f'<td class="num">{f"{samples[name]:,}" if name in samples else ""}</td>{cells}'
             f'<td class="reason">{escape(why)}</td></tr>'
         )
     return (
         '<h2>Sites</h2><div class="wide"><table><thead><tr><th>site</th>'
         f'<th class="num">rounds counted</th><th class="num">samples</th>{head}'
         f"<th>last problem</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f"{_more(len(names), MAX_ROSTER_SITES)}"
+        f"{_more(len(names), MAX_ROWS)}"
     )
 
 
 def _roster(rounds: Sequence[RoundStatus]) -> str:
-    """Sites by rounds: who counted, and who was selected and did not."""
+    """A table of sites by rounds, with a mark for each site that counted or did not."""
     shown = [one for one in rounds if one.selected or one.contributors or one.missing]
-    shown = shown[-MAX_ROSTER_ROUNDS:]
+    shown = shown[-MAX_ROUNDS:]
     names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
     if not names:
         return ""
     head = "".join(
         "<th>eval</th>" if one.task == pb.EVALUATE else f"<th>{one.round}</th>" for one in shown
     )
-    rows = []
-    for name in names[:MAX_ROSTER_SITES]:
-        cells = "".join(_cell(one, name) for one in shown)
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    rows = [
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(_cell(one, name) for one in shown)}</tr>'
+        for name in names[:MAX_ROWS]
+    ]
     return (
         '<h2>Who counted</h2><p class="soft"><span class="yes">●</span> counted, '
         '<span class="no">×</span> selected and did not count, blank: not selected</p>'
         f'<div class="wide"><table class="roster"><thead><tr><th>round</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROSTER_SITES)}"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{_more(len(names), MAX_ROWS)}"
     )
 
 
 def _cell(one: RoundStatus, name: str) -> str:
     if name in one.contributors:
         return f'<td class="yes" title="round {one.round}: counted">●</td>'
-    if name in one.missing or name in one.selected:
-        open_ = one.phase in ("collecting", "aggregating", "evaluating")
-        why = one.missing.get(name, "trains" if open_ else "did not hand in")
-        tip = escape(f"round {one.round}: {why}", quote=True)
-        return (
-            f'<td class="soft" title="{tip}">…</td>'
-            if open_ and name not in one.missing
-            else (f'<td class="no" title="{tip}">×</td>')
-        )
-    return "<td></td>"
+    if name not in one.missing and name not in one.selected:
+        return "<td></td>"
+    is_open = one.phase in ("collecting", "aggregating", "evaluating")
+    why = one.missing.get(name, "trains" if is_open else "did not hand in")
+    style, mark = ("soft", "…") if is_open and name not in one.missing else ("no", "×")
+    tip = escape(f"round {one.round}: {why}")
+    return f'<td class="{style}" title="{tip}">{mark}</td>'
 
 
 def _reasons(rounds: Sequence[RoundStatus]) -> str:
@@ -222,13 +202,13 @@ def _reasons(rounds: Sequence[RoundStatus]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="reason">{escape(why)}</td>'
         f'<td class="num">{len(in_rounds)}</td><td class="reason">{_ranges(in_rounds)}</td></tr>'
-        for (name, why), in_rounds in found[:MAX_ROSTER_SITES]
+        for (name, why), in_rounds in found[:MAX_ROWS]
     )
     return (
         '<h2>Why not</h2><div class="wide"><table><thead><tr><th>site</th><th>reason</th>'
         '<th class="num">times</th><th>in rounds</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
-        f"{_more(len(found), MAX_ROSTER_SITES)}"
+        f"{_more(len(found), MAX_ROWS)}"
     )
 
 
@@ -244,7 +224,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _timeline(rounds: Sequence[RoundStatus]) -> str:
-    shown = rounds[-MAX_TIMELINE_ROUNDS:]
+    shown = rounds[-MAX_ROUNDS:]
     if not shown:
         return ""
     spans = [
