@@ -38,7 +38,7 @@ def test_the_coordinators_terminal_shows_the_session(tmp_path: Path) -> None:
     )
     os.close(inside)
     try:
-        shown = read_until(terminal, "0 of 8 rounds")  # the first makes the initial weights
+        shown = read_until(terminal, "0 of 7 rounds")
         assert "serving" in shown
         process.send_signal(signal.SIGINT)
         shown = read_until(terminal, "stopped")
@@ -62,10 +62,12 @@ async def test_status_watch_prints_changes_in_a_pipe(tmp_path: Path) -> None:
     )
     assert watching.stdout is not None
     try:
-        assert (await watching.stdout.readline()).decode() == "standby round 0 of 10\n"
+        assert (
+            await watching.stdout.readline()
+        ).decode() == "standby round 0, 0 of 10 rounds done\n"
         await member.rendezvous()
         second = (await watching.stdout.readline()).decode()
-        assert second == "collecting round 0 of 10, 0 of 1 updates in\n"
+        assert second == "collecting round 0, 0 of 10 rounds done, 0 of 1 updates in\n"
     finally:
         watching.kill()
         await watching.wait()

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from integration.conftest import config_for
+from xain_coordinator.export.trained import Trained, ask, open_files
 from xain_participant.agent import Agent
 from xain_participant.participant import Participant
 from xain_proto.fl import coordinator_pb2 as pb
@@ -102,9 +105,40 @@ async def test_status_tells_who_makes_the_initial_weights(start, join):
     assert (await b.heartbeat()).state == pb.STANDBY
     status = await a.inspection.GetStatus(inspection.GetStatusRequest())
     assert status.waiting_for == "The initial weights, from a."
-    assert status.num_rounds == 3
+    assert (status.num_trained, status.num_rounds) == (0, 2)
     await a.hand_in([1.0, 2.0])
     await b.until(pb.ROUND, 1)
     assert (await b.start()).task == pb.TRAIN
     listed = await a.inspection.ListRounds(inspection.ListRoundsRequest())
     assert [round_.task for round_ in listed.rounds] == [pb.INITIALISE, pb.TRAIN]
+    progress = []
+    for number in (1, 2):
+        await a.until(pb.ROUND, number)
+        status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+        progress.append((status.round, status.num_trained, status.num_rounds))
+        for member in (a, b):
+            await member.until(pb.ROUND, number)
+            await member.hand_in([1.0, 2.0], round_=number)
+    await a.until(pb.FINISHED, 2)
+    status = await a.inspection.GetStatus(inspection.GetStatusRequest())
+    progress.append((status.round, status.num_trained, status.num_rounds))
+    assert progress == [(1, 0, 2), (2, 1, 2), (2, 2, 2)]
+
+
+async def test_initial_weights_are_listed_as_a_model_without_updates(start, tmp_path):
+    """By the coordinator that runs, and from the files of one that is stopped."""
+    coordinator = await start(
+        rounds={"rounds": 2, "min_participants": 2, "initial_weights": "first"}
+    )
+    assert await run(coordinator.port, {"a": Named(1.0), "b": Named(2.0)}) == [0, 0]
+    expected = {1: 0, 2: 2, 3: 2}
+    target = f"127.0.0.1:{coordinator.port}"
+    assert await asyncio.to_thread(num_updates, ask(target)) == expected
+    await coordinator.stop()
+    assert num_updates(open_files(config_for(tmp_path))) == expected
+
+
+def num_updates(opened: AbstractContextManager[Trained]) -> dict[int, int]:
+    """Updates that each model was made of."""
+    with opened as trained:
+        return {number: entry.num_updates for number, entry in trained.entries.items()}

@@ -41,8 +41,9 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
         session = last.session
         if session.phase is not Phase.FINISHED:
             raise CommandFailed(
-                f"the session {session.session_id} is not finished: it has {session.round} of "
-                f"{session.rules.rounds} rounds; start the coordinator to train the others first"
+                f"the session {session.session_id} is not finished: it has "
+                f"{session.num_trained} of {session.rules.rounds} rounds; start the "
+                "coordinator to train the others first"
             )
         with closing(open_store(config)) as opened:
             first = model_of_session(journal, opened.store, session.session_id, LAST, extends=True)

@@ -65,12 +65,13 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     state = clean(status.phase)
     is_over = status.state == pb.FINISHED
     grid = Table.grid(padding=(0, 2))
-    done = _num_models(snapshot) if is_over else status.round
     left = _time_left(snapshot)
     facts: list[RenderableType] = [
         Text(state, style="bold" if is_over else "bold green"),
-        ProgressBar(total=max(status.num_rounds, 1), completed=done, width=BAR_COLUMNS),
-        Text(f"{done} of {status.num_rounds} rounds"),
+        ProgressBar(
+            total=max(status.num_rounds, 1), completed=status.num_trained, width=BAR_COLUMNS
+        ),
+        Text(status_view.progress(status)),
     ]
     if status.num_selected:
         what = "evaluations" if state == "evaluating" else "updates"
@@ -90,19 +91,14 @@ def _headline(snapshot: Snapshot) -> RenderableType:
     return Group(grid, *lines)
 
 
-def _num_models(snapshot: Snapshot) -> int:
-    """Models that the rounds of a finished session have made."""
-    published = [one.round + 1 for one in snapshot.rounds.rounds if one.phase == "published"]
-    return max(published, default=0)
-
-
 def _time_left(snapshot: Snapshot) -> float | None:
     """Seconds to the end, by the latest rounds; None if nothing can be said."""
     status = snapshot.status
-    latest = [one.seconds for one in snapshot.rounds.rounds if one.phase == "published"]
+    rounds = snapshot.rounds.rounds
+    latest = [o.seconds for o in rounds if o.phase == "published" and o.task == pb.TRAIN]
     if status.state == pb.FINISHED or not latest:
         return None
-    return (status.num_rounds - status.round) * median(latest[-TIMED_ROUNDS:])
+    return (status.num_rounds - status.num_trained) * median(latest[-TIMED_ROUNDS:])
 
 
 def _curves(rounds: Iterable[RoundStatus], first: str) -> RenderableType | None:
@@ -177,7 +173,7 @@ def _now(one: ParticipantStatus) -> Text:
 def line(snapshot: Snapshot) -> str:
     """The same in one line, for a pipe."""
     status = snapshot.status
-    told = f"{clean(status.phase)} round {status.round} of {status.num_rounds}"
+    told = f"{clean(status.phase)} round {status.round}, {status_view.progress(status)} done"
     if status.num_selected:
         told += f", {status.num_updates} of {status.num_selected} updates in"
     if status.state == pb.FINISHED:

@@ -213,8 +213,7 @@ def _headline(status: inspection_pb2.GetStatusResponse) -> Table:
         line.append("  the last model", style="default")
     else:
         # Rounds are counted from 0, in keys and logs too.
-        nth = f"{status.round + 1} of {status.num_rounds}"
-        line.append(f"  round {status.round}, {nth}", style="default")
+        line.append(f"  round {status.round}, {progress(status)} done", style="default")
     grid.add_row("state", line)
     if status.waiting_for and state != "finished":
         grid.add_row("waiting for", _text(status.waiting_for))
@@ -251,6 +250,11 @@ def connected(status: inspection_pb2.GetStatusResponse) -> str:
         limit = f"rounds.max_participants is {status.max_participants}"
         told += f", {status.num_waiting} not let in ({limit})"
     return told
+
+
+def progress(status: inspection_pb2.GetStatusResponse) -> str:
+    """Rounds of training that are over, as in "3 of 7 rounds"."""
+    return f"{status.num_trained} of {status.num_rounds} rounds"
 
 
 def _table(title: str, *columns: tuple[str, bool]) -> Table:

@@ -147,10 +147,9 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
     session = last.session
     assert session.model is not None, "a session without a model is not extended"
     before = session.lineage or Lineage("")
-    num_initial = session.rules.num_rounds - session.rules.rounds
     return replace(
         lineage,
-        num_rounds=before.num_rounds + session.model.round - num_initial,
+        num_rounds=before.num_rounds + session.num_trained,
         num_epochs=session.epoch_base,
         configured_rounds=before.configured_rounds or session.rules.rounds,
     )

@@ -32,6 +32,7 @@ class Inspection(inspection_pb2_grpc.InspectionServicer):
             phase="collecting",
             round=3,
             num_rounds=10,
+            num_trained=3,
             num_connected=2,
             num_required=2,
             num_selected=2,
@@ -125,7 +126,7 @@ def test_status_for_people(address: str) -> None:
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
     for expected in (
-        "collecting round 3, 4 of 10",
+        "collecting round 3, 3 of 10 rounds done",
         "1 of 2 updates: south.",
         "2 connected, 2 required",
         "5e55104, 1 h 2 min, version 0.1.0",

@@ -39,7 +39,7 @@ def snapshot(**status: object) -> Snapshot:
     ]
     return Snapshot(
         inspection.GetStatusResponse(
-            session_id="5e5510", phase="collecting", round=3, num_rounds=9, **status
+            session_id="5e5510", phase="collecting", round=3, num_rounds=9, num_trained=3, **status
         ),
         inspection.ListParticipantsResponse(participants=sites),
         inspection.ListRoundsResponse(rounds=rounds),
@@ -83,7 +83,7 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
 
 
 def test_a_line_tells_the_latest_evaluation() -> None:
-    assert line(snapshot()) == "collecting round 3 of 9; model 2: accuracy 0.5"
+    assert line(snapshot()) == "collecting round 3, 3 of 9 rounds done; model 2: accuracy 0.5"
 
 
 def test_view_names_sites_that_are_away_and_why() -> None:

@@ -93,10 +93,12 @@ def test_a_page_shows_curves_sites_rosters_and_reasons() -> None:
             best_value=0.75,
             metric="accuracy",
             warnings=["site b was left out of three rounds"],
+            num_trained=2,
         )
     )
     for told in (
         "Session 5e5510",
+        "2 of 3",
         "site b was left out",
         "1, accuracy 0.75",
         "1,200",

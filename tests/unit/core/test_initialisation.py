@@ -46,12 +46,15 @@ def test_all_train_from_the_weights_and_layout_of_the_first() -> None:
 
 def test_all_rounds_of_the_configuration_train_after_the_initialisation() -> None:
     bench = opened("a", "b", rounds=3)
+    assert bench.session.num_trained == 0
     bench.end_all()
     trained = 0
     while bench.phase is not Phase.FINISHED:
         assert bench.start("a").task is Task.TRAIN
+        assert bench.session.num_trained == trained
         bench.end_all()
         trained += 1
+    assert bench.session.num_trained == trained
     assert trained == 3
     assert bench.session.model is not None
     assert bench.session.model.round == 4

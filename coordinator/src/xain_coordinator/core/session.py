@@ -323,6 +323,11 @@ class Session:
         return is_out_of_patience(self.evaluation.best, self.rules)
 
     @property
+    def num_trained(self) -> int:
+        """Rounds of training that are over, of `rules.rounds`."""
+        return 0 if self.model is None else max(0, self.model.round - self.rules.num_initial)
+
+    @property
     def is_trained(self) -> bool:
         """The last model has been published."""
         if self.model is None:

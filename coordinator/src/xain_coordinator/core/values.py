@@ -387,7 +387,12 @@ class Rules:
     def num_rounds(self) -> int:
         """All rounds: those of training, and with "first" the one that makes the initial weights.
         The last model has this number."""
-        return self.rounds + (self.initial == "first")
+        return self.num_initial + self.rounds
+
+    @property
+    def num_initial(self) -> int:
+        """Rounds before those of training: 1 if one participant makes the initial weights."""
+        return int(self.initial == "first")
 
     def is_eligible(self, tags: Mapping[str, str]) -> bool:
         """A participant with these tags may be selected, and counts towards N."""

@@ -14,7 +14,7 @@ from xain_coordinator.admission import chunks
 from xain_coordinator.app import open_store
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.core.values import Evaluation, GlobalModel, WeightsRef
+from xain_coordinator.core.values import Evaluation, GlobalModel, Task, WeightsRef
 from xain_coordinator.history import RoundRecord
 from xain_coordinator.integrity import parse_vector
 from xain_coordinator.ports import StoreError, WeightsStore
@@ -68,9 +68,10 @@ class Trained:
     ) -> None:
         """read: the bytes of a stored object. Raises NoModel if there is no model yet."""
         records = {record.round: record for record in rounds}
+        trained = {number: one for number, one in records.items() if one.task is Task.TRAIN}
         self.session_id = session_id
         self.entries = {
-            model.round: _entry(model, records.get(model.round - 1), records.get(model.round))
+            model.round: _entry(model, trained.get(model.round - 1), records.get(model.round))
             for model in models
             if not model.is_empty
         }
@@ -176,6 +177,7 @@ def _record(message: Any) -> RoundRecord:
         message.opened_seconds,
         num_samples=message.num_samples,
         counts=(message.num_selected, message.num_contributors),
+        task=Task(pb.Task.Name(message.task).lower()),
         metrics=dict(message.metrics),
         evaluation=_evaluation(message, "evaluation"),
         coordinator_evaluation=_evaluation(message, "coordinator_evaluation"),

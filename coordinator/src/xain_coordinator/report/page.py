@@ -47,11 +47,10 @@ def _head(status: GetStatusResponse, rounds: Sequence[RoundStatus]) -> str:
     is_over = status.state == pb.FINISHED
     because = f": {status.ended_because}" if status.ended_because else ""
     state = f"{status.cause}{because}" if is_over else f"Waiting for: {status.waiting_for}"
-    trained = sum(one.task == pb.TRAIN and one.phase == "published" for one in rounds)
     took_part = f"{len({name for one in rounds for name in one.contributors})} took part"
     facts = [
         ("state", status.phase),
-        ("rounds", f"{trained} of {status.num_rounds}"),
+        ("rounds", f"{status.num_trained} of {status.num_rounds}"),
         ("participants", took_part if is_over else status_view.connected(status)),
         ("time", duration(status.session_seconds)),
     ]
