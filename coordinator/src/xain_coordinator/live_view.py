@@ -146,10 +146,10 @@ def _participants(snapshot: Snapshot) -> RenderableType:
     for gone in status_view.absent(snapshot)[: max(0, MAX_ROWS - len(everybody))]:
         table.add_row(
             Text(clean(gone.participant_id)),
-            Text("away", style="yellow"),
+            Text(clean(gone.away), style="yellow"),
             "",
             status_view.counted(gone, gone),
-            Text(clean(gone.last_reason), overflow="ellipsis", style="yellow"),
+            Text(clean(status_view.problem(gone, gone)), overflow="ellipsis", style="yellow"),
         )
     return table
 

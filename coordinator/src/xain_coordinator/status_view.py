@@ -274,7 +274,7 @@ def _participants(snapshot: Snapshot) -> Table:
     has_refusals = any(one.num_refused for one in everybody)
     known, gone = accounts(snapshot), absent(snapshot)
     problems = [problem(one, known.get(one.participant_id)) for one in everybody]
-    has_problems = any(problems) or any(one.last_reason for one in gone)
+    has_problems = any(problems) or any(problem(one, one) for one in gone)
     has_tags = any(one.tags for one in everybody)
     table = _table(
         "\nParticipants",
@@ -309,9 +309,9 @@ def _participants(snapshot: Snapshot) -> Table:
     shown = min(len(everybody), _MAX_PARTICIPANTS)
     _more(table, max(len(everybody), snapshot.status.num_connected) - shown)
     for away in gone[: _MAX_PARTICIPANTS - shown]:
-        row = [_text(away.participant_id), "away", "", "", "", counted(away, away)]
+        row = [_text(away.participant_id), _text(away.away), "", "", "", counted(away, away)]
         row += [""] if has_refusals else []
-        row += [_text(away.last_reason)] if has_problems else []
+        row += [_text(problem(away, away))] if has_problems else []
         table.add_row(*row)
     return table
 
@@ -332,10 +332,11 @@ def counted(
 
 
 def problem(
-    one: inspection_pb2.ParticipantStatus, account: inspection_pb2.SiteAccount | None
+    one: inspection_pb2.ParticipantStatus | inspection_pb2.SiteAccount,
+    account: inspection_pb2.SiteAccount | None,
 ) -> str:
     """The latest problem of a participant; empty if it has had none."""
-    if one.conflict:
+    if isinstance(one, inspection_pb2.ParticipantStatus) and one.conflict:
         return one.conflict
     if account is not None and account.rounds_missed:
         rounds = "1 round" if account.rounds_missed == 1 else f"{account.rounds_missed} rounds"
@@ -344,12 +345,8 @@ def problem(
 
 
 def absent(snapshot: Snapshot) -> list[inspection_pb2.SiteAccount]:
-    """Participants that were selected once and are not connected, where all are known."""
-    everybody = snapshot.participants.participants
-    if len(everybody) < snapshot.status.num_connected:
-        return []
-    names = {one.participant_id for one in everybody}
-    return [one for one in snapshot.status.sites if one.participant_id not in names]
+    """Participants that were selected at least once and are not connected."""
+    return [one for one in snapshot.status.sites if one.away]
 
 
 def transfer(one: inspection_pb2.ParticipantStatus) -> str:

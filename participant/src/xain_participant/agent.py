@@ -476,10 +476,10 @@ class Agent:
                 assert result is not None, "the worker keeps what it has trained"
                 evaluation = result.evaluation
                 if result.is_evaluation and evaluation is not None:
-                    self._info("evaluated", round_=round_, num_samples=evaluation.num_samples)
+                    self._measured("evaluated", round_, evaluation.num_samples, evaluation.metrics)
                     self._tell("evaluated", round_=round_, metrics=evaluation.metrics)
                 else:
-                    self._info("trained", round_=round_, num_samples=result.num_samples)
+                    self._measured("trained", round_, result.num_samples, result.metrics)
                     self._tell("trained", round_=round_, metrics=result.metrics)
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
@@ -511,6 +511,12 @@ class Agent:
         )
         direction = pb.Transfer.UPLOAD if is_upload else pb.Transfer.DOWNLOAD
         return pb.Transfer(direction=direction, percent=percent)
+
+    def _measured(
+        self, event: What, round_: int, num_samples: int, metrics: Mapping[str, float]
+    ) -> None:
+        fields = {"metrics": dict(metrics)} if metrics else {}
+        self._info(event, round_=round_, **fields, num_samples=num_samples)
 
     def _note_saving(self, round_: int) -> None:
         """Called by the worker."""

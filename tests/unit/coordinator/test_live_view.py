@@ -97,14 +97,17 @@ def test_view_names_sites_that_are_away_and_why() -> None:
             last_reason="deadline passed",
         ),
         inspection.SiteAccount(
-            participant_id="north", rounds_selected=2, last_reason="failed: MemoryError"
+            participant_id="north",
+            rounds_selected=2,
+            last_failure="round 1: failed: MemoryError",
+            away="expired",
         ),
     ]
     console = Console(file=io.StringIO(), width=120)
     console.print(view(snapshot(sites=sites)))
     told = [" ".join(row.split()) for row in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     assert "a handed in 0 of 3 not counted for 2 rounds: deadline passed" in told
-    assert "north away 0 of 2 failed: MemoryError" in told
+    assert "north expired 0 of 2 round 1: failed: MemoryError" in told
 
 
 def test_headline_fits_80_columns() -> None:

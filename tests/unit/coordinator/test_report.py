@@ -168,10 +168,10 @@ def test_reason_that_comes_again_is_one_row_with_its_rounds() -> None:
 def test_report_names_the_problem_of_a_site_that_is_away() -> None:
     """A site that left is not listed among the participants."""
     site = inspection.SiteAccount(
-        participant_id="north", rounds_selected=7, rounds_contributed=2, last_reason="expired"
+        participant_id="north", rounds_selected=7, rounds_contributed=2, last_failure="no memory"
     )
     text = read(session(sites=[site])).text
-    assert "north2 of 7expired" in text
+    assert "north2 of 7no memory" in text
 
 
 def test_report_charts_no_seconds() -> None:

@@ -23,7 +23,8 @@ STARTING = "Participants are starting ..."
 
 def sites(fleet: Fleet, data: Split) -> RenderableType:
     """Who takes part, with what."""
-    table = Table(title="Participants", title_justify="left", show_edge=False, pad_edge=False)
+    title = "Participants, and how many rows of each digit they have"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("site")
     table.add_column("pid", justify="right")
     table.add_column("rows", justify="right")
@@ -86,9 +87,9 @@ class Progress:
     ) -> None:
         """Take in what the coordinator says."""
         self._rounds, self._accuracies = rounds, accuracies
-        self._waiting_for = status.waiting_for
+        self._waiting_for = f"Waiting for: {status.waiting_for}"
         if not rounds:  # so far nothing moves: Python and its libraries take a moment to load
-            self._waiting_for = f"{STARTING} Waiting for {status.waiting_for}"
+            self._waiting_for = f"{STARTING} {self._waiting_for}"
         self.finished = status.state == pb.FINISHED
         if self._has_restarted:
             self._has_restarted = False

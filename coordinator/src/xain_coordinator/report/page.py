@@ -138,7 +138,7 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
         cells = "".join(
             f'<td class="num">{number(measured[m]) if m in measured else ""}</td>' for m in metrics
         )
-        why = account.last_reason if account else ""
+        why = status_view.problem(account, account) if account else ""
         if member is not None:
             why = status_view.problem(member, account) or member.not_eligible_because
         took_part = status_view.counted(account, account) if account else str(counted[name])

@@ -362,6 +362,8 @@ def _accounts(history: History) -> list[inspection.SiteAccount]:
             rounds_contributed=contributed,
             rounds_missed=account.missed,
             last_reason=account.reason,
+            last_failure=account.failure,
+            away=account.away,
         )
         for contributed, name in found[:MAX_NAMES_OF_A_ROUND]
     ]

@@ -207,6 +207,8 @@ class SiteAccount(_message.Message):
     ROUNDS_CONTRIBUTED_FIELD_NUMBER: _builtins.int
     ROUNDS_MISSED_FIELD_NUMBER: _builtins.int
     LAST_REASON_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     rounds_selected: _builtins.int
     rounds_contributed: _builtins.int
@@ -214,6 +216,10 @@ class SiteAccount(_message.Message):
     """in a row, up to the last round"""
     last_reason: _builtins.str
     """why its update did not count, the last time; empty: none"""
+    last_failure: _builtins.str
+    """as in ParticipantStatus"""
+    away: _builtins.str
+    """why it is not connected, "left" or "expired"; empty: it is"""
     def __init__(
         self,
         *,
@@ -222,10 +228,12 @@ class SiteAccount(_message.Message):
         rounds_contributed: _builtins.int = ...,
         rounds_missed: _builtins.int = ...,
         last_reason: _builtins.str = ...,
+        last_failure: _builtins.str = ...,
+        away: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_reason", b"last_reason", "participant_id", b"participant_id", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "rounds_selected", b"rounds_selected"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "last_failure", b"last_failure", "last_reason", b"last_reason", "participant_id", b"participant_id", "rounds_contributed", b"rounds_contributed", "rounds_missed", b"rounds_missed", "rounds_selected", b"rounds_selected"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
