@@ -1,8 +1,8 @@
 """Take out of an installation what a participant never loads: `python trim.py SITE_PACKAGES`.
 
 scikit-learn, SciPy and Arrow install 410 MB. What is left here reads CSV, Parquet, NPZ and LIBSVM
-files and trains linear models; tests in the image hold that. It fails where a name is not found, so
-that this list cannot outlive what it is about. Needs `strip`.
+files and trains linear models and multi-layer perceptrons; tests in the image check that. The
+script fails if a name of the list is not found, so that the list stays up to date. Needs `strip`.
 """
 
 # ruff: noqa: T201 - a script speaks by printing
@@ -37,9 +37,9 @@ UNUSED = (
     "pyarrow/libarrow_python_parquet_encryption.so*",
     "pyarrow/libarrow_s3.so.*",
     "pyarrow/src",
-    # NumPy: what its own tests look at.
+    # NumPy: for its own tests.
     "numpy/_core/_simd.*.so",
-    # SciPy and scikit-learn: families of models and methods beside ours.
+    # SciPy and scikit-learn: models and methods that no workload uses.
     "scipy/cluster",
     "scipy/datasets",
     "scipy/fftpack",
@@ -61,15 +61,14 @@ UNUSED = (
     "sklearn/manifold",
     "sklearn/mixture",
     "sklearn/neighbors",
-    "sklearn/neural_network",
     "sklearn/semi_supervised",
     "sklearn/tree",
 )
-# Not only ours have these: everything installed.
+# Folders of all installed packages.
 TEST_FOLDERS = ("test", "tests")
 FOR_COMPILERS = ("*.a", "*.c", "*.cpp", "*.h", "*.hpp", "*.pxd", "*.pxi", "*.pyi", "*.pyx", "*.tp")
-# Not the libraries in *.libs: their sections were moved when they were packed, and strip breaks
-# them.
+# Without the libraries in *.libs: their sections were moved when they were packed, and strip
+# breaks them.
 STRIPPED = ("numpy", "pyarrow", "scipy", "sklearn")
 
 

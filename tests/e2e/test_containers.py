@@ -261,6 +261,8 @@ for source in BUNDLED:
             model = workload.fit_centralised(kind, data, epochs=1, seed=0)
             kind.predict(model, data.features)
             print(source, loss, kind.evaluate(model, data))
+    kind = workload.create("mlp", {"task": task})
+    print(source, workload.evaluate(workload.fit_centralised(kind, data, epochs=1, seed=0), data))
 """
 
 
