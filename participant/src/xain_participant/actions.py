@@ -1,4 +1,4 @@
-"""What must be done, in the order in which the protocol says it. What comes of it is an event."""
+"""Actions that the protocol asks for, in order. The outcome of an action is an event."""
 
 from dataclasses import dataclass
 

@@ -43,7 +43,7 @@ from xain_participant.work import Work
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.profile import DataProfile
 
-# Whoever stops us waits for this; the coordinator's lease takes care of a goodbye that is lost.
+# A stop waits for the goodbye this long; a lost goodbye ends by the coordinator's lease.
 LEAVE_TIMEOUT_S = 2.0
 # Threads that are not in the participant's own code end by themselves once the channel is closed.
 JOIN_TIMEOUT_S = 2.0
@@ -52,8 +52,8 @@ MIN_WATCH_PAUSE_S = 0.1
 MAX_WATCH_PAUSE_S = 2.0
 NO_WATCH_PAUSE_S = 30.0  # where there is no stream
 
-# They end the process with 128 + number, as shells and container engines expect it. Not with 0: a
-# participant that is moved to another machine would count as done, and never be started there.
+# These signals end the process with 128 + number, as shells and container engines expect it. With 0
+# a participant that is moved to another machine would count as done, and never be started there.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # A state that we do not know asks nothing of us, as STANDBY does.
@@ -225,9 +225,9 @@ class Agent:
         self._protocol = Protocol(chance, held)
         self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
-        # It holds five at most: the worker has one piece of work, and says once that it saves the
-        # result; the watch thread waits until what it posted last was handled (and may then report
-        # its end), and stop() posts once.
+        # The mailbox holds five events at most: the worker has one piece of work, and posts once
+        # that it saves the result; the watch thread waits until its last event was handled (and may
+        # then report its end), and stop() posts once.
         self._mailbox: Queue[_Posted] = runtime.queue()
         self._jobs: Queue[tuple[Call, int] | None] = runtime.queue()  # one, then the end
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
@@ -524,7 +524,7 @@ class Agent:
 
     def _note_refusal(self, refused: e.RefusedBy) -> None:
         # A coordinator that is away is worth a line a call, not one for every attempt of a weekend.
-        # Not by its message: that names another address each time.
+        # Messages are not compared: each names another address.
         kind = (refused.reason, refused.status)
         again = self._refusals.get(refused.call) == kind
         self._refusals[refused.call] = kind
@@ -584,7 +584,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
 
 @contextmanager
 def _stopped_by_signals(agent: Agent) -> Iterator[None]:
-    """Within it, the first SIGTERM or SIGINT stops the agent, the second one the process."""
+    """While open, the first SIGTERM or SIGINT stops the agent, the second one the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -598,5 +598,5 @@ def _stopped_by_signals(agent: Agent) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            # None: set by something else than Python, so there is no way to put it back.
+            # None: a handler that was not set from Python cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# Between two waits the loop makes calls of 5 s at most; beside a training it may have to wait for
-# the processor.
+# The loop makes calls of 5 s at most between two waits, and may have to wait for the processor
+# beside a training.
 SLACK_S = 60.0
 
 
@@ -25,6 +25,6 @@ class Alive:
     def expect(self, wait_s: float) -> None:
         """Say that the next sign of life comes after wait_s, or SLACK_S later."""
         until = time.time() + wait_s + SLACK_S
-        # Whoever looks sees that the file is gone. It is no reason to end a training.
+        # A file that is gone says enough to its readers, and is no reason to end a training.
         with suppress(OSError):
             os.utime(self._path, (until, until))

@@ -52,7 +52,7 @@ SLOWEST_STORE_BYTES_PER_S = 16 * 1024 * 1024
 # A stream gets this long plus the time its bytes take on the slowest line that is worth using.
 STREAM_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 128 * 1024
-# What gRPC, the kernel and a router may have taken of an upload, and not have sent yet.
+# Bytes of an upload that gRPC, the kernel and a router may have taken and not sent yet.
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 
 CHANNEL_OPTIONS = (
@@ -80,7 +80,7 @@ CHANNEL_OPTIONS = (
 
 
 def open_channel(target: str) -> grpc.Channel:
-    """As a participant connects. target: HOST:PORT, or any other gRPC target."""
+    """Open a channel as a participant does. target: HOST:PORT, or any other gRPC target."""
     return grpc.insecure_channel(target, options=(*CHANNEL_OPTIONS, *proxy_options(target)))
 
 
@@ -88,7 +88,7 @@ _Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 _Method = Callable[[CoordinatorStub], "grpc.UnaryUnaryMultiCallable[_Request, _Answer]"]
 
-# How a stream ends that can be gone on with: the coordinator, or the connection, went away.
+# Statuses of a stream that can be resumed: the coordinator, or the connection, went away.
 _BROKEN_OFF = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _BROKEN_OFF_BECAUSE = ("", "UNAVAILABLE", "LINE_SLOW")
 
@@ -119,7 +119,7 @@ class Refused(Exception):
 
 
 class Watch:
-    """What the coordinator tells as it happens; iterate in one thread, cancel from any.
+    """The stream of the coordinator's changes of state: iterate in one thread, cancel from any.
 
     Iterating raises Refused when the stream breaks, and ends quietly after cancel(). The client
     cancels it, too, when its connection is replaced: the next one is to be had at once.
@@ -173,7 +173,7 @@ class CoordinatorClient:
         self._call_timeout_s = call_timeout_s
         self._direct = direct
         self._on_offer_failed = on_offer_failed
-        # Of the upload that did not come to its end: the coordinator may have a part of it.
+        # Digest of the upload that broke off: the coordinator may have a part of it.
         self._broken_digest = b""
         self._sizes = MessageSizes()
         self._spare = Spare(max_arrays=1)  # of downloads
@@ -358,7 +358,7 @@ class CoordinatorClient:
                 resumed_at = offset
                 offset = self._find_upload(round_, upload)
                 first_offset = min(first_offset, offset)
-                # Each attempt must bring something or be another one, so there is an end to them.
+                # Each attempt must send bytes or be another upload, so their number is bounded.
                 if offset <= resumed_at and not is_another:
                     raise
                 continue
@@ -368,7 +368,7 @@ class CoordinatorClient:
             return ref
 
     def _find_upload(self, round_: int, upload: Upload) -> int:
-        """Where an upload that broke off can go on; 0 if it must begin again.
+        """Offset at which an upload that broke off can go on; 0 if it must begin again.
 
         Any other failure says nothing of what the coordinator has, so it is raised, and the next
         attempt asks again.
@@ -376,7 +376,7 @@ class CoordinatorClient:
         request = pb.FindUploadRequest(
             round=round_, size_bytes=upload.size_bytes, digest=upload.digest
         )
-        # What a coordinator before it has received is read again.
+        # A restarted coordinator reads again what the one before it has received.
         timeout_s = HAND_IN_TIMEOUT_S + upload.size_bytes / SLOWEST_STORE_BYTES_PER_S
         try:
             found = self._unary(lambda stub: stub.FindUpload, request, timeout_s)
@@ -387,7 +387,7 @@ class CoordinatorClient:
         return found.offset if upload.can_begin_at(found.offset) else 0
 
     def _put_stream(self, round_: int, upload: Upload, offset: int) -> tuple[pb.WeightsRef, bool]:
-        """What is answered, and whether all was sent: it may be answered before."""
+        """Send an upload. Returns the answer, which may come early, and whether all was sent."""
         is_sent = False
         message_bytes, metadata = self._sizes.num_bytes, self._metadata
         if self._sizes.is_small:
@@ -409,7 +409,7 @@ class CoordinatorClient:
                     yield request
                     transfer.allow(connection.STALL_S)
                     request = pb.PutWeightsRequest()
-                # From here on nobody hears how it gets on.
+                # gRPC does not tell how the rest of the transfer gets on.
                 buffered_bytes = min(upload.size_bytes, MAX_BUFFERED_BYTES)
                 transfer.allow(HAND_IN_TIMEOUT_S + buffered_bytes / SLOWEST_BYTES_PER_S)
                 is_sent = True
@@ -461,7 +461,7 @@ class CoordinatorClient:
                 for chunk in self._stream(download.ref, download.received):
                     download.add(chunk)
             except Refused as refused:
-                # Each attempt must bring something, so there is an end to them.
+                # Each attempt must receive bytes, so the number of attempts is bounded.
                 if refused.status in _BROKEN_OFF and download.received > resumed_at:
                     continue
                 raise
@@ -495,7 +495,7 @@ class CoordinatorClient:
         """A call that may be carried out twice."""
 
         def ask(stub: CoordinatorStub, seconds: float) -> Question[_Answer]:
-            # It shows the coordinator how long the call has waited there, which is not our fault.
+            # With its time limit the coordinator can tell how long the call has waited there.
             metadata = (*self._metadata, (TIMEOUT_KEY, str(round(1000 * seconds))))
             return method(stub).future(request, metadata=metadata, timeout=seconds)
 
@@ -510,7 +510,7 @@ class CoordinatorClient:
         timeout_s: float | None = None,
     ) -> _Answer:
         timeout = timeout_s if timeout_s is not None else self._call_timeout_s
-        # It ends by its time limit, and gets all of it.
+        # The call may use its whole time limit.
         with self._connections.transfer(timeout) as transfer, _guarded(transfer.connection):
             stub = transfer.connection.stub
             return method(stub)(request, metadata=self._metadata, timeout=timeout)
@@ -524,7 +524,7 @@ def _guarded(way: Connection | Connections) -> Iterator[None]:
     except grpc.RpcError as error:
         raise _refused(error) from None
     except ValueError:
-        # All that gRPC says of a call on a channel that another thread has closed.
+        # gRPC raises no more than this for a call on a channel that another thread has closed.
         if not way.is_closed:
             raise
         raise Refused("", grpc.StatusCode.CANCELLED, "the connection is closed") from None
@@ -546,8 +546,9 @@ def _refused(error: grpc.RpcError) -> Refused:
 
 
 def told_with(call: Any) -> tuple[str, float]:
-    """What a refused call, blocking or not, says beside its status: the coordinator's code and when
-    to come again, in seconds; empty and 0 if it does not say."""
+    """The coordinator's code of a refused call, and the seconds after which to call again.
+
+    Empty and 0 if the coordinator gives none."""
     try:
         status = rpc_status.from_call(call)
     except ValueError:

@@ -35,7 +35,7 @@ _MAX_PARTS = 100_000  # each participant computes all parts
 
 
 def _check_name(name: str) -> str:
-    # The coordinator would refuse it too, but only after the data are loaded. "": make one.
+    # The coordinator would refuse the name too, but only after the data are loaded. "": make one.
     if name and (why := why_not(name)) is not None:
         raise ValueError(why)
     return name
@@ -71,7 +71,7 @@ class CoordinatorSettings(Section):
 
     @property
     def address(self) -> str:
-        """For a gRPC channel."""
+        """The target of a gRPC channel."""
         return join_host_port(self.host, self.port)
 
 
@@ -117,7 +117,7 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        """What can be known without reading the file."""
+        """Check what can be checked without reading the file."""
         if not self.source:
             return self
         suffix = "" if self.source in BUNDLED else Path(self.source).suffix.lower()
@@ -184,7 +184,7 @@ class PartitionSettings(Section):
         return self
 
     def partition(self) -> Partition:
-        """Which part of the data set is ours."""
+        """The part of the data set that this participant trains on."""
         return Partition(self.kind, self.num_parts, self.index, self.alpha, self.seed)
 
 
@@ -198,7 +198,7 @@ _NO_STORAGE = "is gone: weights travel through the coordinator, and no participa
 
 
 class ParticipantConfig(Section):
-    """Everything that a participant is told."""
+    """All settings of a participant."""
 
     coordinator: CoordinatorSettings = CoordinatorSettings()
     participant: ParticipantSettings = ParticipantSettings()

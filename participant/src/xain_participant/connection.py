@@ -27,7 +27,8 @@ from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 SILENCE_S = 2.0
 # Together the time limit of a sign of life, so that whoever answers within it is never replaced.
 GRACE_S = 3.0
-# Between two fresh connections: a little less than between two heartbeats, so each may have one.
+# Pause between two fresh connections: a little less than between two heartbeats, so that each
+# heartbeat may have one.
 # Twice as long after each that was needless, else a slow coordinator would be asked everything
 # twice just when it has too much to do.
 MIN_PAUSE_S = 8.0
@@ -40,7 +41,7 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
 class Question(Protocol[_Answer_co]):
-    """What the `future` of a method returns, as far as it is used here."""
+    """The future of a gRPC call, as far as it is used here."""
 
     def done(self) -> bool: ...
     def code(self) -> grpc.StatusCode: ...
@@ -50,7 +51,7 @@ class Question(Protocol[_Answer_co]):
 
 
 class Stream(Protocol):
-    """What ends with its connection."""
+    """A stream, which ends with its connection."""
 
     def cancel(self) -> None: ...
 
@@ -97,7 +98,7 @@ class Transfer:
         self.allow(allowed_s)
 
     def allow(self, seconds: float) -> None:
-        """It gets on, and may take this long until it does so again."""
+        """Note progress. The next progress may take this many seconds."""
         self._due_at = self._now() + seconds
 
     @property
@@ -213,7 +214,7 @@ class Connections:
         old.retire()
 
     def _close_unused(self) -> None:
-        """Those that have been replaced, and on which nothing gets on."""
+        """Close the connections that have been replaced and on which no call makes progress."""
         with self._lock:
             ended = [c for c in self._open_ones if c.is_retired and not c.gets_on]
             self._open_ones = [c for c in self._open_ones if c not in ended]
@@ -240,7 +241,7 @@ class _Asked(Generic[_Answer]):
         return True
 
 
-# What comes from our own side of a connection, and says nothing about the other.
+# Statuses from the participant's own side of a connection, which say nothing about the other side.
 _NO_ANSWER = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,

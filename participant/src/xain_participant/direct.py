@@ -34,17 +34,17 @@ from xain_participant.download import Damaged, Download
 
 CHUNK_BYTES = 64 << 10
 CONNECT_TIMEOUT_S = 5.0
-# For each chunk, so a slow line may take as long as it needs while bytes flow. What does not even
-# move 2 KiB a second is stuck.
+# Time limit of each chunk, so that a slow transfer may go on while bytes flow. A transfer of less
+# than 2 KiB a second is stuck.
 CHUNK_TIMEOUT_S = 30.0
-# For the store to make an upload durable, once it has it all.
+# Time that the store has to make a whole upload durable.
 ANSWER_TIMEOUT_S = 60.0
 # When the last chunk is handed to the kernel, much may still wait there to be sent.
 SLOWEST_BYTES_PER_S = 128 * 1024
 # An upload cannot go on where it stopped, so one that breaks off twice takes the other way.
 NUM_PUTS = 2
 
-# For so long a host is not tried again after it has failed, GET and PUT apart: they fail for
+# A host that has failed is not tried again for this time, GET and PUT apart: they fail for
 # different reasons, such as a URL to put to that expired during a long training. Behind a firewall
 # that drops what it forbids an attempt costs CONNECT_TIMEOUT_S, and this keeps it below 2 % of the
 # time; a firewall that is opened is noticed without a restart.
@@ -176,7 +176,7 @@ class DirectTransfer:
                 with self._connected(target) as connection:
                     self._receive(connection, target, download)
             except _Broken:
-                # Each attempt must bring a chunk, so there is an end to them.
+                # Each attempt must receive a chunk, so the number of attempts is bounded.
                 if download.received - resumed_at < CHUNK_BYTES:
                     raise
         try:
@@ -309,7 +309,7 @@ class DirectTransfer:
 
 
 class _Failed(Exception):
-    """Its text is the reason that is told."""
+    """A transfer has failed. The text is the reason for the log."""
 
 
 class _Broken(_Failed):
@@ -345,7 +345,7 @@ class _Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a URL leads. Whatever may contain a secret is left out of its repr.
+    """The host, port and path of a URL. Parts that may contain a secret are left out of the repr.
 
     path: with the query, as the request line takes it. proxy: host and port.
     proxy_headers: for a proxy that sees the request itself; tunnel_headers: for one that only
@@ -362,13 +362,13 @@ class _Target:
 
     @property
     def host(self) -> str:
-        """For people, and to tell hosts apart."""
+        """HOST:PORT, for the log and as a key."""
         return _join(self.name, self.port)
 
     @classmethod
     def of(cls, url: str) -> Self:
         """Raises _Failed if it is not the URL of an object, or the proxy for it is no URL."""
-        # What http.client refuses, it quotes.
+        # Checked here, because http.client quotes a URL that it refuses.
         if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
             raise _Failed("the URL has characters that no URL has")
         scheme, name, port, path, userinfo = _split(url)
@@ -410,7 +410,7 @@ def _join(name: str, port: int) -> str:
 
 
 def _first_byte(response: HTTPResponse, start: int, size_bytes: int) -> int:
-    """With which byte of the object the answer begins. Raises _Failed if it is another object."""
+    """Offset of the object at which the answer begins. Raises _Failed for another object."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise _Failed("an encoding that was not asked for")
     if response.status == 206 and start:

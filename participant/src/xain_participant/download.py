@@ -1,4 +1,4 @@
-"""A global model on its way in, whichever way it comes."""
+"""The download of a global model, from the coordinator or from the store."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from xain_proto.np.codec import MAX_HEADER_BYTES
 
 
 class Damaged(Exception):
-    """What arrived is not what the reference promises."""
+    """The bytes received are not those that the reference promises."""
 
 
 class Download:
-    """The object of a reference, as far as it is here. One way may begin it and another go on.
+    """The bytes received of an object. One source may begin a download and another go on.
 
     received: bytes so far, from the beginning of the object.
-    spare: where its memory comes from; None: it has new.
+    spare: source of the memory; None allocates it.
     """
 
     def __init__(self, ref: pb.WeightsRef, spare: Spare | None = None) -> None:
@@ -33,16 +33,16 @@ class Download:
 
     @property
     def is_whole(self) -> bool:
-        """All bytes are here; whether they are the right ones, check() tells."""
+        """Whether all bytes have been received; check() tells whether they are the right ones."""
         return self.received == self.size_bytes
 
     @property
     def share(self) -> float:
-        """How much of the object is here, from 0 to 1; for another thread to show."""
+        """Share of the object received, from 0 to 1; another thread may show it."""
         return self.received / self.size_bytes if self.size_bytes else 1.0
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """What comes next. Raises Damaged if that is too much; nothing is kept of it then."""
+        """Take the next bytes. Raises Damaged, and takes none, if there are more than promised."""
         end = self.received + len(chunk)
         if end > self.size_bytes:
             raise Damaged("more bytes than promised")
@@ -51,7 +51,7 @@ class Download:
         self.received = end
 
     def restart(self) -> None:
-        """Forget what is here."""
+        """Forget all bytes received."""
         self.received = 0
         self._digest.reset()
 

@@ -1,4 +1,4 @@
-"""What has happened, as the adapter tells the protocol."""
+"""Events that the adapter posts to the protocol."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator leaves it to us.
+    """Rendezvous: accepted. heartbeat_interval_s: 0 if the coordinator gives none.
     reconnect_spread_s: as in Advertised."""
 
     session_id: str
@@ -30,14 +30,16 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class AskedToWait:
-    """Rendezvous: there is no place now. retry_after_s: 0 if the coordinator leaves it to us."""
+    """Rendezvous: no slot is free. retry_after_s: 0 if the coordinator gives no time."""
 
     retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What a heartbeat or the Watch stream says. session_id: empty if the coordinator has none.
+    """The coordinator's state, from a heartbeat or the Watch stream.
+
+    session_id: empty if the coordinator has none.
     cause: why the session is finished; empty if the coordinator does not say.
     reconnect_spread_s: within how long after a lost connection all participants are to come back,
     each at a moment of its own; None if nothing is said of it.
@@ -64,8 +66,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Train has made a result, and the adapter writes it to where it outlives the process. Trained
-    follows."""
+    """Train has made a result, and the adapter makes it durable. Trained follows."""
 
     round: int
 
@@ -73,7 +74,7 @@ class Saving:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Train has made a result, which the adapter keeps until it is told to Drop it.
-    is_durable: it does so even if the process ends."""
+    is_durable: whether the result outlives the process."""
 
     round: int
     is_durable: bool = False
@@ -81,7 +82,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFailed:
-    """The participant's own code raised. That a repetition helps is not to be expected.
+    """The participant's own code raised. A repetition is not expected to help.
 
     message: for us. failure: for the coordinator.
     """
@@ -100,9 +101,12 @@ class HandedIn:
 
 @dataclass(frozen=True, slots=True)
 class RefusedBy:
-    """A call failed. reason: the coordinator's code for it, empty if it did not come from there.
-    status: name of the gRPC status. retry_after_s: when the coordinator asks to be called again; 0
-    if it leaves that to us."""
+    """A call failed.
+
+    reason: the coordinator's code; empty if the failure did not come from the coordinator.
+    status: name of the gRPC status.
+    retry_after_s: time after which the coordinator asks to be called again; 0 if it gives none.
+    """
 
     call: Call
     reason: str
@@ -113,15 +117,16 @@ class RefusedBy:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The Watch stream broke off, so the coordinator may be another process by now. Whoever posts
-    this does not connect again by itself: that begins with the next sign of life, and the stream
-    after its answer."""
+    """The Watch stream broke off, so the coordinator may be another process by now.
+
+    The adapter opens no new stream by itself: the protocol sends a sign of life first, and asks for
+    the stream after the answer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Somebody here wants to stop. code: the exit status that says who, unless the session is
-    finished."""
+    """The process was asked to stop. code: the exit status, unless the session is finished."""
 
     code: int = 0
 

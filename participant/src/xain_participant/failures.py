@@ -1,7 +1,7 @@
-"""What a participant tells the coordinator of an exception in its own code.
+"""Reports to the coordinator of an exception in the participant's own code.
 
-An exception may quote the data that it stumbled over, so its message stays here unless its owner
-allows it to travel. Messages of our own errors travel when the agent raises them: they name columns
+An exception may quote the data, so its message stays at the participant unless the settings allow
+it to travel. Messages of our own errors travel when the agent raises them: they name columns
 and settings. In a script they may come from loading a file, and quote a cell of it.
 """
 
@@ -25,7 +25,7 @@ class Failure:
 
 
 def describe(error: BaseException, *, tells_messages: bool, is_of_script: bool = False) -> Failure:
-    """What is told of an exception.
+    """Describe an exception for the coordinator.
 
     tells_messages: whether the text of any exception may travel.
     is_of_script: whether the body of a script's loop raised it.

@@ -13,7 +13,7 @@ def default_participant_id() -> str:
 
 
 def new_instance_id(chance: Random | None = None) -> str:
-    """What tells this process from others with the same participant id.
+    """A random id, which tells this process from others with the same participant id.
 
     chance: where the id is drawn from; by default the operating system.
     """

@@ -1,4 +1,4 @@
-"""What a coordinator would be told about a table, as text for its owner."""
+"""Description of what a coordinator would be told about a table, as text for its owner."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

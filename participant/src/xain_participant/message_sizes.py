@@ -14,7 +14,7 @@ MAX_PAUSE = 16  # uploads
 
 
 class MessageSizes:
-    """What is known of one participant's line, from one upload to the next."""
+    """The size of the messages of a participant's uploads, chosen by how the last ones ended."""
 
     def __init__(self) -> None:
         self._pause = 1  # so many uploads keep to small messages before large ones are tried again
@@ -23,11 +23,13 @@ class MessageSizes:
 
     @property
     def num_bytes(self) -> int:
-        """Of each message of a stream; the last one may be shorter."""
+        """Size of the messages of a stream; the last message may be shorter."""
         return SMALL_BYTES if self.is_small else CHUNK_BYTES
 
     def ended_for_slowness(self) -> bool:
-        """A stream was, by the coordinator. Whether the next one has smaller messages."""
+        """Note that the coordinator ended a stream as too slow.
+
+        Returns whether the next stream has smaller messages."""
         if self.is_small:
             return False
         self.is_small = True

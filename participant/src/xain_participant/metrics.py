@@ -1,4 +1,4 @@
-"""What a participant measures while it trains, as XAIN's metrics points."""
+"""Metrics that a participant measures while it trains, as XAIN's metrics points."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a user writes: a class that trains a flat vector of weights on local data.
+"""The class that a user writes: it trains a flat vector of weights on local data.
 
     class Mean(Participant):
         def init_weights(self):
@@ -81,7 +81,7 @@ class Participant(ABC):
         return True
 
     def init_layout(self) -> Layout:
-        """How to cut the vector of init_weights() into named tensors: called right after it.
+        """Layout of the vector of init_weights(), as named tensors; called right after it.
 
         Every participant is told this layout with every model (see on_model). The default declares
         nothing. A tensor of the kind "statistic" is averaged and kept out of server optimisers.
@@ -102,13 +102,14 @@ class Participant(ABC):
         """
 
     def profile(self) -> DataProfile | None:
-        """What the coordinator may know about the data before training; None says nothing. A
-        profile without samples keeps this participant from joining."""
+        """The profile of the data that is sent before training; None sends none.
+
+        A participant whose profile has no samples does not join."""
         return None
 
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:  # noqa: B027  # optional
-        """What the coordinator declares about the model; called before each init_weights() and
-        train_round(). layout: how to cut the flat vector, empty if not declared."""
+        """Take what the coordinator declares about the model, before each init_weights() and
+        train_round(). layout: of the flat vector, empty if not declared."""
 
     def on_round(self, assignment: Assignment) -> None:  # noqa: B027  # optional
         """Tell what the round asks for; called after on_model() and before the round's work."""
@@ -153,7 +154,7 @@ class Participant(ABC):
 
 
 def take_metrics(participant: Participant) -> list[Measured]:
-    """What was measured since the last call, oldest first."""
+    """Take the metrics of update_metrics() since the last call, oldest first."""
     points = participant._points()
     taken = list(points)
     points.clear()
@@ -161,7 +162,7 @@ def take_metrics(participant: Participant) -> list[Measured]:
 
 
 def take_evaluation(participant: Participant) -> Evaluation | None:
-    """What report_evaluation() was given since the last call."""
+    """Take the evaluation that report_evaluation() was given since the last call."""
     evaluation: Evaluation | None = participant.__dict__.pop("_evaluation", None)
     return evaluation
 
@@ -240,7 +241,7 @@ def checked_num_samples(value: object, source: str = "train_round() must return"
 
 
 def _cast(weights: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.floating[Any]]:
-    # What overflows becomes infinite, and is refused by name where all updates are checked.
+    # An overflow becomes infinite, and is refused where the values of all updates are checked.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(weights, dtype=dtype.newbyteorder("<"))
 

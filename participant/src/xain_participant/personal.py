@@ -66,7 +66,7 @@ class PersonalTensors:
         return update
 
     def _pieces(self) -> Iterator[slice]:
-        """Where the personal tensors lie in the vector."""
+        """Slices of the vector that hold the personal tensors."""
         start = 0
         for spec in self._layout:
             if is_personal(spec.name, self._patterns):

@@ -1,4 +1,4 @@
-"""What a participant does next: decisions only, without I/O, clock or threads.
+"""The protocol of a participant: decides what comes next, without I/O, clock or threads.
 
     Protocol(chance).handle(event) -> actions
 
@@ -38,11 +38,11 @@ MIN_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 10.0
 DEFAULT_HEARTBEAT_INTERVAL_S = 10.0
 
-# By which part of the interval a heartbeat comes earlier, at most.
+# A heartbeat comes earlier by at most this share of the interval.
 HEARTBEAT_JITTER = 0.25
 
-# By which part of the time that we are asked to wait we come later, at most: there is no harm in it
-# if everybody was told another time, and there is if everybody was told the same.
+# A participant that is asked to wait comes later by at most this share of the time: participants
+# that were all told the same time would come at once.
 RETRY_JITTER = 0.25
 
 # The longest pause between two attempts of a member to reach its coordinator, unless that asks for
@@ -62,7 +62,7 @@ MAX_INVALID = 4
 # The cause of a session that has come to its regular end.
 COMPLETED = "completed"
 
-# How long to wait, when the session is finished, for the answer to an update that is being sent.
+# The time that an update which is being sent has for its answer when the session is finished.
 FINISHING_S = 2.0
 
 
@@ -71,7 +71,7 @@ def _is_same_round(before: e.Advertised | None, now: e.Advertised) -> bool:
 
 
 def jittered(chance: Random, retry_after_s: float) -> float:
-    """How long to wait, asked to wait for so long: never shorter."""
+    """The time to wait when asked to wait for retry_after_s: a little longer, by chance."""
     return chance.uniform(retry_after_s, (1.0 + RETRY_JITTER) * retry_after_s)
 
 
@@ -145,7 +145,7 @@ class Protocol:
         return self._session_id
 
     def handle(self, event: e.Event) -> tuple[a.Action, ...]:
-        """What to do now that this has happened; nothing after Exit."""
+        """Take an event, and return the actions that follow; none after Exit."""
         if self._contact is _Contact.EXITED:
             return ()
         self._on(event)
@@ -180,8 +180,9 @@ class Protocol:
             case e.RefusedBy():
                 self._on_refused(event)
             case e.ConnectionLost():
-                # All notice at the same instant, so each waits a little, by chance: among
-                # thousands for longer, or the coordinator would only be busy with connections.
+                # All participants notice at the same instant, so each waits a little, by chance.
+                # Among thousands the wait is longer, or connections would take all of the
+                # coordinator's time.
                 self._was_away = True
                 if self._contact is _Contact.JOINED:
                     self._has_settled = False
@@ -189,8 +190,8 @@ class Protocol:
             case e.StopRequested() if self._finishing:
                 self._exit_finished()
             case e.StopRequested(code):
-                # Whoever leaves is replaced. One that comes back with its result before the lease
-                # is over still has its place, and the result is wanted.
+                # A participant that says goodbye is replaced. One that comes back with its result
+                # before the lease is over is still selected, and its result counts.
                 if self._accepted is not None:
                     self._drop("it is accepted, and its sender leaves")
                 if not self._comes_back_with_a_result:

@@ -1,4 +1,4 @@
-"""What training brings, and whoever keeps it beyond the end of the process."""
+"""The result of training, and the port that keeps it beyond the end of the process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from xain_workloads.model import Layout
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Ready to be sent, as often as it takes.
+    """The result of one round, ready to be sent as often as needed.
 
     session_id: empty if the coordinator named none. vector: (d,), contiguous.
     metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
@@ -49,22 +49,22 @@ class Keeper(Protocol):
 
     @property
     def participant_id(self) -> str:
-        """Whose it is."""
+        """Name of the participant that the results belong to."""
         ...
 
     @property
     def instance_id(self) -> str:
-        """Instance id of all processes that use it, one after the other."""
+        """Instance id of all processes that use this keeper, one after the other."""
         ...
 
     def load(self) -> Result | None:
-        """What is kept. What cannot be used is as good as none."""
+        """The kept result; None if there is none, or none that can be used."""
         ...
 
     def keep(self, result: Result) -> None:
-        """Returns when it outlives a kill. Raises NotKept."""
+        """Keep a result. On return it outlives a kill. Raises NotKept."""
         ...
 
     def forget(self) -> None:
-        """It is not needed any more. Never raises."""
+        """Drop the kept result. Never raises."""
         ...

@@ -1,4 +1,4 @@
-"""What the agent needs of the machine to do several things at once: a clock, threads, and queues.
+"""The clock, threads and queues of the agent.
 
 All waiting but that for the network goes through a queue, so whoever brings another Runtime decides
 when time passes and who runs next.
@@ -64,7 +64,7 @@ class Threads:
 
 class _Queue:
     def __init__(self) -> None:
-        # Of all queues the only one that may be put to from a signal handler.
+        # The only queue that a signal handler may put to.
         self._items: SimpleQueue[Any] = SimpleQueue()
 
     def put(self, item: Any) -> None:

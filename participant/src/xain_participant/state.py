@@ -60,7 +60,7 @@ _CHUNK_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 4 * MAX_JSON_BYTES + (4 << 20)
 _MAX_ROUND = 2**31 - 1  # an int32 on the wire
 
-# What a lock that somebody else holds answers, here or there.
+# Errors of a lock that another process holds, on all systems.
 _TAKEN = frozenset((errno.EACCES, errno.EAGAIN, errno.EDEADLK))
 
 # Folders that this process has open, by device and number: a lock of a process does not hold off
@@ -233,7 +233,7 @@ class StateDirectory:
             participant_id = wanted or default_participant_id()
             kept = self._keep_identity(participant_id)
         if wanted not in (None, kept.participant_id):
-            # To go on would throw away what the other one has trained, or send it as ours.
+            # Going on would throw away the other one's result, or send it as this participant's.
             raise StateError(
                 self._path,
                 f"it is that of participant {kept.participant_id!r}, not of {wanted!r}; "
@@ -252,7 +252,7 @@ class StateDirectory:
     # --- files ---
 
     def _read(self, name: str, kind: "type[_RecordT]") -> "_RecordT | None":
-        """None if there is no such file. Raises _Unusable and OSError."""
+        """Read a record; None if there is no such file. Raises _Unusable and OSError."""
         try:
             with (self._path / name).open("rb") as file:
                 data = file.read(_MAX_RECORD_BYTES + 1)
@@ -265,7 +265,7 @@ class StateDirectory:
         return _unsealed(data, kind)
 
     def _set_aside(self, name: str, why: str, kept: "_Kept | None" = None) -> None:
-        """Where nobody reads it, instead of what was set aside before."""
+        """Rename a file that cannot be used, over one that was set aside before."""
         self._log.warning(
             "state_set_aside",
             participant=kept.participant_id if kept is not None else "",
@@ -292,7 +292,7 @@ class StateDirectory:
 
 
 class _Unusable(Exception):
-    """Its text says why."""
+    """A file cannot be used. The text says why."""
 
 
 # Others may be over soon, as too many open files or a network file system that is away.
@@ -404,8 +404,9 @@ def _npy_pieces(vector: NDArray[Any]) -> Iterable[bytes | memoryview]:
 
 
 class _FolderLock:
-    """Ends with the process, however that ends. Raises StateError if somebody else has it, OSError
-    if there are no locks."""
+    """Lock of a folder, which ends with the process, however that ends.
+
+    Raises StateError if another process has it, OSError if the file system has no locks."""
 
     def __init__(self, folder: Path) -> None:
         status = folder.stat()
@@ -440,8 +441,8 @@ if sys.platform == "win32":
 else:
 
     def _lock(fd: int) -> None:
-        # Not flock(): what the participant's own code forks, such as a data loader, would inherit
-        # it and might hold it for longer than we live.
+        # Not flock(): processes that the participant's code forks, such as a data loader, would
+        # inherit the lock, and might hold it for longer than this process lives.
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -1,10 +1,10 @@
-"""What events and actions speak of."""
+"""Values of events and actions."""
 
 from enum import Enum, auto
 
 
 class State(Enum):
-    """What the coordinator advertises to this participant."""
+    """State that the coordinator advertises to this participant."""
 
     STANDBY = auto()
     ROUND = auto()
@@ -12,7 +12,7 @@ class State(Enum):
 
 
 class Call(Enum):
-    """What was refused."""
+    """Call that the coordinator refused."""
 
     RENDEZVOUS = auto()
     HEARTBEAT = auto()

@@ -40,7 +40,7 @@ _BY_REASON = {
     "PROFILE_MISMATCH": Verdict.FATAL,
 }
 
-# For a reason that this version does not know: it comes from a newer coordinator.
+# The verdict on a reason that this version does not know, from a newer coordinator.
 _BY_STATUS = {
     "PERMISSION_DENIED": Verdict.REJOIN,
     "ALREADY_EXISTS": Verdict.OVER,

@@ -36,8 +36,8 @@ from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.np import ENCODING_BITS, can_encode
 from xain_workloads.model import Layout, TensorSpec
 
-# What the coordinator says when it looks for what we have put into the store, and finds nothing or
-# something else.
+# The coordinator's reasons when it finds no object, or another one, where a participant has put its
+# update into the store.
 _WRONG_OBJECT = ("UPLOAD_MISSING", "INVALID_UPDATE")
 
 
@@ -74,7 +74,7 @@ class Work:
         self._tells_messages = tells_messages
         self._is_abandoned = False
         self.result = keeper.load() if keeper is not None else None
-        # Of which a result will be. Set by the owner before TRAIN.
+        # Session of the next result. Set by the owner before TRAIN.
         self.session_id = ""
         # Whether the participant's own code runs, which nobody can interrupt.
         self.in_participant = False
@@ -211,7 +211,7 @@ class Work:
 
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""
-        # Of a session without a name nobody could tell later whether it is still the same.
+        # A session without a name cannot be recognised after a restart.
         if self._keeper is None or not result.session_id or self._is_abandoned:
             return False
         self._on_saving(result.round)
@@ -256,7 +256,7 @@ class Work:
         return e.HandedIn(round_)
 
     def _offer(self, round_: int) -> pb.WeightsRef | None:
-        """Where the store takes the update of this round, if it does."""
+        """The place in the store for the update of this round; None if there is none."""
         assignment = self._assignment
         if assignment.round != round_ or not assignment.upload.url:
             return None
