@@ -83,27 +83,12 @@ def from_arrays(
     ).to_dataset()
 
 
-def load(
-    source: str | PathLike[str],
-    *,
-    target: str | None = None,
-    task: Task = "classification",
-    scale: float = 1.0,
-    num_features: int | None = None,
-    zero_based: bool = False,
-) -> Dataset:
+def load(source: str | PathLike[str], **arguments: Any) -> Dataset:
     """Load a data set of numbers without gaps. Arguments and errors are those of load_table().
 
     Raises DataError as well if a column is a category, or a value is missing.
     """
-    return load_table(
-        source,
-        target=target,
-        task=task,
-        scale=scale,
-        num_features=num_features,
-        zero_based=zero_based,
-    ).to_dataset()
+    return load_table(source, **arguments).to_dataset()
 
 
 def load_table(
