@@ -21,8 +21,8 @@ NUM_SAMPLES = 10
 
 
 class Prepared(Participant):
-    """Its update is there before the first round: random, distinct by name, and another one in each
-    round, so that nobody is spared its bytes."""
+    """A participant whose update is made before the first round: random, and different by name and
+    round, so that all of its bytes are sent each time."""
 
     def __init__(self, name: str, size: int) -> None:
         chance = np.random.default_rng(list(name.encode()))
@@ -45,7 +45,7 @@ def main() -> int:
     prepared_mb = peak_memory_mb()
     print("ready", flush=True)
     if not sys.stdin.readline():
-        return 0  # whoever started us is gone
+        return 0  # the benchmark has ended
     code = run(participant, target, name)
     print(json.dumps({"prepared_mb": prepared_mb, "peak_mb": peak_memory_mb()}), flush=True)
     return code

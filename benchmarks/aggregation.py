@@ -1,4 +1,4 @@
-"""How fast updates become a model: every rule, from files and from memory, against numpy.
+"""Speed of aggregation: every rule, from files and from memory, against numpy.
 
     python benchmarks/aggregation.py [--updates 4,8,16,64] [--total-mb 256]
 
@@ -96,7 +96,7 @@ class Bench:
         return taken, model
 
     def _forget(self) -> None:
-        """What was made; it is never written over, so it would be compared instead."""
+        """Delete the models made, since the store writes no model that it has already."""
         for key in set(self._store.keys()) - self._kept:
             self._store.delete(key)
 
@@ -116,7 +116,7 @@ class Bench:
 
 
 def median_within(once: Callable[[], float]) -> float:
-    """Of TURNS, or of as many as fit into ENOUGH_S."""
+    """Median seconds of TURNS calls, or of as many as fit into ENOUGH_S."""
     begin = time.monotonic()
     taken: list[float] = []
     while len(taken) < TURNS and (not taken or time.monotonic() - begin < ENOUGH_S):

@@ -1,4 +1,4 @@
-"""What the machine gives: loopback TCP, bare gRPC streams, memory, disk.
+"""Raw limits of the machine: loopback TCP, bare gRPC streams, memory, disk.
 
     python benchmarks/baselines.py [--participants 4] [--size 25000000]
 
@@ -33,7 +33,7 @@ from xain_coordinator.admission import CHUNK_BYTES
 
 PATIENCE_S = 300.0
 TURNS = 3
-# Of 64 KiB in float32: a slice, its product and its sum stay in the cache of a core.
+# 64 KiB in float32: a slice, its product and its sum stay in the cache of a core.
 BLOCK = 1 << 14
 ELEMENTS = 1 << 26  # of a vector that no cache holds
 
@@ -58,7 +58,7 @@ def median_of(measure: Callable[[], float], turns: int = TURNS) -> float:
 
 @contextmanager
 def _processes(targets: Iterable[Callable[[], None]]) -> Iterator[None]:
-    """Each runs in a process of its own, started anew; at the end none is left."""
+    """Run each target in a new process; at the end all processes are stopped."""
     context = mp.get_context("spawn")
     processes = [context.Process(target=target, daemon=True) for target in targets]
     try:
@@ -213,7 +213,7 @@ def _grpc_client(num_bytes: int, port: int, barrier: Barrier, turns: int) -> Non
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     with suppress(AttributeError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # not Linux
@@ -250,8 +250,9 @@ def read_gb_per_s(threads: int = 1, elements: int = ELEMENTS) -> float:
 
 
 def accumulate_gb_per_s(updates: Array, threads: int = 1) -> float:
-    """What an average has to do, on vectors in memory: each of the k rows times its weight, in
-    float64, onto a sum, in blocks that stay in the cache. GB of updates read a second.
+    """Speed of a weighted sum of vectors in memory, in float64, in blocks that stay in the cache.
+
+    Returns GB of updates read a second.
 
     updates: (k, d) float32.
     """
@@ -285,7 +286,7 @@ def random_updates(k: int, d: int) -> Array:
 
 
 def disk_seconds(folder: Path, num_files: int, num_bytes: int, turns: int = TURNS) -> float:
-    """To write that many files one after another, each in chunks and with an fsync at its end."""
+    """Seconds to write files one after another, each in chunks and with an fsync at its end."""
     chunk = os.urandom(CHUNK_BYTES)
 
     def write() -> None:
@@ -311,7 +312,7 @@ def transport(participants: int, num_bytes: int, turns: int = TURNS) -> dict[str
 
 
 def memory(elements: int = ELEMENTS, rows: int = 8) -> list[dict[str, float]]:
-    """With one thread and with as many as there are cores."""
+    """Speed of memory with one thread, and with one thread a core."""
     updates = random_updates(rows, elements // rows)
     return [
         {

@@ -64,7 +64,7 @@ class CountingProxy:
                         self.num_bytes_up += count
                     else:
                         self.num_bytes_down += count
-        # What was sent is read by the other side before it sees the end.
+        # The other side reads all bytes sent before it sees the end.
         for side in (source, target):
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What every benchmark can be told."""
+"""Flags of all benchmarks."""
 
 import argparse
 

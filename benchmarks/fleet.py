@@ -160,7 +160,7 @@ class Crowd:
         ]
 
     def ask(self, command: str) -> Figures:
-        """All of theirs together."""
+        """Send a command to all processes, and add up their answers."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"do": command}) + "\n")
@@ -187,7 +187,7 @@ class Crowd:
         }
 
     def heartbeats(self, server: Server) -> Heartbeats:
-        """All that have been sent, when each is answered or given up."""
+        """All heartbeats sent until now, once each is answered or given up."""
         until = time.monotonic()
         wait(lambda: self.ask("look")["unanswered_since"] > until, "the answers", server)
         return [beat for beat in self.ask("heartbeats")["heartbeats"] if beat[0] <= until]
@@ -263,7 +263,7 @@ def bare(folder: Path, scale: Scale) -> Iterator[tuple[Server, int]]:
 
 
 def within(heartbeats: Heartbeats, spans: Spans) -> Heartbeats:
-    """Those that were sent in one of them, whenever they were answered."""
+    """The heartbeats that were sent in one of the spans, whenever they were answered."""
     return [beat for beat in heartbeats if any(begin <= beat[0] <= end for begin, end in spans)]
 
 
@@ -273,7 +273,7 @@ def p99_ms(heartbeats: Heartbeats) -> float | None:
 
 
 def median_p99_ms(heartbeats: Heartbeats, spans: Spans) -> float | None:
-    """Of the spans in which some were sent."""
+    """Median of the 99th percentiles of the spans in which heartbeats were sent."""
     each = [p99_ms(within(heartbeats, [span])) for span in spans]
     p99s = [p99 for p99 in each if p99 is not None]
     return round(statistics.median(p99s), 1) if p99s else None
@@ -438,7 +438,7 @@ def measure_aggregation(number: int, scale: Scale) -> Figures:
 
 
 def aggregation_seconds(metrics: Path, server: Server) -> list[float]:
-    """Of each round, from the last update accepted to the new model."""
+    """Seconds of each round from the last update accepted to the new model."""
     name = "aggregation_seconds"
 
     def told() -> list[float]:
@@ -472,8 +472,10 @@ def measure_control(number: int, scale: Scale) -> Figures:
 
 
 def aggregate(size: int, at_least_s: float) -> list[tuple[float, float]]:
-    """What a coordinator does with the large models, in memory and two threads, again and again.
-    Returns when each time began and ended."""
+    """Aggregate large models in memory again and again, with two threads, as a coordinator does.
+
+    Returns the begin and the end of each aggregation.
+    """
     rng = np.random.default_rng(0)
     updates = [rng.random(size, np.float32) for _ in range(HEAVY)]
     model = np.empty(size, np.float32)
@@ -496,7 +498,7 @@ def aggregate(size: int, at_least_s: float) -> list[tuple[float, float]]:
 
 
 def ratios(row: Figures, pairs: Sequence[tuple[str, str]]) -> Figures:
-    """Of the first of each pair to the second; None where that is nothing."""
+    """Ratio of the first of each pair to the second; None where the second is 0 or missing."""
     return {
         f"{name}_ratio": round(row[name] / row[other], 2) if row[name] and row[other] else None
         for name, other in pairs

@@ -46,7 +46,7 @@ STATES = {pb.ROUND: State.ROUND, pb.FINISHED: State.FINISHED}
 
 
 class Crowd:
-    """All participants of this process, and what is measured of them.
+    """All participants of this process, and their figures.
 
     may_train: training ends at once while it is set.
     """

@@ -18,7 +18,7 @@ from xain_messaging.process.logs import configure
 from xain_proto.fl import coordinator_pb2 as pb
 
 SERVICE = "xain_proto.fl.Coordinator"
-# As many calls may wait to be taken up as may come at once.
+# The server queues as many calls as may come at once.
 OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.server.max_pending_requests", 100_000),

@@ -56,7 +56,7 @@ def measure(
 
 
 def row(session: processes.Session, num_bytes: int) -> dict[str, Any]:
-    """What every table tells of a session. num_bytes: of the model."""
+    """Figures of a session for the tables. num_bytes: size of the model."""
     seconds = statistics.median(session.seconds)
     participants, spent = session.participants, session.processor_time
     peaks = [one.peak_mb for one in participants if one.peak_mb is not None]
@@ -75,7 +75,7 @@ def row(session: processes.Session, num_bytes: int) -> dict[str, Any]:
         "coordinator_system_s": spent and spent.system_s,
         "coordinator_peak_mb": session.coordinator_mb,
         "participant_peak_mb": max(peaks, default=None),
-        # Beyond the update itself, which is what this training holds.
+        # Without the update itself, which this training holds.
         "participant_extra_models": max(extra, default=0) / processes.mb(num_bytes) or None,
     }
 

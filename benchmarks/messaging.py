@@ -55,7 +55,7 @@ PATIENCE_S = 120.0
 
 
 class Line(Protocol):
-    """To the other process. What comes is told by its size."""
+    """Messages to and from the other process. A received message is given as its size."""
 
     def send(self, data: bytes | NDArray[Any]) -> None: ...
 
@@ -213,7 +213,7 @@ class Pair:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """There is nobody to tell."""
+        """Nothing to do: the other process needs no goodbye."""
 
 
 class OverProxy:
@@ -258,13 +258,13 @@ KINDS: dict[str, Callable[..., Line]] = {
     "proxy, zmq": lambda pipe, **end: OverProxy("zmq", pipe, **end),
     "proxy, grpc": lambda pipe, **end: OverProxy("grpc", pipe, **end),
 }
-# What is under a proxy. Arrays are compared with the last.
+# Libraries below a proxy. Arrays are compared with the last one.
 RAW = {"proxy, zmq": ("pyzmq, REQ and REP", "pyzmq"), "proxy, grpc": ("grpcio",)}
 TRIPS_ONLY = ("pyzmq, REQ and REP",)
 
 
 def answer(kind: str, pipe: Connection) -> None:
-    """In the other process: as many bytes to few, a few to many."""
+    """Loop of the other process: answer few bytes with as many, and many bytes with a few."""
     line = KINDS[kind](pipe, is_first=True)
     while True:
         size = line.receive()

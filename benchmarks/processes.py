@@ -44,14 +44,14 @@ def peak_memory_mb(pid: int | None = None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
-    """Of a process. loop_s: of its main thread, in both modes, where the event loop runs."""
+    """Processor time of a process. loop_s: user and system time of the thread of the event loop."""
 
     user_s: float
     system_s: float
     loop_s: float
 
     def since(self, before: "ProcessorTime", rounds: int) -> "ProcessorTime":
-        """What has been added by each round."""
+        """Mean processor time of a round since `before`."""
         return ProcessorTime(
             (self.user_s - before.user_s) / rounds,
             (self.system_s - before.system_s) / rounds,
@@ -133,7 +133,7 @@ class CoordinatorProcess:
             self._reader.join(30)
 
     def rounds(self) -> list[inspection.RoundStatus]:
-        """All of them, oldest first."""
+        """All rounds, oldest first."""
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             stub = inspection_pb2_grpc.InspectionStub(channel)
             request = inspection.ListRoundsRequest(limit=1000)
@@ -150,7 +150,7 @@ def _show_problems(lines: Iterator[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of an agent. prepared_mb: its peak before it joined, with all that training itself holds."""
+    """Memory of an agent. prepared_mb: peak before it joined, with all that training holds."""
 
     prepared_mb: float | None
     peak_mb: float | None
@@ -215,9 +215,9 @@ def agents(target: str, num_participants: int, size: int) -> Iterator[Agents]:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a whole session took.
+    """Time and memory of a session.
 
-    seconds: of each round, as the coordinator records it.
+    seconds: duration of each round, as the coordinator records it.
     processor_time: of the coordinator, by round.
     """
 

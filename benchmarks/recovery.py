@@ -1,4 +1,4 @@
-"""What the death of the coordinator costs: kill -9 in a round of 8 participants, who are uploading.
+"""Cost of the coordinator's death: kill -9 in a round of 8 participants, which are uploading.
 
     python benchmarks/recovery.py [--participants 8] [--size 5000000] [--kills 5]
 
@@ -42,7 +42,7 @@ class Found:
 
 
 def session(participants: int, size: int, rounds: int, kills: int) -> Found:
-    """Of so many rounds after the warm-up; in every other one, the coordinator is killed."""
+    """Run so many rounds after the warm-up, and kill the coordinator in every other one."""
     found = Found()
     with ExitStack() as stack:
         folder = stack.enter_context(results.scratch())

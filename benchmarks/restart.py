@@ -1,4 +1,4 @@
-"""How long a coordinator takes to serve again: 1,000 participants, 1,000 rounds behind it.
+"""Seconds until a restarted coordinator serves: 1,000 participants, 1,000 rounds in the journal.
 
     python benchmarks/restart.py [--participants 1000] [--rounds 1000]
 
@@ -62,7 +62,7 @@ def attempt(round_: int, name: str) -> str:
 
 
 class Journal:
-    """Of a session that is written from the outside."""
+    """The journal of a session, written from the outside."""
 
     def __init__(self, folder: Path, num_participants: int, num_rounds: int) -> None:
         self.path = folder / "journal.sqlite"
@@ -96,7 +96,7 @@ class Journal:
         self._store.put({model_key(rounds.stop): OBJECT})
 
     def open_round(self, round_: int) -> None:
-        """With half of its updates."""
+        """Open a round, with half of its updates accepted."""
         some = self._names[: len(self._names) // 2]
         self._write(self._opening(round_, some))
         self._store.put(dict.fromkeys((attempt(round_, name) for name in some), OBJECT))

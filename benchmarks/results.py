@@ -1,4 +1,4 @@
-"""What every benchmark does with its figures: print them, and keep them as JSON.
+"""Results of benchmarks: print the figures, and keep them as JSON.
 
 A figure that is a list of mappings is a table, one row each; any other is a line.
 """
@@ -133,7 +133,7 @@ def is_table(value: object) -> TypeGuard[Sequence[Row]]:
 
 
 def columns(rows: Iterable[Row]) -> list[str]:
-    """All keys of all rows, in the order in which they come up."""
+    """All keys of all rows, in order of appearance."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
@@ -195,7 +195,7 @@ def _version(package: str) -> str | None:
 
 
 def _revision() -> str | None:
-    """Of the checkout; None where there is none."""
+    """The git revision of the checkout; None without git."""
     git = shutil.which("git")
     if git is None:
         return None

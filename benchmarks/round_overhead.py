@@ -1,4 +1,4 @@
-"""What a round costs beyond the training: 8 participant processes, a model of 10 float32.
+"""Cost of a round beyond the training: 8 participant processes, a model of 10 float32.
 
     python benchmarks/round_overhead.py [--participants 8] [--rounds 30] [--peers]
 

@@ -1,4 +1,4 @@
-"""What can make a model of updates, for the benchmarks, each with numpy doing the same in memory.
+"""Rules of aggregation for the benchmarks, each beside numpy doing the same in memory.
 
 The numpy versions are what one would write on arrays that are there: plain expressions on whole
 arrays, float64 where the rules use it, no thought of memory. They must come to the same model.
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Of the coordinator, by dotted key."""
+        """Settings of the coordinator, by dotted key."""
         chosen: dict[str, object] = {"aggregation.rule": self.rule}
         chosen.update({f"aggregation.options.{key}": one for key, one in self.options.items()})
         if self.optimizer:

@@ -1,4 +1,4 @@
-"""What the S3 store costs beside plain requests: large objects to and from a real SeaweedFS.
+"""The S3 store beside plain requests: large objects to and from a real SeaweedFS.
 
     python benchmarks/s3_store.py [--size-mib 256] [--turns 5]
 

@@ -79,7 +79,7 @@ def renewed(page: str, folder: Path) -> tuple[str, list[str]]:
         figures = json.loads(source.read_text(encoding="utf-8"))
         if keys and not figures.keys() & set(keys):
             return part[0]
-        # Without the sample they are from before it was taken.
+        # Figures without the sample of the load are from before it was taken.
         if figures["about"].get("quick") or "busy_cores" not in figures["about"]:
             return part[0]
         names.append(part["name"])

@@ -25,7 +25,7 @@ def problem(site):
 
 
 def optimum():
-    """Of the mean loss over all sites."""
+    """Minimum of the mean loss over all sites."""
     curvatures, targets = zip(*(problem(i) for i in range(NUM_SITES)), strict=True)
     return np.sum(np.multiply(curvatures, targets), axis=0) / np.sum(curvatures, axis=0)
 

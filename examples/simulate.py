@@ -38,7 +38,7 @@ def main(site):
 
 
 def accuracy(weights):
-    """Of a model on the test set."""
+    """Share of the test set that a model classifies correctly."""
     *_, x, y = digits()
     model = make_model()
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()}, strict=False)

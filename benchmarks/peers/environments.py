@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 
 class PeerFailed(Exception):
-    """It could not be installed, or did not run. The first line says what; the rest is its log."""
+    """A peer could not be installed, or did not run. First line: the reason; the rest: its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Tree:
                 fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
                 parents[int(stat.parent.name)] = int(fields[1])
                 begun[int(stat.parent.name)] = fields[19]
-        # Those that were seen before, too: who has lost its parent has another one.
+        # With those that were seen before: a process whose parent has ended has another parent.
         ours = {self.process.pid, *(pid for pid, at in self._seen.items() if begun.get(pid) == at)}
         while found := {pid for pid, parent in parents.items() if parent in ours} - ours:
             ours |= found
@@ -97,7 +97,7 @@ class Tree:
 
     @property
     def peak_mb(self) -> float | None:
-        """Of the largest process of the server."""
+        """Peak memory of the largest process of the server."""
         return max(self._peaks.values(), default=None)
 
     def end(self) -> None:

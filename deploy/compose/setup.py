@@ -1,8 +1,8 @@
-"""What the compose stack needs once, made at its first start: random credentials, and the files
-that stand for slices of the data.
+"""Files that the compose stack needs, made at its first start: random credentials, and one file
+for each slice of the data.
 
 Each folder below ROOT is a volume that only its service reads, so the files may be readable within.
-What is there stays: the stores know the first credentials only. Nothing is printed but names.
+Files that exist are kept: the stores know the first credentials only. Only names are printed.
 """
 
 # ruff: noqa: T201 - a script speaks by printing

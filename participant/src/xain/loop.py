@@ -41,11 +41,11 @@ from xain_participant.participant import Assignment, BodyFailed, Participant
 from xain_participant.state import StateDirectory
 from xain_workloads.model import Layout, personal_patterns
 
-# How long an exception may take from the loop to the top of the script.
+# Time that an exception may take from the loop to the top of the script.
 GRACE_S = 1.0
-# How long a loop that is left with `break` waits for its last update to be acknowledged.
+# Time that a loop which is left with `break` waits for its last update to be acknowledged.
 HAND_IN_S = 60.0
-# How long to wait for the agent's goodbye.
+# Time to wait for the agent's goodbye.
 LEAVE_S = 5.0
 
 EXIT_SIGINT = 128 + signal.SIGINT
@@ -192,9 +192,9 @@ class Loop:
         self._inbox: SimpleQueue[Asked | Ended] = SimpleQueue()
         self._answers: SimpleQueue[Initial | Submitted | Failed] = SimpleQueue()
         self._message = ""
-        self._handed_in = threading.Event()  # or dropped: nothing of it is left to send
+        self._handed_in = threading.Event()  # nothing is left to send
         self._handed_in.set()
-        self._settled = threading.Event()  # how the loop ends is known
+        self._settled = threading.Event()  # the end of the loop has begun
         self._pid = os.getpid()
         self._thread_id = threading.get_ident()
         self.open_round: Round | None = None
@@ -240,8 +240,8 @@ class Loop:
             self._handed_in.set()
             hooks.remove(self)
             self._inbox.put(Ended(code, self._message, error))
-            # A script that has left does not answer any more. What the worker makes of this is not
-            # kept: the agent has ended.
+            # A script that has left answers no question. The agent has ended, so that the result of
+            # the worker is not kept.
             self._answers.put(Failed(RoundAbandoned("the agent has ended")))
             self._notify()
 
@@ -262,8 +262,9 @@ class Loop:
     # --- the script's thread ---
 
     def next_round(self, declared: Declared | None, *, wait: bool = True) -> Round | None:
-        """The next round, waiting for it; None after the end of the session, or if there is none
-        now and wait is False.
+        """Wait for the next round.
+
+        Returns None after the end of the session, or if there is no round now and wait is False.
 
         Raises RuntimeError if the last round was not submitted, LayoutMismatch, SessionError, and
         SystemExit if the process was asked to stop.
@@ -294,7 +295,7 @@ class Loop:
                 return round_
 
     def _answer(self, asked: Asked, declared: Declared | None) -> Round | None:
-        """A round, unless the question was for initial weights."""
+        """Answer the question for initial weights, or make a round of the question."""
         if declared is not None:
             declared = declared.without(asked.personal)
         if asked.weights is None:
@@ -371,8 +372,10 @@ class Loop:
         self._leave(code, 0.0 if code else HAND_IN_S)
 
     def abandon(self, line: str) -> None:
-        """The script has left the loop. An exception that ends it may still be on its way, and says
-        more than that the loop was left at this line."""
+        """End after the script has left the loop at this line.
+
+        Waits for an exception that may end the script, since its report says more.
+        """
         if self._settled.wait(GRACE_S):
             return
         if self.open_round is not None and not self.open_round.is_done:
@@ -430,7 +433,7 @@ class Rounds:
 
     @property
     def participant_id(self) -> str:
-        """The participant's name."""
+        """Name of the participant."""
         return self._loop.participant_id
 
     def __iter__(self) -> Self:
@@ -469,11 +472,11 @@ class Rounds:
             return
         frame = sys._getframe(1) if hasattr(sys, "_getframe") else None
         line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "the script"
-        # Not a daemon: a script that ends with the loop waits here for its last update.
+        # No daemon thread: a script that ends with the loop waits for its last update.
         threading.Thread(target=loop.abandon, args=(line,), name="leave").start()
 
 
-# In a simulation: makes the rounds of the participant whose turn it is.
+# Makes the rounds of the participant whose turn it is, in a simulation; else None.
 rounds_of_site: ContextVar[Callable[[Declared | None], Rounds] | None] = ContextVar(
     "rounds_of_site", default=None
 )
@@ -543,7 +546,7 @@ def _settings(
 
 
 class _Hooks:
-    """What tells the loops of this process that their script has ended, and how."""
+    """Hooks of this process that tell its loops how their script ends."""
 
     def __init__(self) -> None:
         self._loops: set[Loop] = set()
@@ -563,7 +566,7 @@ class _Hooks:
             self._loops.discard(loop)
 
     def install(self) -> None:
-        """From now on Ctrl-C ends a script with 130 and without a traceback."""
+        """Have Ctrl-C end the script with status 130 and without a traceback."""
         with self._lock:
             if self._is_installed:
                 return

@@ -57,8 +57,7 @@ class Config(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What the body of the loop has made of a round. vector: (d,), or None after an evaluation
-    without training."""
+    """Result of the body of the loop. vector: (d,), or None if the round only evaluates."""
 
     vector: NDArray[Any] | None
     num_samples: int
@@ -146,8 +145,8 @@ class Round:
     def submit(self, weights: Any, samples: int, metrics: Mapping[str, Any] | None = None) -> None:
         """Hand in the trained weights; saves round.state.
 
-        weights: model.state_dict(), a torch module, a mapping by name or a flat vector. Only what
-            travels is taken of it. samples: rows that it was trained on, n_k.
+        weights: model.state_dict(), a torch module, a mapping by name or a flat vector. Tensors
+            that do not travel are left out. samples: rows that it was trained on, n_k.
         metrics: finite numbers by name.
         Raises RuntimeError if this round was submitted before, LayoutMismatch for tensors that are
         not the model's, and TypeError or ValueError for what is no weights, samples or metrics.
@@ -200,7 +199,7 @@ class Round:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """A loss is often a tensor of one element."""
+    """Metrics as numbers. A tensor of one element, as a loss often is, counts as a number."""
     return flatten_values(
         {
             name: value.detach().cpu().numpy().item() if _is_scalar(value) else value

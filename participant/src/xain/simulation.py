@@ -42,7 +42,7 @@ from xain_workloads.model import TensorSpec, unflatten
 
 START_S = 60.0
 STOP_S = 10.0
-# Between two looks at the coordinator.
+# Pause between two looks at the coordinator.
 LOOK_S = 0.25
 _LOG_LINES = 5
 
@@ -270,7 +270,7 @@ class _Workers:
         context = multiprocessing.get_context("spawn")
         threads = max(1, (os.cpu_count() or 1) // self.number)
         before = os.environ.get("OMP_NUM_THREADS")
-        # Read when torch or numpy is imported, which is before anything of ours runs there.
+        # torch and numpy read the variable when the worker imports them, before it runs any code.
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         try:
             for i in range(self.number):

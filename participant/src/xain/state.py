@@ -1,4 +1,4 @@
-"""What a script keeps at the participant from round to round: round.state."""
+"""State that a script keeps at the participant from round to round: round.state."""
 
 import io
 import json
@@ -36,7 +36,7 @@ class ScriptState:
         values: Mapping[str, Any],
         tensors: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Returns when it outlives a kill, if there is a folder.
+        """Keep the state that a round leaves; in a folder, it outlives a kill on return.
 
         tensors: of the script's model, those that do not travel.
         Raises TypeError for a value that is neither an array nor JSON, with its name.

@@ -1,8 +1,8 @@
 """Data sets in memory: a matrix of numbers without gaps, and a target.
 
-Two participants who read different parts of one data set must name its classes alike, whatever
-their files' formats and whatever else is in their part. So a class name depends on the label alone,
-never on a type inferred from the labels around it: see class_name().
+Two participants with different parts of one data set must name its classes alike, whatever the
+formats of their files. So a class name depends on the label alone, never on a type inferred from
+other labels: see class_name().
 """
 
 import re
@@ -73,7 +73,7 @@ class Dataset:
 
     @property
     def task(self) -> Task:
-        """What the target is good for, told by its type."""
+        """The task that the type of the target stands for."""
         return "regression" if self.target.dtype.kind == "f" else "classification"
 
     def profile(self) -> DataProfile:

@@ -1,4 +1,4 @@
-"""What can go wrong with data and training, told apart by what the caller should do next."""
+"""Errors of data and training, one for each thing that the caller can do next."""
 
 
 class WorkloadError(Exception):
@@ -10,7 +10,7 @@ class DataError(WorkloadError, ValueError):
 
 
 class NoData(DataError):
-    """There are no rows. The others can go on without this participant."""
+    """The data have no rows. Other participants can go on without this one."""
 
 
 class Diverged(WorkloadError, ArithmeticError):

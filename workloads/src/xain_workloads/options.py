@@ -55,7 +55,7 @@ def require_range(
 
 
 def _convert(key: str, value: object, expected: type) -> object:
-    # bool is a subclass of int: without this test, `eta0 = true` would train with eta0 = 1.
+    # bool is a subclass of int: without this check, `eta0 = true` would train with eta0 = 1.
     if isinstance(value, bool) and expected is not bool:
         matches = False
     elif expected is float and isinstance(value, int):

@@ -1,9 +1,9 @@
-"""How one data set is divided among participants, for demos and experiments.
+"""Partitions: one data set divided among participants, for demos and experiments.
 
-Nobody hands out the parts: each participant has the whole data set, computes the same partition
-and keeps its own part. So the result must not depend on the machine or on the version of numpy, and
-chance comes from numpy.random.RandomState, whose streams are frozen (NEP 19); those of Generator
-may change with any release.
+Each participant has the whole data set, computes the same partition and keeps its own part. So the
+result must not depend on the machine or on the version of numpy: chance comes from
+numpy.random.RandomState, whose streams are frozen (NEP 19); those of Generator may change with any
+release.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ Kind = Literal["none", "iid", "dirichlet"]
 Rows = NDArray[np.intp]
 Data = TypeVar("Data", Dataset, Table)
 
-# Beyond it the parts are as good as iid, and the sum of the gamma draws may overflow.
+# With a larger alpha the parts are as good as iid, and the sum of the gamma draws may overflow.
 MAX_ALPHA = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Which part of a data set is ours.
+    """The part of a data set that a participant keeps.
 
-    kind: "none" keeps all rows, for participants who have a file each; "iid" and "dirichlet" as the
+    kind: "none" keeps all rows, for participants with a file each; "iid" and "dirichlet" as the
         functions of that name.
     num_parts: parts, and so participants, 1 or more.
-    index: our part, 0 <= index < num_parts.
+    index: of the part, 0 <= index < num_parts.
     alpha: concentration of "dirichlet"; the smaller, the more the parts differ.
     seed: 0 or more; the same for all participants.
     Raises ValueError that names the field.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sklearn.compose import ColumnTransformer
 
 KEY = "preprocessing"  # in the metadata of a model
-COLUMNS_KEY = "columns"  # the same, of a model that takes rows as they are
+COLUMNS_KEY = "columns"  # in the metadata of a model without preprocessing
 VERSION = 1
 SCALINGS = ("standard", "robust", "none")
 MAX_PREPROCESSING_BYTES = 1 << 20  # it travels with every assignment
@@ -95,7 +95,7 @@ class CategoryColumn:
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """What turns a Table into the Dataset that a model was made for.
+    """The steps that turn a Table into the Dataset that a model was made for.
 
     columns: in the order of the session's schema, which is that of to_sklearn()'s input.
     target: scale of a target of numbers, on which linear models and networks train; their
@@ -166,7 +166,7 @@ class Preprocessing:
         Its input has the columns in the order of `columns`: a pandas.DataFrame, or an array of
         objects with NaN for missing numbers and None or NaN for missing categories.
         """
-        # Here, because a coordinator fits and a participant applies without scikit-learn.
+        # Imported here, because fit() and apply() run without scikit-learn.
         from sklearn.compose import ColumnTransformer
         from sklearn.impute import MissingIndicator, SimpleImputer
         from sklearn.pipeline import Pipeline
@@ -193,8 +193,8 @@ class Preprocessing:
             ("categories", encoder, [position[column.name] for column in encoded]),
         ]
         transformer = ColumnTransformer([part for part in parts if part[2]], sparse_threshold=0)
-        # Fitted on one row that has every column, for scikit-learn to set all that it keeps
-        # beside what is learnt; then what is learnt is replaced.
+        # fit() on one row sets all other attributes of the transformers; then the learnt ones are
+        # replaced.
         row = np.empty((1, len(self.columns)), dtype=object)
         for i, column in enumerate(self.columns):
             row[0, i] = 0.0 if isinstance(column, NumberColumn) else "".join(column.categories[:1])
@@ -235,7 +235,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what came with a model. Raises DataError that names what is wrong.
+        """Read the preprocessing of a model. Raises DataError that names what is wrong.
 
         The text comes from the network: every value is checked.
         """
@@ -281,7 +281,7 @@ def prepare(
         names = _column_names(metadata)
         table = data.arranged(names) if names else data
         for column in table.columns:
-            # Named without a value of it, which to_dataset() quotes: this message may travel.
+            # Unlike that of to_dataset(), this message quotes no value: it may travel.
             if column.type == "category":
                 raise DataError(
                     f"column {column.name!r} is a category, and the model has no preprocessing,"
@@ -293,8 +293,10 @@ def prepare(
 
 
 def _column_names(metadata: Mapping[str, str]) -> list[str]:
-    """Names of the columns that a model without preprocessing takes, in their order; [] if it does
-    not tell. Raises DataError."""
+    """Names of the columns that a model without preprocessing takes, in order.
+
+    [] if its metadata have none. Raises DataError.
+    """
     entry = parse_object(metadata.get(COLUMNS_KEY) or "{}", "the model's columns")
     names = expect_list(entry, "names") if entry else []
     if not all(isinstance(name, str) for name in names):

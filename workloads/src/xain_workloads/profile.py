@@ -1,4 +1,4 @@
-"""What a participant tells about its data before training: sizes and classes, never rows."""
+"""Data profiles: sizes, names and statistics that a participant sends before training, no rows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from xain_workloads.schema import MAX_NAME, Column, check_names
 
 MAX_FEATURES = 1_000_000
 MAX_CLASSES = 10_000
-# All class names together travel with every assignment, in one message.
+# Size of all class names together, which travel with every assignment.
 MAX_CLASS_NAMES_BYTES = 256 * 1024
 _TASKS = ("", "classification", "regression")
 

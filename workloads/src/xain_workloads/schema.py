@@ -9,10 +9,10 @@ from xain_workloads.errors import DataError
 ColumnType = Literal["number", "category"]
 COLUMN_TYPES: tuple[ColumnType, ...] = get_args(ColumnType)
 
-# A table with more columns is compared by their number alone: it is rather an array.
+# A table with more columns is taken for an array: only the number of its columns is compared.
 MAX_COLUMNS = 10_000
 MAX_NAME = 200  # characters of a name or a unit
-# All names and units of a table together, in UTF-8.
+# Size of all names and units of a table together, in UTF-8.
 MAX_NAMES_BYTES = 512 * 1024
 
 _SHOWN = 5  # names in a message
@@ -29,7 +29,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the participants of a session agree on.
+    """The schema that the participants of a session agree on.
 
     columns, target, task, classes: empty where the first participant's data decide.
     allow_extra: columns that the schema does not have are ignored, instead of refused.

@@ -21,7 +21,7 @@ VERSION = 1
 MIN_CATEGORY_COUNT = 5
 MAX_CATEGORIES = 1000  # of a column; the others count as infrequent
 MAX_NAME_BYTES = 200  # of a category; free text counts as infrequent
-# Of the whole text. A data profile travels in one message and is kept in the journal.
+# Size of the whole text. A data profile travels in one message and is kept in the journal.
 MAX_STATISTICS_BYTES = 512 << 10
 
 # A bucket of the quantile sketch has at least MIN_BUCKET rows, so its mean is not one row's value.

@@ -1,4 +1,4 @@
-"""What workloads for classification and regression share: classes, targets and metrics."""
+"""Shared by workloads for classification and regression: classes, targets and metrics."""
 
 from collections.abc import Mapping
 from json import JSONDecodeError, loads

@@ -91,7 +91,7 @@ class Table:
         return "regression" if self.target.dtype.kind == "f" else "classification"
 
     def profile(self, min_category_count: int = MIN_CATEGORY_COUNT) -> DataProfile:
-        """Sizes, names, types and statistics of this table, as a participant tells them. No rows.
+        """Sizes, names, types and statistics of this table, as a participant sends them. No rows.
 
         min_category_count: rows that a category must have for its name to travel.
         A table whose statistics take more than MAX_STATISTICS_BYTES has none, as one with more
@@ -99,7 +99,7 @@ class Table:
         """
         columns = {column.name: self.values[column.name] for column in self.columns}
         described = describe(columns, self.target, min_category_count=min_category_count)
-        statistics = described.to_json()  # ASCII: a character is a byte
+        statistics = described.to_json()  # ASCII: one byte a character
         return DataProfile(
             num_samples=self.num_samples,
             num_features=len(self.columns),

@@ -1,4 +1,4 @@
-"""What a workload is, and where to find one by name."""
+"""Workloads: their interface, and a registry by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ MAX_WEIGHTS = 100_000_000  # prepared features times classes, as of a coordinato
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainResult:
-    """What local training brings back.
+    """The result of local training.
 
     vector: (d,), in the layout and dtype of the model that it started from.
     num_samples: rows it was trained on, n_k in McMahan et al. 2017.
@@ -38,15 +38,15 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """Its key in the registry, and in a model's metadata."""
+        """Key of the workload in the registry, and in a model's metadata."""
 
     @property
     def scaling(self) -> str:
-        """Scaling of number columns that it needs if none is chosen; see PreprocessingOptions."""
+        """Default scaling of number columns; see PreprocessingOptions."""
 
     @property
     def missing(self) -> str:
-        """What becomes of a missing number if nothing is chosen; see PreprocessingOptions."""
+        """Default treatment of missing numbers; see PreprocessingOptions."""
 
     def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
         """The global model before the first round.
@@ -82,8 +82,8 @@ class Workload(Protocol):
         features."""
 
 
-# Named, not imported: who trains linear models need not wait for the import of the others. And a
-# name that comes with a model from the network can reach these classes and nothing else.
+# Names of classes, which are imported when they are needed. A name that comes with a model from the
+# network can reach these classes and nothing else.
 _WORKLOADS = {
     "mlp": "xain_workloads.mlp:MlpWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",

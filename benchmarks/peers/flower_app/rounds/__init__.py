@@ -1,1 +1,1 @@
-"""What a round of Flower costs."""
+"""A Flower app that measures its rounds."""
