@@ -9,7 +9,9 @@ from tests.unit.core.bench import Bench, make_rules
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
 from xain_coordinator.core.effects import InitialiseModel
+from xain_coordinator.core.session import begin, fold
 from xain_workloads.profile import DataProfile
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
@@ -58,19 +60,36 @@ def test_statistics_that_cannot_be_used_are_refused_for_their_sender(
 
 
 def test_statistics_are_forgotten_when_no_model_can_be_made_from_them_any_more() -> None:
-    """Snapshots hold all members, so they would grow by the statistics of each."""
+    """Each may take 512 KiB, in memory and in every snapshot. A model that has to be made again is
+    made with the preprocessing that was fitted from them."""
     bench = Bench(make_rules(min_participants=2, rounds=3), answers=False)
     told = profile("a")
     bench.join("a", "b", profile=told)
     assert bench.owed == [InitialiseModel("workload", (told, told))]
     bench.restart()
     assert bench.owed == [InitialiseModel("workload", (told, told))]
+    (requested,) = bench.happened(e.ModelRequested)
+    assert requested == e.ModelRequested(participants=("a", "b"))  # the journal has their profiles
     bench.answer()
     bench.join("late", profile=told)
     known = bench.session.members.values()
     assert [member.profile for member in known] == [replace(told, statistics="")] * 3
-    assert bench.session.requested == (told, told)  # the model of round 0 may be made again
+    assert bench.session.requested == (replace(told, statistics=""),) * 2
+    bench.restart()
     bench.end_all()
     bench.answer()
     assert bench.session.requested == (replace(told, statistics=""),) * 2
-    bench.restart()
+
+
+def test_journals_with_all_profiles_in_one_event_give_the_same_session() -> None:
+    """Earlier versions wrote them with the request for the model."""
+    bench = Bench(make_rules(min_participants=2))
+    bench.join("a", "b", profile=profile("a"))
+    assert bench.session.requested is not None
+    opened, *others = bench.journal
+    assert isinstance(opened, e.SessionOpened)
+    earlier = [
+        e.ModelRequested((profile("a"), profile("a"))) if isinstance(one, e.ModelRequested) else one
+        for one in others
+    ]
+    assert fold(begin(opened), earlier) == fold(begin(opened), others) == bench.session

@@ -312,7 +312,9 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     Raises DataError if the sites' columns do not fit together.
     """
     names = [column.name for column in profiles[0].columns]
-    merged = merge([from_json(profile.statistics) for profile in profiles], names)
+    # In an order of their own, so that the result does not depend on who joined first.
+    texts = sorted(profile.statistics for profile in profiles)
+    merged = merge(map(from_json, texts), names)
     columns: list[NumberColumn | CategoryColumn] = []
     for name, column in merged.columns.items():
         if isinstance(column, CategoryStatistics):

@@ -11,7 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model, Vector
-from xain_workloads.preprocessing import COLUMNS_KEY, KEY, PreprocessingOptions, fit, prepare
+from xain_workloads.preprocessing import (
+    COLUMNS_KEY,
+    KEY,
+    Preprocessing,
+    PreprocessingOptions,
+    fit,
+    prepare,
+)
 from xain_workloads.profile import DataProfile
 from xain_workloads.table import Table
 
@@ -127,14 +134,16 @@ def initial_model(
     workload: Workload,
     profiles: Sequence[DataProfile],
     options: PreprocessingOptions = DEFAULT_PREPROCESSING,
+    fitted: Preprocessing | None = None,
 ) -> Model:
     """The global model before the first round, with the preprocessing of all sites in its metadata.
 
+    fitted: the preprocessing, of a model that is made again; None to fit it from the profiles.
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
     known = [profile for profile in profiles if profile.num_samples > 0]
-    if not known or not all(profile.statistics for profile in known):
+    if fitted is None and not (known and all(profile.statistics for profile in known)):
         model = workload.initial_model(profiles)
         named = next((profile.columns for profile in known if profile.columns), ())
         if not named:
@@ -146,7 +155,7 @@ def initial_model(
         scaling=options.scaling or workload.scaling,
         missing=options.missing or workload.missing,
     )
-    preprocessing = fit(known, chosen)
+    preprocessing = fitted or fit(known, chosen)
     width = preprocessing.num_features
     num_classes = len({name for profile in known for name in profile.classes})
     if width * max(num_classes, 1) > MAX_WEIGHTS:

@@ -153,7 +153,7 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
     if model is None or (model.round == 0 and session.lineage is not None):
         return None
     if model.round == 0:
-        return InitialiseModel(session.rules.initial, session.requested or ())
+        return InitialiseModel(session.rules.initial, session.requested or (), model.metadata)
     base = models.get(model_key(model.round - 1))
     if base is None or last is None or last.number != base.round:
         return None

@@ -12,10 +12,12 @@ class InitialiseModel:
 
     initial: as in Rules; "workload" computes the model from the profiles, the others store an empty
         one, from which round 0 makes the initial weights.
+    made: metadata of the model, if it is made again. The profiles have no statistics then.
     """
 
     initial: str
     profiles: tuple[DataProfile, ...]
+    made: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,15 @@ class ParticipantsGathered:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequested:
-    """The initial model is to be made from these profiles, whoever joins or leaves meanwhile."""
+    """The initial model is to be made from these profiles, whoever joins or leaves meanwhile.
 
-    profiles: tuple[DataProfile, ...]
+    profiles: in full, as of a model that was made elsewhere. Empty if participants are named.
+    participants: members whose profiles they are. The journal has those with their joining, and all
+        statistics of a large session would be too much for one record.
+    """
+
+    profiles: tuple[DataProfile, ...] = ()
+    participants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from xain_coordinator.core.membership import (
     Turn,
 )
 from xain_coordinator.core.pacing import carried_over, is_carried_over, noted_every_s
+from xain_coordinator.core.profiles import fitted
 from xain_coordinator.core.replacing import replace
 from xain_coordinator.core.values import (
     Base,
@@ -372,6 +373,17 @@ class Session:
             if member.profile is not None and member.is_eligible:
                 yield member.profile
 
+    def eligible_with_profile(self) -> Iterator[str]:
+        """Names of the members whose profiles are the eligible ones, in the same order."""
+        for participant_id, member in self.members.items():
+            if member.profile is not None and member.is_eligible:
+                yield participant_id
+
+    def profiles_of(self, participants: Iterable[str]) -> tuple[DataProfile, ...]:
+        """Profiles of members, as the initial model is made from them."""
+        known = (self.members[participant_id].profile for participant_id in participants)
+        return fitted((one for one in known if one is not None), self.rules.schema)
+
     @property
     def starts_at(self) -> float:
         """When it starts with those who are there: the start timeout after the first arrival; N
@@ -480,8 +492,8 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.ParticipantsGathered(at):
             # The wait for participants is over. That for a model begins, at its full length.
             return replace(session, gathered=True, since=session.since if at is None else at)
-        case e.ModelRequested(profiles):
-            return replace(session, requested=profiles)
+        case e.ModelRequested(profiles, participants):
+            return replace(session, requested=profiles or session.profiles_of(participants))
         case e.InitialisationRefused(reason):
             return replace(session, requested=None, refused=session.requested, trouble=reason)
         case e.ModelInitialised(model, at):
@@ -787,14 +799,11 @@ def _without_statistics(profile: DataProfile) -> DataProfile:
     return dataclasses.replace(profile, statistics="") if profile.statistics else profile
 
 
-def _used(profiles: tuple[DataProfile, ...] | None) -> tuple[DataProfile, ...] | None:
-    """The profiles of the initial model, once there is a later one."""
-    return None if profiles is None else tuple(map(_without_statistics, profiles))
-
-
 def _forget_statistics(session: Session) -> Session:
-    """Drop the statistics of the members: the preprocessing is fitted, and they would be in every
-    snapshot. `requested` keeps them as long as the initial model may have to be made again."""
+    """Drop all statistics: the preprocessing is fitted, and a model that has to be made again is
+    made with it."""
+    if session.requested is not None:
+        session = replace(session, requested=tuple(map(_without_statistics, session.requested)))
     members = dict(session.members)
     if not any(member.profile and member.profile.statistics for member in members.values()):
         return session
@@ -820,7 +829,6 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
         round=number,
         epoch_base=session.epoch_base + round_.epochs,
         model=model,
-        requested=_used(session.requested),
         open_round=None,
         last_round=round_,
         carried=carried,

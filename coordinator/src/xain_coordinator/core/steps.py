@@ -11,7 +11,6 @@ from xain_coordinator.core.pacing import (
     num_wanted,
     round_deadline,
 )
-from xain_coordinator.core.profiles import fitted
 from xain_coordinator.core.selection import Candidate, Controller, select
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Round, Rules, Task
@@ -215,8 +214,10 @@ def _ask_for_model(session: Session) -> e.Event | None:
     be refused again: then others must come."""
     if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None
-    profiles = fitted(session.eligible_profiles(), session.rules.schema)
-    return None if profiles == session.refused else e.ModelRequested(profiles)
+    members = tuple(session.eligible_with_profile())
+    if session.profiles_of(members) == session.refused:
+        return None
+    return e.ModelRequested(participants=members)
 
 
 def _have_gathered(session: Session, now: float) -> bool:

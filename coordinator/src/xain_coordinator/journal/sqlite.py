@@ -29,7 +29,8 @@ from xain_messaging.process.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
-PAGE_RECORDS = 10_000  # read at a time, so that memory does not grow with the journal
+# Read at a time, so that memory does not grow with the journal. A record may have 512 KiB.
+PAGE_RECORDS = 100
 
 # What each format adds to the one before it.
 _STEPS = {
