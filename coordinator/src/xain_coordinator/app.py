@@ -148,8 +148,8 @@ class Coordinator:
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
             self._bucket = _xain_bucket(session, whole, self.store, config)
-            # Of a journal that is behind, that is what is to be said: what it goes on from may have
-            # been dropped since.
+            # Checked first, so that the message names a journal that is behind: the objects that it
+            # needs may have been dropped since.
             self._require_latest()
             _require_weights(session, self.store, config)
             self._metrics = _metrics(config, self.driver.clock)
@@ -265,7 +265,7 @@ class Coordinator:
                 # Models that the watch has not shown yet: there may be no later start.
                 show = self._models.show
                 steps.push_async_callback(asyncio.to_thread, show, self.driver.session)
-            # It may hang in a store that does not answer.
+            # A watch may hang in a store that does not answer.
             steps.push_async_callback(self._end_watches)
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
@@ -463,12 +463,12 @@ async def _run(
     if not isinstance(coordinator, Coordinator):
         return coordinator
     driver = coordinator.driver
-    # What has been imported stays until the end; looking through it again at every collection
-    # would cost a small round a tenth of its time.
+    # Imported objects stay until the end; a look at them in every collection would cost a small
+    # round a tenth of its time.
     gc.freeze()
-    # What a collection finds alive are the calls under way, and what it has found several times is
-    # looked through with everything else: that holds up a thousand participants for a tenth of a
-    # second. With Python's 700 objects there would be a collection every few calls.
+    # A collection finds the calls under way alive. Objects found several times are collected with
+    # all others, which holds up a thousand participants for a tenth of a second. With Python's
+    # default of 700 objects there would be a collection every few calls.
     gc.set_threshold(COLLECTED_OBJECTS)
     # Threads that store updates must not keep the event loop from the interpreter for 5 ms a time,
     # Python's default: a whole small round takes but four times that.

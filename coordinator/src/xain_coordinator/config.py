@@ -177,7 +177,10 @@ class AggregationSettings(Section):
 
     @property
     def whole_options(self) -> Mapping[str, Option]:
-        """Those of the rule that are given, and the defaults of the others. Raises WrongSetting."""
+        """Options of the rule: those that are given, and the defaults of the others.
+
+        Raises WrongSetting.
+        """
         try:
             return options_of(self.made_rule(), self.options)
         except WrongOption as error:
@@ -443,7 +446,7 @@ class CoordinatorConfig(Section):
         return self
 
     def rules(self) -> Rules:
-        """What a new session is opened with."""
+        """The rules of a new session."""
         rounds = self.rounds
         return Rules(
             rounds=rounds.rounds,

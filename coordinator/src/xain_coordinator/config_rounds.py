@@ -73,12 +73,12 @@ class RoundsSettings(Section):
 
     @property
     def max_selected(self) -> int:
-        """How many train a round when as many are connected as may be."""
+        """Participants that train a round when max_participants are connected."""
         return self._num_selected(self.effective_max_participants)
 
     @property
     def max_updates(self) -> int:
-        """Of how many updates a model may be made."""
+        """The most updates that a model may be made of."""
         if self.over_selection and not self.quorum:
             return pacing.num_wanted(self.effective_max_participants, self.fraction_participants)
         return self.max_selected
@@ -90,13 +90,13 @@ class RoundsSettings(Section):
 
     @property
     def whole_controller_options(self) -> Mapping[str, Option]:
-        """Those that are given, and the defaults of the others."""
+        """Options of the controller: those that are given, and the defaults of the others."""
         made = make_controller(self.controller, self.controller_options)
         return options_of(made, self.controller_options)
 
     @property
     def effective_start_participants(self) -> int:
-        """How many the first round waits for."""
+        """Participants that the first round waits for."""
         return self.start_participants or self.num_required
 
     @property

@@ -67,17 +67,17 @@ class SiteRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A round as it was.
+    """The record of a round.
 
-    selected: everybody who was, also those that left or were replaced. missing: why each of them
-        did not count, as far as that is known: all, when the round is over.
-    selected, contributors, missing: empty when the round is over and they were many; `counts` has
-        the numbers of the first two then, and `num_missing` that of the last, by kind of reason.
+    selected: all that were selected, also those that left or were replaced. missing: why a selected
+        participant did not count, by participant; complete when the round is over.
+    selected, contributors, missing: empty when the round is over and they were many. Then `counts`
+        has the numbers of the first two, and `num_missing` that of the last, by kind of reason.
     lost: samples of those that were missing, and of all that could have counted.
     damaged: why accepted updates were dropped, by participant; the first MAX_DAMAGED.
     seconds: from opening to publication, None while it runs.
-    sites: by participant, of those that have measured anything; empty when the round is over and
-        they were many, or long ago.
+    sites: measurements by participant; empty when the round is over and they were many, or the
+        round is long ago.
     metrics: of training, the mean over sites, weighted by samples.
     evaluation: of model `round`, the mean over sites, weighted by samples. spread: over sites.
     coordinator_evaluation: of the same model, on the coordinator's own data.
@@ -179,7 +179,7 @@ class RoundRecord:
         ).summarised()
 
     def summarised(self) -> "RoundRecord":
-        """With means and spreads of what its sites have measured."""
+        """The record with means and spreads over its sites."""
         sites = self.sites.values()
         evaluations = [one.evaluation for one in sites if one.evaluation is not None]
         return replace(
@@ -400,7 +400,7 @@ class History:
         self._num_site_metrics += len(evaluation.metrics)
 
     def _index_of(self, number: int) -> int | None:
-        """Where the record of a round is; None if there is none (any more)."""
+        """Index of the record of a round; None if there is none, or not any more."""
         latest = reversed(range(len(self._rounds)))
         return next((index for index in latest if self._rounds[index].round == number), None)
 

@@ -1,13 +1,13 @@
-"""The folder `models` of a session in the embedded store: its models as a person looks for them.
+"""The folder `models` of a session in the embedded store: links with names that people look for.
 
     models/round-0012.npy  the global model that round 12 starts from: a link to its object
     models/last.npy        the latest model
     models/best.npy        the best model by the metric of [evaluate], once one was evaluated
     models/index.json      the numbers of the last and the best model, layout, metadata and profile
 
-Nothing reads the folder but people and `--from-model`, so it is made beside the rounds, at most
-once a second, and is not synced to the disk. A start makes anew what is missing or wrong. Where a
-file system has no links, index.json alone names the files.
+Only people and `--from-model` read the folder, so it is written beside the rounds, at most once a
+second, and not synced to the disk. A start repairs links that are missing or wrong. On a file
+system without links, index.json alone names the files.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ModelFolder:
         self._has_failed = False
 
     async def watch(self, driver: Driver) -> None:
-        """Show what is new at the start and whenever there is a model, until the driver stops."""
+        """Update the folder at the start and after each new model, until the driver stops."""
         with contextlib.suppress(Unavailable):
             while True:
                 await run_to_end(self.show, driver.session)
@@ -54,7 +54,7 @@ class ModelFolder:
                     await driver.changed()
 
     def show(self, session: Session) -> None:
-        """Bring the folder up to date. Blocks. What fails is told once, and harms no round."""
+        """Update the folder. Blocks. The first failure is logged; none harms a round."""
         model, numbers = session.model, _numbers(session)
         if numbers == self._shown:
             return
@@ -102,7 +102,7 @@ class ModelFolder:
 
 
 def _numbers(session: Session) -> tuple[int, int | None]:
-    """Of the last and the best model."""
+    """Numbers of the last and the best model."""
     best = session.evaluation.best
     last = -1 if session.model is None else session.model.round
     return last, None if best is None else best.round
@@ -121,7 +121,7 @@ def _entry(number: int) -> dict[str, Any]:
 
 
 def _profile(session: Session, model: GlobalModel) -> dict[str, Any] | None:
-    """What data must be like to fit the model: names and types, and no number of anybody's."""
+    """The profile that data must have to fit the model: names and types, without statistics."""
     known = next((one for one in session.requested or () if one.num_samples), None)
     if known is None:
         return None

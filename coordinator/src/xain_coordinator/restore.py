@@ -12,8 +12,8 @@ from xain_coordinator.ports import Journal, JournalError, Record, Snapshot
 
 
 def restore(journal: Journal) -> tuple[Snapshot, int] | None:
-    """What the records of the journal's latest session fold to, and how many of them a snapshot
-    covers. None if there is no session. Raises JournalError."""
+    """Fold the journal's latest session. Returns it and the number of records that a snapshot
+    covers; None if there is no session. Raises JournalError."""
     saved = journal.snapshot()
     num_saved = 0 if saved is None else saved.num_records
     records = iter(journal.load(num_saved))
@@ -39,7 +39,7 @@ def open_stopped(config: CoordinatorConfig) -> Iterator[tuple[SqliteJournal, Sna
 
 
 def restore_session(records: Iterable[Record]) -> Snapshot:
-    """What all records of a session fold to. Raises JournalError."""
+    """Fold all records of a session. Raises JournalError."""
     rest = iter(records)
     return _folded(_begun(next(rest)), rest)
 

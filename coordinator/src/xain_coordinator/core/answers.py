@@ -1,4 +1,4 @@
-"""What a command does by itself: the first step of `decide`."""
+"""The events and the reply that a command alone leads to: the first step of `decide`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -40,7 +40,7 @@ Answer = tuple[tuple[e.Event, ...], r.Reply, tuple[Point, ...]]
 
 
 def answer(session: Session, command: c.Command, now: float) -> Answer:
-    """What has happened by it, the reply, and points to record. Raises a Refusal."""
+    """The events of a command, the reply, and points to record. Raises a Refusal."""
     match command:
         case c.Heartbeat():
             return _heartbeat(session, command, now)
@@ -142,7 +142,7 @@ def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: flo
 
 
 def _is_full(session: Session, *, is_eligible: bool) -> bool:
-    """Those who can be selected and those who cannot take no places of each other's."""
+    """Whether the session has no place left. Eligible participants and others are counted apart."""
     num_eligible = session.num_eligible
     num_alike = num_eligible if is_eligible else len(session.members) - num_eligible
     return num_alike >= session.rules.max_participants
@@ -179,7 +179,8 @@ def _first_with_data(session: Session) -> str:
 
 
 def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:
-    """Those that the model is being made from, some of whose senders may have left, first."""
+    """Profiles that a new one must fit: first those of the requested model, also of participants
+    that have left, then those of the members."""
     yield from session.requested or ()
     yield from session.eligible_profiles()
 
@@ -200,8 +201,7 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
 
 
 def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer anybody, member or not. A member has heard of the end now and leaves, whatever it was
-    doing."""
+    """Answer members and others. A member has heard of the end with this answer, and leaves."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = advertise(session, participant_id)
     known = session.heard.get(participant_id)
@@ -316,8 +316,8 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
 
 
 def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Event, ...]:
-    """Counted only of those who owe an update, for the round that they owe, and not of those who
-    are left out already: so it is bounded, however often somebody sends what cannot be used."""
+    """Count a refused update only of a participant that owes one, for that round, and that is not
+    left out already, so that the number of events is bounded."""
     participant_id = command.participant_id
     if not _is_owed(session, participant_id, command.round):
         return ()  # it came too late, which is no fault
@@ -330,8 +330,8 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ...]:
-    """Counted like a refused update. The participant is not selected again in this round, so that
-    the number of its failures is bounded by that of the rounds."""
+    """Count a failure like a refused update. The participant is not selected again in this round,
+    so that it has at most one failure a round."""
     participant_id = command.participant_id
     _require_member(session, participant_id)
     if not _is_owed(session, participant_id, command.round):

@@ -1,4 +1,4 @@
-"""What may be asked of the session."""
+"""The commands to a session."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

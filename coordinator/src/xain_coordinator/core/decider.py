@@ -54,7 +54,7 @@ class Decision:
 def decide(
     session: Session, command: c.Command, now: float, controller: Controller | None = None
 ) -> Decision:
-    """What a command does to the session at session time `now`, in seconds.
+    """Decide a command at session time `now`, in seconds.
 
     controller: made from the session's rules; by default the one of the core that they name.
     Raises a Refusal if it is not carried out, and ControllerFailed; then nothing has changed.
@@ -162,8 +162,8 @@ def effect_that_made(session: Session, models: Mapping[str, GlobalModel]) -> Eff
 
 def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
     """The work that makes a model of the updates of a round."""
-    # By name: who came back after an absence stands elsewhere in the selection, and a sum of floats
-    # depends on its order.
+    # Sorted by name: a participant that came back has another place in the selection, and a sum of
+    # floats depends on its order.
     names = sorted(round_.updates)
     updates = tuple(round_.updates[p] for p in names)
     staleness = tuple(round_.number - round_.trained_by(p) for p in names)

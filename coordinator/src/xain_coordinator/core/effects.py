@@ -1,4 +1,4 @@
-"""What must be done outside, after the events are durable. What comes back is a command."""
+"""Work outside of the core, done when the events are durable. Its result is a command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class RecordMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """What participants are told has changed: wake those who watch."""
+    """The advertised state has changed: wake the watchers."""
 
 
 Effect = InitialiseModel | Aggregate | EvaluateModel | RecordMetrics | Notify

@@ -1,7 +1,7 @@
-"""What has happened.
+"""The events of a session.
 
-Durable events are journalled before anybody hears of them, and folding them gives the session back.
-Soft events keep leases fresh; they live in memory only.
+Durable events are journalled before any effect or reply; folding them gives the session back. Soft
+events keep leases fresh and live in memory only.
 """
 
 from collections.abc import Mapping
@@ -145,7 +145,7 @@ class UploadNameBound:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAccepted:
-    """round: the one that counts it. staleness: how many rounds before that it was trained for.
+    """round: in which the update counts. staleness: how many rounds earlier it was trained for.
 
     metrics: of training. evaluation: of the model that the update was trained from.
     """
@@ -159,7 +159,7 @@ class UpdateAccepted:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAccepted:
-    """A participant has measured the last model, in the round that is there for it.
+    """A participant has measured the last model, in its EVALUATE round.
 
     evaluation: with 0 samples if its sender has measured nothing.
     """
@@ -171,7 +171,7 @@ class EvaluationAccepted:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRefused:
-    """An update cannot be used, by its own fault. round: the one that its sender trains."""
+    """An update cannot be used. round: the one that its sender trains."""
 
     participant_id: str
     round: int

@@ -19,7 +19,7 @@ from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.values import Expression, Round, Rules, Task
 from xain_messaging.conditional_events import Condition, parse
 
-# What a quorum counts: updates that participants have sent.
+# A quorum counts the updates of participants.
 PEER_TYPE = "participant"
 TAG = "update"
 
@@ -95,23 +95,23 @@ def is_complete(round_: Round, rules: Rules, *, buffered: bool) -> bool:
 
 
 def carried_over(round_: Round, rules: Rules) -> Mapping[str, int]:
-    """Who goes on with what they train when this round is over, and for which round that is."""
+    """Participants that go on training when this round is over, with the round that they train."""
     return {p: clock for p, clock in _clocks(round_).items() if _may_go_on(clock, round_, rules)}
 
 
 def is_carried_over(round_: Round, rules: Rules, participant_id: str) -> bool:
-    """It is one of them."""
+    """Whether this participant goes on training when the round is over."""
     clock = round_.trained_by(participant_id)
     return round_.owes(participant_id) and _may_go_on(clock, round_, rules)
 
 
 def _may_go_on(clock: int, round_: Round, rules: Rules) -> bool:
-    """The staleness does not leave behind whoever trains this round."""
+    """Whether an update of the round `clock` would not be too stale for the next model."""
     return rules.staleness is None or clock >= round_.number + 1 - rules.staleness
 
 
 def _clocks(round_: Round) -> dict[str, int]:
-    """Those who train, at the rounds that they train."""
+    """The round that each participant trains whose answer is outstanding."""
     return {p: round_.trained_by(p) for p in round_.outstanding}
 
 

@@ -54,7 +54,7 @@ def published_point(point: Point, round_: Round, rules: Rules, at: float) -> Poi
 
 
 def participant_point(participant_id: str, state: ParticipantState, round_: int) -> Point:
-    """What a participant says of itself."""
+    """The state that a participant reports."""
     fields = {"state": STATE_NUMBERS[state], "round": round_}
     return Point("participant", fields, {"id": participant_id})
 

@@ -1,4 +1,4 @@
-"""What is answered to a command that was carried out."""
+"""The replies to commands that were carried out."""
 
 from dataclasses import dataclass
 

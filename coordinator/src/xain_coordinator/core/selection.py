@@ -72,8 +72,10 @@ class Uniform:
 
 
 class RoundRobin:
-    """Who has waited longest. Whoever comes, or comes back, waits behind those who are here, so
-    that nobody is next for having been away."""
+    """Select the participants that have waited longest.
+
+    A participant that joins, or joins again, waits behind the members.
+    """
 
     def select(self, candidates: Sequence[Candidate], k: int, chance: Random) -> Sequence[str]:
         # Stable: of those who have waited as long as each other, the first by name.
@@ -142,14 +144,14 @@ def select(
     draw: counts the selections within a round, so that a replacement is a fresh draw.
     Raises ControllerFailed if it does not.
     """
-    # By name: the draw must depend on who is here, not on who came first.
+    # Sorted by name: the draw must depend on the members, not on the order in which they joined.
     candidates = sorted(candidates, key=lambda one: one.participant_id)
     chance = Random(f"{seed}:{round_}:{draw}")
     name = type(controller).__name__
     try:
         chosen = tuple(controller.select(candidates, k, chance))
     except Exception as error:
-        # It may be another's code, and raise anything; whose it is must be told.
+        # A plug-in's code may raise anything; the message must name it.
         raise ControllerFailed(
             f"the controller {name} has failed in round {round_}: {type(error).__name__}: {error}"
         ) from error
@@ -161,7 +163,7 @@ def select(
             f"who is no candidate: {_shown(chosen)}"
         )
     if len(chosen) < min(k, len(candidates)):
-        # Nobody would be asked again, and the round would wait for updates that nobody owes.
+        # The round would wait for updates that no participant owes.
         raise ControllerFailed(
             f"the controller {name} has selected {len(chosen)} participants for round {round_}; "
             f"{k} of {len(candidates)} candidates are wanted"

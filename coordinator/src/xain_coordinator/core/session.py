@@ -78,7 +78,7 @@ from xain_coordinator.core.values import (
 )
 from xain_coordinator.core.versioned import excluding, including, including_all
 
-# What can follow from a phase. Everything else is a broken invariant; the docs draw this table.
+# The phases that may follow a phase. Any other is a broken invariant; the docs draw this table.
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.STANDBY: frozenset({Phase.COLLECTING, Phase.AGGREGATING, Phase.FINISHED}),
     Phase.COLLECTING: frozenset({Phase.STANDBY, Phase.AGGREGATING, Phase.FINISHED}),
@@ -87,8 +87,8 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
 }
 
 
-# Refused updates are remembered of so many who have left, so that nobody is well again for having
-# left and come back.
+# Participants that have left and whose refused updates are remembered, so that a participant cannot
+# clear its record by leaving and coming back.
 MAX_DEPARTED = 1000
 
 
@@ -119,21 +119,20 @@ class Session:
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
-    carried: between two rounds, those who still train an earlier one, with its number.
-    bases: what earlier rounds that somebody still trains are trained from.
+    carried: between two rounds, participants that still train an earlier round, with its number.
+    bases: start of the training of earlier rounds that are still trained, by round.
     counted: in SSP and ASP, where models may follow each other faster than an answer travels, the
         latest update of each participant, and the round that it was trained for.
-    unselected: the eligible members who are neither in the open round nor, between two rounds,
-        carried; kept, since with every change it may matter whether there are any. After the end
-        nobody.
-    left_out: the eligible members who are; kept for the same reason, and empty when all is well.
+    unselected: the eligible members that are neither in the open round nor, between two rounds,
+        carried; kept, since every change may ask whether there are any. Empty after the end.
+    left_out: the eligible members that are left out; kept for the same reason.
     num_draws: selections made in the open round.
     num_eligible: of the members.
-    num_turns: how often anybody has been selected. turns: when each member was, last.
-    refusals: of whoever has had updates refused; of those who have left, while that matters.
-    since: when the phase was reached, or, in the first one, enough had gathered.
-    noted_at: the session time that was written down last.
-    evaluation: what evaluations have shown.
+    num_turns: selections of single participants so far. turns: the last one of each member.
+    refusals: faults of participants, also of those that have left, while they matter.
+    since: when the phase was reached, or, in the first one, when enough had gathered.
+    noted_at: the session time in the journal's latest record of time.
+    evaluation: progress and results of evaluations.
     heard, lease_floor: soft state, not part of the session's identity.
     """
 
@@ -171,7 +170,7 @@ class Session:
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """Who may be selected: of those who are not, whoever is not left out."""
+        """Participants that may be selected now and are not left out."""
         return tuple(p for p in self.available if p not in self.left_out)
 
     @property
@@ -202,15 +201,15 @@ class Session:
 
     @property
     def reserve(self) -> tuple[str, ...]:
-        """Those who would be in the pool if they were not left out."""
+        """Participants that would be in the pool if they were not left out."""
         return tuple(p for p in self.available if p in self.left_out)
 
     def is_left_out(self, participant_id: str) -> bool:
-        """Others are selected before it, because of its refused updates."""
+        """Whether others are selected before the participant, because of its faults."""
         return self.left_out_until(participant_id) is not None
 
     def left_out_until(self, participant_id: str) -> int | None:
-        """The round for which it is selected like others again; None if it is not left out."""
+        """The round from which the participant is selected again; None if it is not left out."""
         known = self.refusals.get(participant_id)
         if known is None or known.left_out_until <= self.round:
             return None
@@ -218,16 +217,16 @@ class Session:
 
     @property
     def drafted(self) -> frozenset[str]:
-        """Those who are left out, and in the open round all the same, because others were too few;
-        without those who have handed in."""
+        """Participants that are left out, but owe an update of the open round, because others were
+        too few."""
         round_ = self.open_round
         if round_ is None:
             return frozenset()
         return frozenset(p for p in self.left_out if round_.owes(p))
 
     def in_a_row(self, participant_id: str) -> int:
-        """Its refused updates, failures and missed deadlines since the last update that was
-        accepted, or since it was left out."""
+        """Refused updates, failures and missed deadlines of a participant since its last accepted
+        update, or since it was left out."""
         return self.refusals.get(participant_id, Refusals()).in_a_row
 
     def is_member(self, participant_id: str, instance_id: str = "") -> bool:
@@ -245,7 +244,7 @@ class Session:
         return max(second, key=lambda one: one.last_at, default=None)
 
     def owes_update(self, participant_id: str) -> bool:
-        """It trains, and has not handed in."""
+        """Whether the participant trains and its update is not in yet."""
         if self.open_round is None:
             return participant_id in self.carried
         return self.open_round.owes(participant_id)
@@ -355,7 +354,7 @@ class Session:
 
     @property
     def base(self) -> Base:
-        """What the open round is trained from."""
+        """Start of the training of the open round."""
         assert self.model is not None, "a round is open without a model"
         round_ = self.opened
         return Base(self.model, round_.epochs, self.epoch_base, round_.opened_at)
@@ -368,7 +367,7 @@ class Session:
         return is_carried_over(self.opened, self.rules, participant_id)
 
     def eligible_profiles(self) -> Iterator[DataProfile]:
-        """Of the eligible members that sent one, in the order in which they came."""
+        """Profiles of the eligible members that sent one, in the order in which they joined."""
         for member in self.members.values():
             if member.profile is not None and member.is_eligible:
                 yield member.profile
@@ -458,7 +457,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 instance_id,
                 can_initialise,
             )
-            # Whoever has handed in, gone, and come back is still one of the selected.
+            # A participant that handed in, left and came back is still one of the selected.
             opened = session.open_round
             is_selected = opened is not None and participant_id in opened.selected
             unselected, left_out = session.unselected, session.left_out
@@ -666,8 +665,8 @@ def _evaluated(session: Session, number: int, evaluation: Evaluation | None) -> 
 
 
 def _owing_evaluation(session: Session) -> Session:
-    """Let the coordinator evaluate the model there is, if it is to be evaluated. The last one does
-    not wait for those before it."""
+    """Let the coordinator evaluate the present model, if it is to be evaluated. The last model does
+    not wait for earlier ones."""
     model, rules, known = session.model, session.rules, session.evaluation
     if not rules.evaluate_data or rules.evaluate_every == 0 or model is None or model.is_empty:
         return session
@@ -707,8 +706,7 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
 
 
 def _sharing_columns(session: Session, profile: DataProfile | None) -> DataProfile | None:
-    """The profile with the columns of the first member, if they are the same: there may be many
-    members, and many columns."""
+    """The profile, sharing equal columns with the first member's profile to save memory."""
     first = next(iter(session.members.values()), None)
     if profile is None or first is None or first.profile is None:
         return profile
@@ -718,7 +716,7 @@ def _sharing_columns(session: Session, profile: DataProfile | None) -> DataProfi
 
 
 def _without(session: Session, participant_id: str) -> Session:
-    """Gone."""
+    """Remove a participant and release the update that it still owed."""
     member = session.members.get(participant_id)
     is_eligible = member is not None and member.is_eligible
     session = _released(session, participant_id)
@@ -739,7 +737,7 @@ def _without(session: Session, participant_id: str) -> Session:
 
 
 def _released(session: Session, participant_id: str) -> Session:
-    """What it still owed, somebody else will do; what was accepted from it stays."""
+    """Take a participant that owes an update out of the selection. An accepted update stays."""
     if not session.owes_update(participant_id):
         return session
     round_ = session.open_round
@@ -756,7 +754,7 @@ def _released(session: Session, participant_id: str) -> Session:
 
 
 def _with_departed(session: Session, participant_id: str) -> Session:
-    """Of those who have left, what would matter if they came back, and not of too many of them."""
+    """Keep the faults of a participant that has left, of at most MAX_DEPARTED participants."""
     known = session.refusals.get(participant_id)
     if known is None:
         return session
@@ -771,7 +769,7 @@ def _with_departed(session: Session, participant_id: str) -> Session:
 
 
 def _take_turns(session: Session, number: int, selected: Sequence[str]) -> Session:
-    """They are selected for this round, in this order."""
+    """Note that participants are selected for a round, in this order."""
     first = session.num_turns + 1
     turns = {p: Turn(at, number) for at, p in enumerate(selected, first)}
     num_turns = session.num_turns + len(selected)
@@ -784,7 +782,7 @@ def _take_turns(session: Session, number: int, selected: Sequence[str]) -> Sessi
 
 
 def _well_again(session: Session, participant_id: str) -> Session:
-    """A good update ends a row of refused ones, and what they have led to."""
+    """Clear the faults in a row of a participant after a good update, and select it again."""
     known = session.refusals.get(participant_id)
     if known is None or known == Refusals(known.num):
         return session

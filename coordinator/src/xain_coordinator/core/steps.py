@@ -1,4 +1,4 @@
-"""What follows from a state that is reached, or from time: the second step of `decide`."""
+"""The events that follow from the state, or from time: the second step of `decide`."""
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import why_stopped
@@ -39,7 +39,7 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
 
 
 def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
-    """The last model is evaluated if anybody can do that, and then the session is over."""
+    """Evaluate the last model if a participant or the coordinator can, and finish the session."""
     round_ = session.open_round
     if round_ is None:
         assert session.model is not None, "nothing was trained"
@@ -176,7 +176,7 @@ def _next_step_between_rounds(
     num_connected = max(session.num_eligible - len(session.left_out), rules.num_required)
     fraction = rules.fraction_participants
     k = num_selected(num_connected, fraction, rules.over_selection)
-    # Whoever trains for longer than a round may take holds nobody's place.
+    # A participant that trains for longer than a round may take occupies no slot.
     num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
     drawn = _draw(session, session.pool, max(0, k - num_busy), controller)
     selected = (*carried, *drawn)

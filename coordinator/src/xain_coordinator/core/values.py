@@ -1,4 +1,4 @@
-"""What commands, events and effects are made of: small immutable values."""
+"""Small immutable values of which commands, events and effects are made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class Phase(StrEnum):
 
 
 class Task(StrEnum):
-    """What the selected participants do in a round."""
+    """The task of the selected participants in a round."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"  # measure the model on held-out data; nothing is aggregated
@@ -72,7 +72,7 @@ class Transfer:
 
 
 class ParticipantState(StrEnum):
-    """What a participant says of itself in a heartbeat."""
+    """State of a participant, as its heartbeats report it."""
 
     READY = "ready"
     TRAINING = "training"
@@ -124,7 +124,7 @@ class GlobalModel:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a round is trained from. epoch_base: epochs trained before it."""
+    """Start of the training of a round. epoch_base: epochs trained before it."""
 
     model: GlobalModel
     epochs: int
@@ -184,7 +184,7 @@ class Names(tuple[str, ...]):
 
     @staticmethod
     def _with_known(names: "Names", known: frozenset[str]) -> "Names":
-        # They are looked up at once, and hashing all of them again takes far longer than a copy.
+        # The names are looked up at once, and hashing all again takes far longer than a copy.
         names.__dict__["_known"] = known
         return names
 
@@ -206,7 +206,7 @@ class Round:
     damaged: the key of each participant's latest accepted update that was found damaged in the
         store, and no longer counts.
     reopened_at: when the first damaged update was found; the deadline is counted from then.
-    task: what the selected do.
+    task: of the selected participants.
     evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
         the round waits for; one with 0 samples tells that its sender has measured nothing.
     failed: participants whose own code failed in this round, and that are not selected again in it
@@ -236,17 +236,17 @@ class Round:
 
     @property
     def is_evaluation(self) -> bool:
-        """The selected measure the last model, and nobody trains."""
+        """Whether the selected participants measure the last model, and none trains."""
         return self.task is Task.EVALUATE
 
     @property
     def answers(self) -> Mapping[str, object]:
-        """What the round waits for, by participant: updates, or evaluations."""
+        """Updates or evaluations by participant, of which the round needs one of each selected."""
         return self.evaluations if self.is_evaluation else self.updates
 
     @property
     def all_in(self) -> bool:
-        """Nothing is outstanding."""
+        """Whether no answer is outstanding."""
         return len(self.answers) == len(self.selected)  # whose answers they are
 
     @property
@@ -256,7 +256,7 @@ class Round:
         return tuple(p for p in self.selected if p not in answers)
 
     def owes(self, participant_id: str) -> bool:
-        """It is among the outstanding."""
+        """Whether the answer of a selected participant is outstanding."""
         return participant_id in self.selected and participant_id not in self.answers
 
     def trained_by(self, participant_id: str) -> int:
@@ -291,7 +291,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a session was opened with. It keeps them to its end, whatever the configuration says
+    """The settings of a session. It keeps them to its end, whatever the configuration says
     after a restart.
 
     fraction_participants: exact, in (0, 1].

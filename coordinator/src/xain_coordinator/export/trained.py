@@ -19,13 +19,14 @@ from xain_coordinator.history import RoundRecord
 from xain_coordinator.integrity import parse_vector
 from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.restore import open_stopped
+from xain_coordinator.server.translate import layout_of
 from xain_coordinator.status_view import fetch
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
-from xain_workloads.model import Model, TensorSpec
+from xain_workloads.model import Model
 
 DOWNLOAD_S = 600.0
 
@@ -162,10 +163,8 @@ def ask(address: str) -> Iterator[Trained]:
 
 def _model(message: Any) -> GlobalModel:
     ref = WeightsRef(message.ref.key, message.ref.size_bytes, message.ref.digest.hex())
-    layout = tuple(
-        TensorSpec(t.name, tuple(t.shape), t.dtype, t.kind or "weight") for t in message.layout
-    )
-    shape, metadata = tuple(message.shape), dict(message.metadata)
+    layout, metadata = layout_of(message.layout), dict(message.metadata)
+    shape = tuple(message.shape)
     return GlobalModel(message.round, ref, message.dtype, shape, layout, metadata)
 
 

@@ -45,7 +45,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """What a round is trained from. key: of its model, as in _Body."""
+    """Start of the training of a round. key: of its model, as in _Body."""
 
     round: int
     key: str

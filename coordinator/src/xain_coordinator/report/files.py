@@ -1,4 +1,4 @@
-"""What a stopped coordinator's files tell, as a running one would answer."""
+"""The status of a session from the files of a stopped coordinator."""
 
 import asyncio
 from collections import Counter

@@ -309,7 +309,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     def _evaluation(
         self, participant_id: str, round_: int, request: pb.EndTrainingRoundRequest
     ) -> Evaluation | None:
-        """What the sender has measured. One that cannot be taken costs it nothing else."""
+        """The sender's evaluation. An invalid one is dropped and logged; the update counts."""
         message = request.evaluation
         if not request.HasField("evaluation"):
             return None

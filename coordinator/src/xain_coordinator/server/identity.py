@@ -1,4 +1,4 @@
-"""Who is calling, and since when."""
+"""Identity of the caller, and the age of its call."""
 
 from typing import Any
 
@@ -16,8 +16,7 @@ def participant_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
 
 
 def instance_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """What tells the caller's process from others with its participant id; "" if it does not say,
-    as a XAIN client."""
+    """The instance id of the caller's process; "" if it sends none, as a XAIN client."""
     return _said(context, INSTANCE_ID_KEY) or ""
 
 

@@ -22,7 +22,7 @@ class OpenRounds:
         self._max_update_norm = max_update_norm
 
     def wanted(self, places: Iterable[str]) -> set[str]:
-        """Those of rounds that somebody may still hand in for."""
+        """The places of rounds for which updates are still taken."""
         session = self._driver.session
         if session.phase is Phase.FINISHED:
             return set()
@@ -33,7 +33,7 @@ class OpenRounds:
         return place in self.wanted([place])
 
     def model_of(self, round_: int) -> GlobalModel | None:
-        """What the updates of a round are trained from; None if there is no model yet."""
+        """The model that the updates of a round are trained from; None if there is none yet."""
         session = self._driver.session
         base = session.bases.get(round_)
         model = session.model if base is None else base.model

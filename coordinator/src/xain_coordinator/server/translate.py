@@ -1,7 +1,7 @@
 """The core's values as messages."""
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.points import STATE_NUMBERS
@@ -25,15 +25,8 @@ def wire_state(state: Phase | ParticipantState) -> pb.State.ValueType:
     return cast(pb.State.ValueType, STATE_NUMBERS[state])
 
 
-_TASKS: Mapping[Task, pb.Task.ValueType] = {
-    Task.TRAIN: pb.TRAIN,
-    Task.EVALUATE: pb.EVALUATE,
-    Task.INITIALISE: pb.INITIALISE,
-}
-
-
 def wire_task(task: Task) -> pb.Task.ValueType:
-    return _TASKS[task]
+    return pb.Task.Value(task.name)
 
 
 def evaluation_message(evaluation: Evaluation | None) -> pb.Evaluation | None:
@@ -87,9 +80,7 @@ def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
                 f"tensor {tensor.name!r} is of kind {tensor.kind!r}; "
                 'it must be "weight" or "statistic"'
             )
-        kind: Literal["weight", "statistic"] = (
-            "statistic" if tensor.kind == "statistic" else "weight"
-        )
+        kind: Any = tensor.kind or "weight"
         layout.append(TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind))
     return tuple(layout)
 
