@@ -4,13 +4,16 @@
 
 Slice i belongs to whoever holds the lock on SLICES/i. The kernel gives it back with the process,
 however that ends, so no claim outlives its replica: one that was killed finds a slice free when it
-comes back, and is the same participant again, since its name is that of the slice.
+comes back, and is the same participant again, since its name is that of the slice. Its instance id
+is the container's host name, which stays over restarts of the container: the coordinator takes it
+for the same process, and need not wait for the lease of the killed one.
 
 Exit status 1 if all slices are taken.
 """
 
 import fcntl
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -25,6 +28,7 @@ def main() -> None:
         sys.exit(f"claim_slice.py: all {num_parts} slices are taken; divide the data into more")
     os.environ["XAIN_PARTICIPANT_PARTITION__INDEX"] = str(index)
     os.environ["XAIN_PARTICIPANT_PARTICIPANT__ID"] = f"slice-{index}"
+    os.environ["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] = socket.gethostname()
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

@@ -3,15 +3,18 @@ the end while parts of it die."""
 
 import io
 import json
+import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import tomllib
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
-import grpc
 import numpy as np
 import pytest
 import yaml
@@ -23,8 +26,6 @@ from support.containers.stack import Stack
 from xain_coordinator.config import CoordinatorConfig
 from xain_messaging.process.settings import load as load_settings
 from xain_participant.config import ParticipantConfig
-from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 from xain_workloads import workload
 from xain_workloads.data import load
 from xain_workloads.model import Model, TensorSpec
@@ -200,6 +201,27 @@ def test_points_are_read_from_influxdb():
     assert series[""] == {second + 1000: 4}
 
 
+def test_replica_has_name_of_its_slice_and_instance_of_its_container(tmp_path):
+    """A container that is restarted after a kill is the same instance."""
+    for index in range(2):
+        (tmp_path / str(index)).touch()
+    folder = engine.ROOT / "deploy/compose"
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); import claim_slice, pathlib; "
+        f"claim_slice.SLICES = pathlib.Path({str(tmp_path)!r}); claim_slice.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "env"],
+        env={**os.environ, "XAIN_PARTICIPANT_PARTITION__NUM_PARTS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    given = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert given["XAIN_PARTICIPANT_PARTICIPANT__ID"] == "slice-0"
+    assert given["XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID"] == socket.gethostname()
+
+
 # --- on a real engine -----------------------------------------------------------------------------
 
 
@@ -237,7 +259,6 @@ def test_a_training_survives_its_parts(stack):
     killed = participants[1]
     send(killed, signal.SIGKILL)
     wait_until("it is restarted", lambda: engine.inspect(killed)["RestartCount"] == 1)
-    leave_in_place_of(killed, stack)
     wait_until("and has joined", lambda: engine.logs(killed).count('"joined"') == 2)
     assert where(stack) == (session, "collecting", 0, NUM_PARTICIPANTS - 1)
     assert names(stack) == ids
@@ -279,19 +300,6 @@ def freeze_in_the_first_round(stack):
         300,
     )
     return [first, second, third, last]
-
-
-def leave_in_place_of(participant, stack):
-    """Say the goodbye that a killed process could not say. Its lease is ten minutes here, and
-    without a state directory the next process waits for the end of it."""
-    lines = filter(None, map(json_of, engine.logs(participant).splitlines()))
-    name = next(line["participant"] for line in lines if line["event"] == "joined")
-    with grpc.insecure_channel(f"127.0.0.1:{stack.ports['XAIN_PORT']}") as channel:
-        CoordinatorStub(channel).Heartbeat(
-            pb.HeartbeatRequest(state=pb.FINISHED),
-            metadata=(("xain-participant-id", name),),
-            timeout=30,
-        )
 
 
 def connected(stack):

@@ -165,6 +165,27 @@ async def test_process_with_the_state_directory_of_a_killed_one_takes_over_at_on
     assert lines(coordinator, "participant_left") == []
 
 
+async def test_process_with_the_given_instance_id_of_a_killed_one_takes_over_at_once(
+    begin: Begin, launch: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a restarted container does, whose orchestrator gives its name; another one is refused."""
+    coordinator = await begin(server__heartbeat_timeout_s=600)
+    target = target_of(coordinator)
+    table = "a,b,y\n1,2,0\n2,1,1\n"
+    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID", "pod-7")
+    first = await launch(Csv(tmp_path, target, "ward", table))
+    await first.until_logged("joined")
+    await first.kill()
+    first.log_path.unlink()
+    again = await launch(Csv(tmp_path, target, "ward", table))
+    await again.until_logged("joined")
+    assert lines(coordinator, "participant_left") == []
+    await again.kill()
+    monkeypatch.setenv("XAIN_PARTICIPANT_PARTICIPANT__INSTANCE_ID", "pod-8")
+    other = await launch(Csv(tmp_path, target, "ward", table))
+    await other.until_logged("if it has ended, this one takes its place")
+
+
 # --- failures ---
 
 

@@ -208,6 +208,7 @@ class Loop:
                 direct=settings.coordinator.direct,
                 observer=self._observe,
                 state=self._state,
+                instance_id=ours.instance_id or None,
                 tells_messages=ours.report_failures == "full",
             )
         except BaseException:

@@ -103,6 +103,7 @@ def run(
     observer: Observer | None = None,
     alive: Alive | None = None,
     state: Keeper | None = None,
+    instance_id: str | None = None,
     tells_messages: bool = False,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
@@ -117,13 +118,16 @@ def run(
     observer: called in this thread. alive: what a health check looks at.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
+    instance_id: tells this process from others with the same participant id; by default a random
+    one. A process that is started again with the one of a killed process takes over at once, so no
+    two that run at a time may have the same. With a state, the state's counts.
     tells_messages: whether the coordinator may know the text of an exception in the participant's
     code, which may quote the data; its type, files, lines and functions it is always told.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
-    Raises ValueError if participant_id cannot be a name, or is another than the state's, or the
-    tags cannot be sent.
+    Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
+    another than the state's, or the tags cannot be sent.
     """
     agent = Agent(
         participant,
@@ -134,6 +138,7 @@ def run(
         observer=observer,
         alive=alive,
         state=state,
+        instance_id=instance_id,
         tells_messages=tells_messages,
     )
     with _stopped_by_signals(agent):
@@ -157,8 +162,8 @@ class Agent:
 
     runtime, channel, chance: where it runs, how it connects to `target`, and what its pauses are
     drawn from; the defaults are the real ones.
-    Raises ValueError if participant_id cannot be a name, or is another than the state's, or the
-    tags cannot be sent.
+    Raises ValueError if participant_id or instance_id cannot be a name, or the participant_id is
+    another than the state's, or the tags cannot be sent.
     """
 
     def __init__(
@@ -172,6 +177,7 @@ class Agent:
         observer: Observer | None = None,
         alive: Alive | None = None,
         state: Keeper | None = None,
+        instance_id: str | None = None,
         tells_messages: bool = False,
         runtime: Runtime | None = None,
         channel: Callable[[str], grpc.Channel] = open_channel,
@@ -191,7 +197,12 @@ class Agent:
         self.participant_id = participant_id
         chance = chance or Random()
         self._watch_chance = Random(chance.getrandbits(64))  # of a thread of its own
-        instance_id = state.instance_id if state is not None else new_instance_id(chance)
+        if state is not None:
+            instance_id = state.instance_id
+        elif instance_id is None:
+            instance_id = new_instance_id(chance)
+        elif (why := why_not(instance_id)) is not None:
+            raise ValueError(f"instance_id is {instance_id!r}: {why}")
         self._tags = dict(tags or {})
         self._participant = participant
         self._target = target

@@ -283,6 +283,7 @@ def _run(
             direct=settings.coordinator.direct,
             alive=alive,
             state=state,
+            instance_id=settings.participant.instance_id or None,
             tells_messages=settings.participant.report_failures == "full",
         )
     raise typer.Exit(status)

@@ -79,6 +79,7 @@ class ParticipantSettings(Section):
     """[participant]"""
 
     id: ParticipantName = ""
+    instance_id: ParticipantName = ""
     alive_file: FilePath | None = None
     state_dir: FilePath | None = None
     report_failures: Literal["type", "full"] = "type"
