@@ -166,7 +166,7 @@ def _now(one: ParticipantStatus) -> Text:
     if one.selected:
         return Text("selected")
     if one.not_eligible_because:
-        return Text(clean(one.not_eligible_because), style="dim")
+        return Text(clean(one.not_eligible_because.partition(":")[0]), style="dim")
     return Text("waits", style="dim")
 
 

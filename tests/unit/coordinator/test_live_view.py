@@ -36,6 +36,9 @@ def snapshot(**status: object) -> Snapshot:
             reported_state=pb.TRAINING,
             transfer=pb.Transfer(direction=pb.Transfer.UPLOAD, percent=0),
         ),
+        inspection.ParticipantStatus(
+            participant_id="f", not_eligible_because="left out until round 7: it missed deadlines"
+        ),
     ]
     return Snapshot(
         inspection.GetStatusResponse(
@@ -75,6 +78,7 @@ def test_the_view_shows_state_curves_sites_and_problems() -> None:
         "trains",
         "downloading 80 %",
         "uploading 0 %",
+        "left out until round 7  ",
         "failed: TypeError",
         "! site c is left out",
     ):
