@@ -119,28 +119,6 @@ def test_apply_takes_our_part() -> None:
     assert Partition().apply(dataset) is dataset
 
 
-@pytest.mark.parametrize(
-    ("fields", "complaint"),
-    [
-        ({"kind": "random"}, "kind is 'random'; choose one of: dirichlet, iid, none"),
-        ({"kind": "iid", "num_parts": 0}, "num_parts is 0"),
-        ({"kind": "iid", "num_parts": 2.0}, "num_parts is 2.0; it must be a whole number"),
-        ({"kind": "iid", "num_parts": 2, "index": 2}, "index is 2; it must be below num_parts, 2"),
-        ({"kind": "iid", "index": -1}, "index is -1"),
-        ({"kind": "iid", "index": True}, "index is True"),
-        ({"seed": -1}, "seed is -1"),
-        ({"alpha": 0.0}, "alpha is 0.0; it must be above 0"),
-        ({"alpha": float("nan")}, "alpha is nan; it must be finite"),
-        ({"alpha": 1e9}, "alpha is 1000000000.0; it must be at most"),
-        ({"num_parts": 4, "index": 1}, "num_parts is 4, but kind is 'none'"),
-    ],
-)
-def test_wrong_fields_are_named(fields: dict[str, Any], complaint: str) -> None:
-    """A wrong configuration says which field, and what it may be."""
-    with pytest.raises(ValueError, match=complaint):
-        Partition(**fields)
-
-
 # Train and test
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.dataset import Dataset, Target
-from xain_workloads.options import require_choice, require_range
+from xain_workloads.options import require_range
 from xain_workloads.profile import sort_classes
 from xain_workloads.table import Table
 
@@ -35,7 +35,6 @@ class Partition:
     index: of the part, 0 <= index < num_parts.
     alpha: concentration of "dirichlet"; the smaller, the more the parts differ.
     seed: 0 or more; the same for all participants.
-    Raises ValueError that names the field.
     """
 
     kind: Kind = "none"
@@ -43,22 +42,6 @@ class Partition:
     index: int = 0
     alpha: float = 0.5
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("kind", self.kind, ("none", "iid", "dirichlet"))
-        for name in ("num_parts", "index", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{name} is {value!r}; it must be a whole number")
-        require_range("num_parts", self.num_parts, at_least=1)
-        require_range("index", self.index, at_least=0)
-        require_range("seed", self.seed, at_least=0)
-        require_range("alpha", self.alpha, above=0, at_most=MAX_ALPHA)
-        if self.index >= self.num_parts:
-            raise ValueError(f"index is {self.index}; it must be below num_parts, {self.num_parts}")
-        if self.kind == "none" and self.num_parts > 1:
-            # Every participant would train on everything, which looks like success.
-            raise ValueError(f"num_parts is {self.num_parts}, but kind is 'none'; choose a kind")
 
     def apply(self, data: Data) -> Data:
         """This participant's part of the data; it may be empty."""
