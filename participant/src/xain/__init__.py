@@ -33,8 +33,8 @@ __all__ = [
     "trainable",
 ]
 
-# A script's data loader forks processes, which never use gRPC. With its own handling of forks gRPC
-# would print a line for each of them. gRPC reads this when it is imported, which is later than now.
+# A script's data loader forks processes, which never use gRPC. gRPC would print a line for each of
+# them. gRPC reads the variable when it is imported, which is later than now.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _MODULES = {

@@ -5,8 +5,8 @@ flat vector. Which of a model's tensors travel:
 
 - trainable parameters, as kind "weight";
 - buffers of floating point, such as the running mean of a batch normalisation, as kind "statistic";
-- neither frozen parameters nor integer counters: each participant keeps its own;
-- nor what the coordinator's `[model] personal` names.
+- not frozen parameters and integer counters: each participant keeps its own;
+- not the tensors that the coordinator's `[model] personal` names.
 
 A mapping has no buffers: its entries of floating point travel, and those called running_mean or
 running_var are statistics. torch is never imported here: a script that has torch tensors has it.
@@ -86,12 +86,7 @@ def declare(initial: Any) -> Declared:
     if isinstance(initial, Mapping):
         return _declare_mapping(initial)
     if isinstance(initial, np.ndarray) or is_tensor(initial):
-        vector = _to_numpy(initial, "the initial weights")
-        if vector.ndim != 1:
-            raise TypeError(
-                f"the initial weights have shape {vector.shape}; an array must be a flat vector, "
-                "several arrays go into a mapping by name"
-            )
+        vector = _flat(initial, "xain.rounds()")
         return Declared((), lambda: initial, vector.size, is_tensor(initial))
     raise TypeError(
         "xain.rounds() takes a torch module, a mapping of names to arrays, a flat vector, or a "
@@ -136,8 +131,8 @@ def _declare_mapping(mapping: Mapping[str, Any]) -> Declared:
     if not layout:
         raise ValueError("the initial weights have no tensor of floating point: nothing to train")
     is_torch = any(map(is_tensor, mapping.values()))
-    whole = tuple(layout)
-    return Declared(whole, lambda: mapping, size_of(whole), is_torch, dtypes=dtypes)
+    travels = tuple(layout)
+    return Declared(travels, lambda: mapping, size_of(travels), is_torch, dtypes=dtypes)
 
 
 def _is_floating(value: Any, name: str) -> bool:
@@ -188,26 +183,21 @@ def require_same(ours: Layout, theirs: Layout) -> None:
 def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
     """The vector of a script's weights, (d,).
 
-    layout: empty if the weights must be a flat vector. source: what a message calls the caller.
-    Raises LayoutMismatch, or TypeError for what are no weights.
+    layout: empty if the session has none. source: name of the caller for messages.
+    Raises LayoutMismatch, and TypeError for an argument that is no weights.
     """
     if is_module(weights):
         weights = weights.state_dict()
     if isinstance(weights, np.ndarray) or is_tensor(weights):
-        vector = _to_numpy(weights, "the weights")
-        if vector.ndim != 1:
-            raise TypeError(
-                f"{source} was given an array of shape {vector.shape}; an array must be a flat "
-                "vector, several arrays go into a mapping by name"
-            )
-        return vector
+        return _flat(weights, source)
     if not isinstance(weights, Mapping):
         raise TypeError(
             f"{source} takes model.state_dict(), a mapping of names to arrays or a flat vector, "
             f"not {type(weights).__name__}"
         )
+    layout = layout or declare(weights).layout
     arrays = {}
-    for spec in layout or declare(weights).layout:
+    for spec in layout:
         if spec.name not in weights:
             raise LayoutMismatch(f"{source} was given no tensor {spec.name!r}")
         array = _to_numpy(weights[spec.name], f"tensor {spec.name!r}")
@@ -217,7 +207,7 @@ def to_vector(weights: Any, layout: Layout, source: str) -> NDArray[Any]:
                 f"expected {spec.shape}"
             )
         arrays[spec.name] = array
-    return flatten(arrays, layout or declare(weights).layout)
+    return flatten(arrays, layout)
 
 
 def from_vector(
@@ -226,10 +216,10 @@ def from_vector(
     declared: Declared | None,
     kept: Mapping[str, NDArray[Any]],
 ) -> Any:
-    """A vector as the script wants it: a mapping by name, or flat without a layout.
+    """The weights for the script: a mapping by name, or a flat vector if there is no layout.
 
-    kept: tensors that this participant keeps for itself, as it left them.
-    A module's own tensors stand where nothing travels, so that load_state_dict() finds them all.
+    kept: tensors that this participant keeps for itself, with their last values.
+    Tensors that do not travel have the module's own values, so that load_state_dict() finds all.
     """
     is_torch = declared.is_torch if declared is not None else "torch" in sys.modules
     if not layout:
@@ -279,6 +269,16 @@ def is_module(value: object) -> bool:
     """Whether this is a torch module."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _flat(value: Any, source: str) -> NDArray[Any]:
+    vector = _to_numpy(value, "the vector")
+    if vector.ndim != 1:
+        raise TypeError(
+            f"{source} was given an array of shape {vector.shape}; an array must be a flat vector, "
+            "several arrays go into a mapping by name"
+        )
+    return vector
 
 
 def _to_numpy(value: Any, what: str) -> NDArray[Any]:
