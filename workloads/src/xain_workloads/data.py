@@ -4,7 +4,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, isinf, nan
+from math import isfinite, nan
 from os import PathLike
 from pathlib import Path
 from typing import Any, get_args
@@ -306,7 +306,9 @@ def _open_arrays(
     labels = np.asarray(target)
     if labels.shape != matrix.shape[:1]:
         raise DataError(f"{origin}: target has shape {labels.shape}, expected ({matrix.shape[0]},)")
-    return _Source(origin, names, read, "target", canonical_target(labels, task, origin))
+    return _Source(
+        origin, names, read, "target", canonical_target(labels, task, f"{origin}: target")
+    )
 
 
 def _open_bundled(name: str, task: Task) -> _Source:
@@ -442,16 +444,9 @@ def _open_arrow(
             f"{path}: column {target!r}, row {row + 1}: the value is missing, and the target needs"
             " one in every row; take the row out of the file"
         )
-    infinite = np.isinf(labels) if task == "regression" else _infinite(labels)
-    if infinite.any():
-        row = int(np.flatnonzero(infinite)[0])
-        raise DataError(f"{path}: column {target!r}, row {row + 1}: {labels[row]} is not finite")
     names = [name for name in table.column_names if name != target]
-    return _Source(str(path), names, read, target, canonical_target(labels, task, str(path)))
-
-
-def _infinite(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    return np.array([isinstance(label, float) and isinf(label) for label in labels], dtype=np.bool_)
+    labels = canonical_target(labels, task, f"{path}: column {target!r}")
+    return _Source(str(path), names, read, target, labels)
 
 
 def _read_column(

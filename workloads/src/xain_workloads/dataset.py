@@ -112,30 +112,31 @@ def class_name(label: object) -> str:
     return class_name(float(text))
 
 
-def canonical_target(labels: NDArray[Any], task: str, origin: str) -> Target:
+def canonical_target(labels: NDArray[Any], task: str, where: str) -> Target:
     """The target of a task: class names for classification, float64 for regression.
 
-    labels: (n,). Raises DataError that names origin and row if a label is empty or not finite.
+    labels: (n,). where: name of the target for messages.
+    Raises DataError that names the row if a label is empty or not finite.
     """
     if task not in get_args(Task):
         raise DataError(f"task is {task!r}; choose one of: {', '.join(get_args(Task))}")
-    _require_finite(labels, origin)
+    _require_finite(labels, where)
     if task == "regression":
         if labels.dtype.kind not in "biuf":
-            raise DataError(f"{origin}: target has dtype {labels.dtype}, regression needs numbers")
+            raise DataError(f"{where} has dtype {labels.dtype}, regression needs numbers")
         return labels.astype(np.float64)
     if labels.dtype.kind not in "biufUSO":
-        raise DataError(f"{origin}: target has dtype {labels.dtype}, expected numbers or text")
+        raise DataError(f"{where} has dtype {labels.dtype}, expected numbers or text")
     values = labels.tolist()
     names = {value: class_name(value) for value in set(values)}
     canonical = np.array([names[value] for value in values], dtype=np.str_)
     if not canonical.all():  # an empty string is false
         row = int(np.flatnonzero(canonical == "")[0])
-        raise DataError(f"{origin}: target, row {row + 1}: the label is empty")
+        raise DataError(f"{where}, row {row + 1}: the label is empty")
     return canonical
 
 
-def _require_finite(labels: NDArray[Any], origin: str) -> None:
+def _require_finite(labels: NDArray[Any], where: str) -> None:
     if labels.dtype.kind == "f":
         finite = np.isfinite(labels)
     elif labels.dtype.kind == "O":
@@ -146,4 +147,4 @@ def _require_finite(labels: NDArray[Any], origin: str) -> None:
         return
     if not finite.all():
         row = int(np.flatnonzero(~finite)[0])
-        raise DataError(f"{origin}: target, row {row + 1}: {labels[row]} is not finite")
+        raise DataError(f"{where}, row {row + 1}: {labels[row]} is not finite")
