@@ -36,7 +36,7 @@ from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
 from xain_coordinator.model_folder import ModelFolder
 from xain_coordinator.other_rules import OtherRules, differences, require_same_rules
-from xain_coordinator.own_data import load_own_data
+from xain_coordinator.own_data import Types, load_own_data
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import (
     Clock,
@@ -407,14 +407,17 @@ def open_store(config: CoordinatorConfig) -> OpenStore:
             return OpenStore(s3, s3, s3.close)
 
 
-def _own_data(config: CoordinatorConfig) -> Table | None:
-    """The data that the coordinator evaluates models on, if there are any. Raises DataError."""
+def _own_data(config: CoordinatorConfig) -> Callable[[Types], Table] | None:
+    """Read the data that the coordinator evaluates models on, if there are any.
+
+    Returns a function that reads them with the types of columns. Raises DataError.
+    """
     evaluate = config.evaluate
     if not evaluate.data:
         return None
-    return load_own_data(
-        evaluate.data, target=evaluate.target, task=evaluate.task, scale=evaluate.scale
-    )
+    load = partial(load_own_data, evaluate.data, evaluate.target, evaluate.task, evaluate.scale)
+    load(tuple(config.data_schema.columns.items()))  # a wrong file is told at the start
+    return load
 
 
 def _metrics(config: CoordinatorConfig, clock: Clock) -> MetricsStore:

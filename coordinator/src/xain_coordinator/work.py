@@ -44,7 +44,7 @@ from xain_coordinator.core.values import GlobalModel, Phase
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import damaged_updates
 from xain_coordinator.outage import Outage
-from xain_coordinator.own_data import evaluate_stored
+from xain_coordinator.own_data import Types, evaluate_stored
 from xain_coordinator.plugins import PluginFailed
 from xain_coordinator.ports import MetricsStore, StoreError, StoreUnavailable, WeightsStore
 from xain_coordinator.rebuilding import rebuild_damaged_model
@@ -77,7 +77,7 @@ class StoreWorker:
     preprocessing: how columns are prepared for it.
     publish_further: puts a new model where else it is looked for, before anybody hears of it; in a
         thread, and again after a crash.
-    own_data: what the coordinator evaluates models on; None if it has nothing.
+    own_data: reads the data that the coordinator evaluates models on; None if there are none.
     personal: patterns of the names of tensors that each participant keeps for itself.
     first_retry_s: how long to wait for a store that is away; each time twice as long.
     trouble: what the store last said, "" once work has succeeded again. outage: the same for the
@@ -93,7 +93,7 @@ class StoreWorker:
         *,
         preprocessing: PreprocessingOptions = DEFAULT_PREPROCESSING,
         publish_further: Callable[[GlobalModel], None] | None = None,
-        own_data: Table | None = None,
+        own_data: Callable[[Types], Table] | None = None,
         personal: Sequence[str] = (),
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:

@@ -1,6 +1,7 @@
 """The coordinator evaluates models on data of its own, and a failure costs it nothing else."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from xain_workloads.data import load_table
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
 from xain_workloads.table import Table
-from xain_workloads.workload import create
+from xain_workloads.workload import create, initial_model
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def stored(iris: Table, store: MemoryStore) -> GlobalModel:
 def test_stored_model_is_measured_as_the_workload_measures_it(
     iris: Table, store: MemoryStore, stored: GlobalModel
 ) -> None:
-    found = evaluate_stored(store, stored, iris)
+    found = evaluate_stored(store, stored, lambda _: iris)
     assert found.num_samples == 150
     assert sorted(found.metrics) == ["accuracy", "loss"]
     assert found.metrics["accuracy"] == pytest.approx(1 / 3)
@@ -50,7 +51,7 @@ def test_stored_model_is_measured_as_the_workload_measures_it(
 def test_model_without_a_workload_cannot_be_measured(iris: Table, store: MemoryStore) -> None:
     model = store_model(store, 0, Model(np.zeros(3, np.float32), ()))
     with pytest.raises(ValueError, match="do not name its workload"):
-        evaluate_stored(store, model, iris)
+        evaluate_stored(store, model, lambda _: iris)
 
 
 def test_damaged_model_is_not_measured(
@@ -65,7 +66,22 @@ def test_damaged_model_is_not_measured(
         stored.metadata,
     )
     with pytest.raises(StoreError, match="damaged"):
-        evaluate_stored(store, other, iris)
+        evaluate_stored(store, other, lambda _: iris)
+
+
+def test_category_of_number_codes_is_read_as_the_model_takes_it(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    """The sites have declared the type, which the coordinator's own file does not tell."""
+    file = tmp_path / "rows.csv"
+    file.write_text("ward,y\n" + "1,yes\n2,no\n" * 20)
+    site = load_table(file, target="y", types={"ward": "category"})
+    model = store_model(store, 0, initial_model(create("sgd"), [site.profile(5)]))
+    found = evaluate_stored(
+        store, model, partial(load_own_data, str(file), "y", "classification", 1.0)
+    )
+    assert found.num_samples == 40
+    assert found.metrics["accuracy"] == 0.5
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +89,14 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text("a,y\n1,yes\n2,no\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataError, match=r"without pyarrow: pip install 'xain-workloads\[train\]'"):
-        load_own_data(str(file), target="y", task="classification", scale=1.0)
+        load_own_data(str(file), "y", "classification", 1.0)
 
 
 def test_data_without_rows_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("a,y\n")
     with pytest.raises(DataError, match="no rows"):
-        load_own_data(str(file), target="y", task="classification", scale=1.0)
+        load_own_data(str(file), "y", "classification", 1.0)
 
 
 async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
@@ -105,4 +121,6 @@ async def test_evaluation_that_fails_is_a_warning(store: MemoryStore) -> None:
 def test_evaluating_a_model_twice_gives_the_same(
     iris: Table, store: MemoryStore, stored: GlobalModel
 ) -> None:
-    assert evaluate_stored(store, stored, iris) == evaluate_stored(store, stored, iris)
+    assert evaluate_stored(store, stored, lambda _: iris) == evaluate_stored(
+        store, stored, lambda _: iris
+    )

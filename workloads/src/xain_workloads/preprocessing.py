@@ -19,6 +19,7 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.options import require_choice
 from xain_workloads.profile import DataProfile
+from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import (
     CategoryStatistics,
     Moments,
@@ -114,6 +115,14 @@ class Preprocessing:
     def categories(self) -> tuple[CategoryColumn, ...]:
         """Columns of categories, those without any known category among them."""
         return tuple(column for column in self.columns if isinstance(column, CategoryColumn))
+
+    @property
+    def types(self) -> dict[str, ColumnType]:
+        """Types of the columns, by name."""
+        return {
+            column.name: "category" if isinstance(column, CategoryColumn) else "number"
+            for column in self.columns
+        }
 
     @property
     def feature_names(self) -> tuple[str, ...]:

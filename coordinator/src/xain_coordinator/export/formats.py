@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xain_coordinator.export.trained import NoModel
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
-from xain_workloads.preprocessing import CategoryColumn, preprocessing_of
+from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
 
 KEY = "xain"  # name of the JSON object, where the format has names
@@ -107,13 +107,7 @@ def columns_of(metadata: Mapping[str, str]) -> list[dict[str, str]]:
     preprocessing = preprocessing_of(metadata)
     if preprocessing is None:
         return []
-    return [
-        {
-            "name": column.name,
-            "type": "category" if isinstance(column, CategoryColumn) else "number",
-        }
-        for column in preprocessing.columns
-    ]
+    return [{"name": name, "type": kind} for name, kind in preprocessing.types.items()]
 
 
 def _missing(missing: ModuleNotFoundError, path: Path) -> NoModel:
