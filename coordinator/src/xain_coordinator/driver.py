@@ -444,7 +444,7 @@ class Driver:
         except Unavailable:
             return
         except Exception as error:
-            # Nobody waits for a tick: going on would be a session whose time stands still.
+            # No caller waits for a tick: going on would be a session whose time stands still.
             log.exception("tick_crashed", round=self.session.round)
             self.fail(error)
 

@@ -247,7 +247,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the first `num_records` records of a session fold to.
+    """The fold of the first `num_records` records of a session.
 
     at: session time of the last of them.
     session: its soft state is not kept.

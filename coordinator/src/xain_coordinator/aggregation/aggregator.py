@@ -1,4 +1,4 @@
-"""What a rule of aggregation is, and what it promises.
+"""The protocol of a rule of aggregation, and its promises.
 
 A rule sees slices of the updates of a round, and knows nothing of files or rounds. It promises two
 things, on which it rests that a model can be made again after a crash, on any number of threads:

@@ -1,4 +1,4 @@
-"""What a stale update is worth: less, and what it loses goes to the global model there is.
+"""Weights of stale updates: smaller ones; the difference goes to the present global model.
 
 An update's staleness τ is the number of models published since the one that it was trained from.
 Its weight n_k becomes n_k · s(τ), with s(τ) = 1 / sqrt(1 + τ), and the global model weighs what the

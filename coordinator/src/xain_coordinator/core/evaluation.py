@@ -1,7 +1,6 @@
-"""Evaluations of global models: what is taken from the network, their mean and spread over sites,
-and which model is the best.
+"""Evaluations of global models: bounds on their metrics, mean and spread over sites, best model.
 
-Round r's evaluations are of model r, the one that the round starts from.
+The evaluations of round r are of model r, from which the round starts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ MAX_NAME = 64  # characters
 MAX_VALUE = 1e100
 MAX_SAMPLES = 2**53
 
-# Metrics with a direction that everybody agrees on; True: less is better.
+# Metrics with a well-known direction; True: a smaller value is better.
 WELL_KNOWN: Mapping[str, bool] = {
     "accuracy": False,
     "balanced_accuracy": False,
@@ -34,11 +33,11 @@ WELL_KNOWN: Mapping[str, bool] = {
     "mae": True,
 }
 
-# Models are compared by the first of these that an evaluation has, where no metric is named.
+# Without a named metric, models are compared by the first of these that an evaluation has.
 DEFAULTS = ("accuracy", "r2", "loss")
 
 # Models that wait for the coordinator's own evaluation, beside the one that is being evaluated. If
-# evaluations take longer than rounds, the oldest of those that wait is left out.
+# evaluations take longer than rounds, the oldest waiting model is left out.
 MAX_BACKLOG = 8
 
 
@@ -46,9 +45,9 @@ MAX_BACKLOG = 8
 class Best:
     """The best of the models that were evaluated.
 
-    round: its number, and `value` its metric. Of two that are equal the earlier one is the best.
+    round, value: number and metric of the best model; the earlier one of two equal models.
     improved_round, improved_value: of the last model that was better than all before by more than
-        min_delta. Patience is counted from it.
+        min_delta. Patience is counted from this model.
     latest_round: number of the model that was evaluated last.
     """
 
@@ -80,7 +79,7 @@ def why_not_metric(name: str, value: float) -> str | None:
 
 
 def checked(num_samples: int, metrics: Mapping[str, float]) -> Evaluation:
-    """An evaluation as it came from the network. Raises ValueError if it cannot be taken."""
+    """Check an evaluation from the network. Raises ValueError if it breaks a bound."""
     if not 0 <= num_samples <= MAX_SAMPLES:
         raise ValueError(f"the model was evaluated on {num_samples} samples")
     if len(metrics) > MAX_METRICS:
@@ -130,8 +129,8 @@ def spreads(evaluations: Iterable[Evaluation]) -> dict[str, Spread]:
 
 
 def _kept(values: Mapping[str, Sequence[object]]) -> list[str]:
-    """The names that are kept, in alphabetical order: those that the most sites have sent, so that
-    one site's names do not take the room of the others'."""
+    """The MAX_METRICS names that the most sites have sent, in alphabetical order: one site's names
+    cannot push out the others'."""
     by_sites = sorted(values, key=lambda name: (-len(values[name]), name))
     return sorted(by_sites[:MAX_METRICS])
 
@@ -145,7 +144,7 @@ def _spread(values: list[float]) -> Spread:
 def better(
     best: Best | None, rules: Rules, number: int, evaluation: Evaluation | None
 ) -> Best | None:
-    """The best model, now that model `number` has been evaluated."""
+    """The best model after the evaluation of model `number`."""
     if evaluation is None:
         return best
     metric = best.metric if best is not None else _metric_of(rules, evaluation)
@@ -176,12 +175,12 @@ def _metric_of(rules: Rules, evaluation: Evaluation) -> str:
 
 
 def is_out_of_patience(best: Best | None, rules: Rules) -> bool:
-    """No model for evaluate_patience rounds was better."""
+    """Whether no model has been better for evaluate_patience rounds."""
     if best is None or rules.evaluate_patience == 0:
         return False
     return best.latest_round - best.improved_round >= rules.evaluate_patience
 
 
 def why_stopped(best: Best) -> str:
-    """The end of a session that is out of patience, in words."""
+    """The reason why a session that is out of patience has ended."""
     return f"stopped early: {best.metric} has not improved since round {best.improved_round}"

@@ -1,4 +1,4 @@
-"""Who is here.
+"""Members of a session, and their leases.
 
 Joining and leaving are events. Heartbeats are soft state: they renew a lease in memory and are
 never journalled, so after a restart everyone begins with a full lease.

@@ -83,11 +83,11 @@ def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextMa
     return open_files(config) if address is None else ask(address)
 
 
-# --- what is said of a model ---
+# --- lineage and metrics of a model ---
 
 
 def _described(trained: Trained, entry: Entry) -> dict[str, Any]:
-    """The lineage of a model and what is needed to use it, as JSON takes it."""
+    """The lineage and metrics of a model, its columns and classes, as a JSON object."""
     model, metadata = entry.model, entry.model.metadata
     return {
         "program": f"xain-coordinator {version('xain-coordinator')}",

@@ -16,9 +16,9 @@ _PARAMETERS = ("session", "round", "digest", "workload", "num_samples")
 def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
     """Log a run with a model's metrics and files, and register the model under a name.
 
-    The server is MLflow's own setting, MLFLOW_TRACKING_URI. A model that scikit-learn can hold is
-    registered as .skops, others as .safetensors or XGBoost's .json. Returns the model's URI.
-    Raises NoModel.
+    MLFLOW_TRACKING_URI, a setting of MLflow, names the server. A model of a linear or MLP workload
+    is registered as .skops, one of XGBoost as .json, and others as .safetensors.
+    Returns the model's URI. Raises NoModel.
     """
     try:
         import mlflow

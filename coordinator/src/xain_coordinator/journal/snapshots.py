@@ -1,4 +1,4 @@
-"""What a session's records fold to, as bytes, and back exactly.
+"""Encode the fold of a session's records as bytes, and decode it exactly.
 
 A snapshot is used only by the version of the program that wrote it: another one may fold the same
 records to something else, and the records are still there to be folded.

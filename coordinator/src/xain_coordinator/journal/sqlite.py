@@ -199,7 +199,7 @@ class SqliteJournal:
                 db.execute("INSERT INTO snapshot VALUES (?, ?, ?)", (self._session, version, body))
 
     def owners(self, session_id: str) -> frozenset[str]:
-        """Those noted last of this session."""
+        """The owners of a session that were noted last."""
         with self._lock, self._explained():
             query = "SELECT name, digest FROM owner WHERE session_id = ?"
             rows = self._open_db().execute(query, (session_id,)).fetchall()
@@ -271,7 +271,7 @@ class SqliteJournal:
                 raise self._damaged("its last record has no number")
 
     def _find_format(self, db: sqlite3.Connection) -> int:
-        """Of a journal that we can read; 0 if the file is empty."""
+        """Version of the journal's format; 0 if the file is empty."""
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -1,1 +1,1 @@
-"""What every process of a fleet needs before it can talk: settings, addresses and logs."""
+"""Settings, addresses and logs, which every process of a fleet needs before it can talk."""

@@ -1,4 +1,4 @@
-"""What the command lines of all processes have in common.
+"""Common parts of the command lines of all processes.
 
 A wrong flag gets one line on standard error that names it and the program, and exit status 2.
 """
@@ -108,7 +108,7 @@ def version_option(program: str) -> Any:
 def parse_assignments(
     program: str, texts: Iterable[str] | None, example: str, *, flag: str = "--set"
 ) -> dict[str, str]:
-    """What was given with this flag, by key. Ends the process if one is no KEY=VALUE."""
+    """The values of this flag by key. Ends the process if one is not of the form KEY=VALUE."""
     values = {}
     for text in texts or ():
         key, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""What the models of settings are made from."""
+"""Types of fields from which models of settings are made."""
 
 import json
 import re

@@ -178,7 +178,7 @@ class Schema:
         return key in self.leaves and dict in _types(self.leaves[key].annotation)
 
     def is_secret(self, key: Key) -> bool:
-        """By name or by type. Unknown keys too, since a misspelt secret is still one."""
+        """Whether a key is secret, by name or by type. An unknown key may be a misspelt secret."""
         leaf = self.leaf_of(key)
         types = _types(self.leaves[leaf].annotation) if leaf is not None else frozenset()
         return bool({SecretStr, SecretBytes} & types) or any(map(is_secret_name, key))
@@ -240,7 +240,7 @@ class Schema:
         return text
 
     def allowed(self, key: Key) -> str:
-        """What the value of a key may be: "it must be ..."."""
+        """The values that a key may have: "it must be ..."."""
         leaf = self.leaf_of(key)
         assert leaf is not None
         field = self.leaves[leaf]

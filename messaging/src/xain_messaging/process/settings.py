@@ -182,7 +182,7 @@ class _Source:
                 self.problems.append(f"{source}: {_is(schema, item, item_value)}; {why}")
 
     def tree(self) -> dict[str, Any]:
-        """What was given, nested as the model is."""
+        """The given values, nested as the model is."""
         tree: dict[str, Any] = {}
         for (*sections, name), given in self.given.items():
             at = tree
