@@ -268,14 +268,16 @@ class History:
         match event:
             case e.UpdateAccepted(number, update, staleness, _, evaluation):
                 self._note(event)
-                self.contributions[update.participant_id] += 1
+                if self._is_training:
+                    self.contributions[update.participant_id] += 1
                 if staleness and evaluation is not None:
                     self._add_late(number - staleness, update.participant_id, evaluation)
             case e.EvaluationAccepted():
                 self._note(event)
             case e.UpdateDamaged(participant_id):
                 self._note(event)
-                self.contributions[participant_id] -= 1
+                if self._is_training:
+                    self.contributions[participant_id] -= 1
             case e.ParticipantJoined(participant_id):
                 self.departed.pop(participant_id, None)
             case e.ParticipantLeft(participant_id):
@@ -283,7 +285,7 @@ class History:
                 self._leave(participant_id)
             case e.ParticipantsSelected(number, selected):
                 self._note(event)
-                if self._rounds and self._rounds[-1].task is not Task.EVALUATE:
+                if self._is_training:
                     self.accounts.select(number, selected)
             case e.ParticipantLeftOut() | e.UpdateRefused():
                 self._note(event)
@@ -291,7 +293,7 @@ class History:
                 self._note(event)
             case e.RoundOpened(number, selected, _, at, task=task):
                 record = RoundRecord(number, selected, at, task=task)
-                if task is not Task.EVALUATE:
+                if task is Task.TRAIN:
                     self.accounts.select(number, selected)
                 if self.evaluated is not None and self.evaluated[0] == number:
                     record = replace(record, coordinator_evaluation=self.evaluated[1])
@@ -312,6 +314,11 @@ class History:
                     self._end_round(at)
             case _:
                 pass
+
+    @property
+    def _is_training(self) -> bool:
+        """The latest round trains. Taking part in another one counts for nobody."""
+        return bool(self._rounds) and self._rounds[-1].task is Task.TRAIN
 
     def copy(self) -> "History":
         """As it is now, for a reader in another thread."""
@@ -361,7 +368,7 @@ class History:
 
     def _end_round(self, at: float) -> None:
         record = self.rounds.pop()
-        if record.task is not Task.EVALUATE:
+        if record.task is Task.TRAIN:
             lost = self.accounts.round_over(
                 record.round, record.selected, record.contributors, record.missing
             )

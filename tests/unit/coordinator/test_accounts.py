@@ -5,7 +5,7 @@ from tests.unit.core.bench import make_rules
 from unit.coordinator.test_history import accepted, model
 from xain_coordinator.accounts import MANY_ROUNDS, MAX_WARNINGS
 from xain_coordinator.core import events as e
-from xain_coordinator.core.values import DataProfile, Rules
+from xain_coordinator.core.values import DataProfile, Rules, Task
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, MAX_REASON, MAX_REASONS, History
 
 
@@ -24,8 +24,9 @@ def run_round(
     counted: tuple[str, ...],
     *between: e.DurableEvent,
     cause: str = "deadline",
+    task: Task = Task.TRAIN,
 ) -> None:
-    history.apply(e.RoundOpened(number, selected, 1, float(number)))
+    history.apply(e.RoundOpened(number, selected, 1, float(number), task=task))
     for event in between:
         history.apply(event)
     for name in counted:
@@ -177,3 +178,32 @@ def test_copy_of_a_history_keeps_its_accounts() -> None:
     assert copy.accounts.by_name["a"].num_selected == 0
     assert history.accounts.by_name["a"].num_selected == 1
     assert history.copy() == history
+
+
+def test_initial_weights_count_as_no_round_of_their_maker() -> None:
+    """Nor as a round that another participant has missed."""
+    history = session(("a", 10), ("b", 10), ("c", 10))
+    run_round(
+        history,
+        0,
+        ("a", "b"),
+        ("b",),
+        e.TrainingFailed("a", 0, "TypeError"),
+        task=Task.INITIALISE,
+    )
+    assert not history.contributions
+    assert [account.num_selected for account in history.accounts.by_name.values()] == [0, 0, 0]
+    assert history.rounds[-1].lost == (0, 0)
+    assert history.accounts.by_name["a"].failure == "round 0: failed: TypeError"
+    for number in (1, 2, 3):
+        run_round(history, number, ("a", "b", "c"), ("a", "c"))
+    assert history.contributions == {"a": 3, "c": 3}
+    assert next(iter(history.warnings(is_over=True))).startswith("b has never counted")
+
+
+def test_damaged_initial_weights_take_no_round_from_their_maker() -> None:
+    history = session(("a", 10))
+    history.apply(e.RoundOpened(0, ("a",), 0, 0.0, task=Task.INITIALISE))
+    history.apply(accepted(0, "a", 10))
+    history.apply(e.UpdateDamaged("a", 0, 10, "a bit", 0.0))
+    assert history.contributions["a"] == 0

@@ -114,7 +114,7 @@ def _values(
 
 def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
     """A row for each site: in how many rounds it counted, and its latest metrics."""
-    training = [one for one in rounds if one.task != pb.EVALUATE]
+    training = [one for one in rounds if one.task == pb.TRAIN]
     counted = Counter(name for one in training for name in one.contributors)
     sites = [site for one in rounds for site in one.sites]
     samples = {site.participant_id: site.num_samples for site in sites if site.num_samples}
