@@ -105,6 +105,9 @@ class Rounds:
                 self._fault(name)
                 self._failed.add(name)
                 self._clocks.pop(name)
+            case e.ParticipantReturned(name):
+                assert name in self._failed, f"{name} has not failed"
+                self._failed.discard(name)
             case e.ParticipantLeftOut(name, until):
                 self._leave_out(name, until)
             case e.RoundOverdue(number, missed=missed):

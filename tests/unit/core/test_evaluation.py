@@ -262,6 +262,22 @@ def test_evaluation_that_is_sent_again_is_answered_again() -> None:
     bench.send(again)
 
 
+def test_second_other_evaluation_of_a_participant_is_refused() -> None:
+    """As a second other update is, and after the end too."""
+    bench = bench_of("a", "b")
+    train(bench, 0.1, 0.2)
+    evaluate(bench, "a", 0.5)
+    other = c.EndTrainingRound("a", "a", 2, 0, None, evaluation=Evaluation(1, {"accuracy": 0.9}))
+    none = c.EndTrainingRound("a", "a", 2, 0, None)
+    for second in (other, none):
+        bench.refuses(second, errors.DuplicateUpdate)
+    evaluate(bench, "b", None)
+    assert bench.phase is Phase.FINISHED
+    for second in (other, none):
+        bench.refuses(second, errors.DuplicateUpdate)
+    bench.send(c.EndTrainingRound("b", "b", 2, 0, None))
+
+
 def test_updates_of_the_last_round_are_still_recognised_while_it_is_evaluated() -> None:
     bench = bench_of("a")
     train(bench, 0.1, 0.2)
@@ -299,6 +315,15 @@ def test_evaluation_of_the_last_model_ends_at_its_deadline() -> None:
     best = bench.session.evaluation.best
     assert best is not None
     assert best.round == 2
+
+
+def test_time_is_written_down_often_enough_for_the_deadline_of_an_evaluation() -> None:
+    bench = bench_of("a", evaluate_deadline_s=30.0, deadline_s=86400.0)
+    train(bench, 0.1, 0.2)
+    began = bench.now
+    bench.pass_time(29.0)
+    noted = max(event.at for event in bench.happened(e.TimePassed))
+    assert noted - began >= 29.0 - 3.0
 
 
 def test_restart_goes_on_with_the_evaluation() -> None:

@@ -61,6 +61,33 @@ def test_process_that_joins_anew_after_a_failure_is_selected_in_the_same_round()
     assert bench.selected == ("b", "a")
 
 
+def test_failed_participant_that_joins_again_within_its_lease_is_selected_in_the_same_round() -> (
+    None
+):
+    """A process with a state directory takes the place of the one that was killed."""
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    fail(bench, "a")
+    assert bench.selected == ("b",)
+    bench.join("a")
+    assert bench.happened(e.ParticipantReturned) == [e.ParticipantReturned("a")]
+    assert bench.selected == ("b", "a")
+    bench.restart()
+    assert bench.selected == ("b", "a")
+    bench.join("a")
+    assert len(bench.happened(e.ParticipantReturned)) == 1
+    bench.end_all()
+    assert [update.participant_id for update in bench.aggregates[-1].updates] == ["a", "b"]
+
+
+def test_failed_participant_that_joins_again_and_again_is_left_out() -> None:
+    bench = opened_round("a", "b", rules=strict(min_participants=2))
+    for _ in range(3):
+        fail(bench, "a")
+        bench.join("a")
+    assert left_out(bench)
+    assert len(bench.happened(e.TrainingFailed)) == 3
+
+
 def test_failures_and_refused_updates_in_a_row_leave_out() -> None:
     bench = opened_round("a", "b", "c", rules=strict(min_participants=2))
     bench.bring_refused("a")

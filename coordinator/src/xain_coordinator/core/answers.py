@@ -99,6 +99,9 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         return _id_in_use(session, member, command, now)
     if member is not None:
         heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
+        opened = session.open_round
+        if opened is not None and participant_id in opened.failed:
+            return (e.ParticipantReturned(participant_id), heard), accepted, ()
         return (heard,), accepted, ()
     check_name(participant_id)
     check_tags(command.tags)
@@ -285,12 +288,14 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     # round has closed meanwhile or its lease has run out.
     if known is not None and _is_same(known, command):
         return (), r.Done(), ()
-    if session.has_evaluated(participant_id, command.round):
+    evaluation = command.evaluation or Evaluation(0, {})
+    if (answer := session.evaluated(participant_id, command.round)) is not None:
+        if answer != evaluation:
+            raise errors.DuplicateUpdate(participant_id, command.round)
         return (), r.Done(), ()
     round_ = _require_selected(session, participant_id, command.round)
     number = round_.trained_by(participant_id)
     if round_.is_evaluation:
-        evaluation = command.evaluation or Evaluation(0, {})
         evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
         return (evaluated,), r.Done(), command.metrics
     if known is not None:
@@ -330,8 +335,8 @@ def _note_refused(session: Session, command: c.NoteRefusedUpdate) -> tuple[e.Eve
 
 
 def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ...]:
-    """Count a failure like a refused update. The participant is not selected again in this round,
-    so that it has at most one failure a round."""
+    """Count a failure like a refused update. The participant is not selected again in this round
+    unless it joins again, so that one that goes on has at most one failure a round."""
     participant_id = command.participant_id
     _require_member(session, participant_id)
     if not _is_owed(session, participant_id, command.round):

@@ -193,6 +193,14 @@ class TrainingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipantReturned:
+    """A connected participant whose code failed in the open round has joined again, and may be
+    selected once more in this round. Its process may be another one, which was mended."""
+
+    participant_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateDamaged:
     """An accepted update of the open round was found damaged in the store, and no longer counts.
 
@@ -324,6 +332,7 @@ DurableEvent = (
     | EvaluationAccepted
     | UpdateRefused
     | TrainingFailed
+    | ParticipantReturned
     | UpdateDamaged
     | ParticipantLeftOut
     | RoundOverdue

@@ -151,9 +151,12 @@ def round_deadline(round_: Round, rules: Rules) -> float | None:
     return began + rules.deadline_s
 
 
-def noted_every_s(rules: Rules) -> float | None:
-    """How often session time is written down; None if nothing depends on it."""
-    waits = [wait for wait in (rules.deadline_s, rules.idle_timeout_s) if wait is not None]
+def noted_every_s(rules: Rules, round_: Round | None = None) -> float | None:
+    """How often session time is written down while this round is open; None if nothing depends on
+    it."""
+    is_evaluation = round_ is not None and round_.is_evaluation
+    deadline_s = rules.evaluate_deadline_s if is_evaluation else rules.deadline_s
+    waits = [wait for wait in (deadline_s, rules.idle_timeout_s) if wait is not None]
     if not waits:
         return None
     return min(MAX_NOTED_S, max(MIN_NOTED_S, NOTED_FRACTION * min(waits)))

@@ -275,14 +275,12 @@ class Session:
         known = self.evaluation.last_round or self.open_round
         return known is not None and known.is_evaluation and known.number == round_
 
-    def has_evaluated(self, participant_id: str, round_: int) -> bool:
-        """Whether the participant has answered in the round that evaluates the last model."""
+    def evaluated(self, participant_id: str, round_: int) -> Evaluation | None:
+        """The answer of the participant in the round that evaluates the last model."""
         known = self.evaluation.last_round or self.open_round
-        return (
-            known is not None
-            and self.evaluates_last(round_)
-            and participant_id in known.evaluations
-        )
+        if known is None or not self.evaluates_last(round_):
+            return None
+        return known.evaluations.get(participant_id)
 
     def accepted(self, participant_id: str, round_: int) -> Update | None:
         """The update of this round that was accepted from the participant, if that was in the open
@@ -395,7 +393,7 @@ class Session:
     @property
     def note_at(self) -> float | None:
         """When the session time is to be written down; None if nothing waits for it."""
-        every_s = noted_every_s(self.rules)
+        every_s = noted_every_s(self.rules, self.open_round)
         if every_s is None or self.phase is Phase.FINISHED:
             return None
         return self.noted_at + every_s
@@ -544,6 +542,10 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _with_fault(session, participant_id, num_refused=1)
         case e.TrainingFailed(participant_id):
             return _with_failed(session, participant_id)
+        case e.ParticipantReturned(participant_id):
+            opened = session.opened
+            opened = replace(opened, failed=excluding(opened.failed, participant_id))
+            return replace(session, open_round=opened)
         case e.UpdateDamaged(participant_id, at=at):
             return _without_update(session, participant_id, at)
         case e.ParticipantLeftOut(participant_id, until):
