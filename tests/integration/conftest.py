@@ -40,10 +40,17 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     running: list[Coordinator] = []
 
     async def begin(
-        *, resume: bool = True, new_session: bool = False, **sections: dict[str, Any]
+        *,
+        resume: bool = True,
+        new_session: bool = False,
+        from_model: str = "",
+        **sections: dict[str, Any],
     ) -> Coordinator:
         coordinator = Coordinator(
-            config_for(tmp_path, **sections), resume=resume, new_session=new_session
+            config_for(tmp_path, **sections),
+            resume=resume,
+            new_session=new_session,
+            from_model=from_model,
         )
         running.append(coordinator)
         await coordinator.start()

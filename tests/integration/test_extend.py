@@ -3,14 +3,17 @@
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from integration.conftest import config_for
 from support.logs import restored
 from support.wire import Member
 from xain_coordinator import cli
 from xain_coordinator.app import Coordinator
 from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.other_rules import OtherRules, require_same_rules
 from xain_proto.fl import coordinator_pb2 as pb
 
 
@@ -89,6 +92,30 @@ async def test_extended_sessions_count_rounds_and_epochs_on(start, join, tmp_pat
     third = (await start(**settings, resume=False)).driver.session
     assert (third.lineage.num_rounds, third.lineage.num_epochs, third.rules.rounds) == (3, 6, 2)
     assert third.lineage.configured_rounds == 2
+
+
+async def test_extended_session_starts_with_the_command_line_of_the_first(start, join, tmp_path):
+    """--from-model names what the first session began with; any other model is refused."""
+    np.save(tmp_path / "begun.npy", np.array([1.0, 2.0]))
+    settings = {"rounds": {"rounds": 1}}
+    line = {"resume": False, "from_model": str(tmp_path / "begun.npy"), **settings}
+    first = await start(**line)
+    await train(first, join(first, "a"), 1)
+    before = first.driver.session.session_id
+    for rounds in (1, 2):
+        assert extend(tmp_path, "+1").exit_code == 0
+        extended = await start(**line)
+        lineage = extended.driver.session.lineage
+        assert (lineage.source, lineage.num_rounds) == (f"{before}/1", rounds)
+        before = extended.driver.session.session_id
+        np.save(tmp_path / "other.npy", np.zeros(2, np.float32))
+        with pytest.raises(OtherRules, match="--from-model = "):
+            require_same_rules(
+                extended.driver.session,
+                config_for(tmp_path, **settings),
+                str(tmp_path / "other.npy"),
+            )
+        await train(extended, join(extended, "a"), 1)
 
 
 async def test_a_damaged_last_model_is_not_extended(start, join, tmp_path):

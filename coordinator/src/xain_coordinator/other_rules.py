@@ -151,8 +151,11 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
     from_model: the model that was asked for as the first one; "" if none was. Raises OtherRules.
     """
     different = differences(session, config)
-    own = "" if session.lineage is None else session.lineage.source
-    if from_model and not is_source(from_model, own):
+    lineage = session.lineage
+    own = "" if lineage is None else lineage.source
+    # `extend` changes the session and leaves the command line to its owner.
+    began_with = "" if lineage is None else lineage.began_with
+    if from_model and not any(is_source(from_model, one) for one in (own, began_with)):
         different.append(f"--from-model = {own or '(not set)'} (configured: {from_model})")
     if not different:
         return

@@ -152,6 +152,7 @@ def _extended(last: Snapshot, lineage: Lineage) -> Lineage:
         num_rounds=before.num_rounds + session.num_trained,
         num_epochs=session.epoch_base,
         configured_rounds=before.configured_rounds or session.rules.rounds,
+        began_with=before.began_with if before.configured_rounds else before.source,
     )
 
 

@@ -281,12 +281,14 @@ class Lineage:
     source: "SESSION/ROUND", a global model of the same store, or the path of a file.
     num_rounds, num_epochs: trained by the sessions that this one extends; 0 if it extends none.
     configured_rounds: rounds.rounds of the first of them; 0 if it extends none.
+    began_with: source of the first of them; "" if it made its own model, or this extends none.
     """
 
     source: str
     num_rounds: int = 0
     num_epochs: int = 0
     configured_rounds: int = 0
+    began_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)
