@@ -101,7 +101,7 @@ class Bench:
             self._store.delete(key)
 
     def numpy(self, case: Case) -> tuple[float, Array] | None:
-        """The same; None if nobody has written it."""
+        """Time the same in numpy; None if there is no numpy version of the case."""
         in_memory = case.in_memory
         if in_memory is None:
             return None

@@ -348,7 +348,7 @@ def measure(number: int, rounds: int, scale: Scale) -> Figures:
 
 
 def restart(crowd: Crowd, server: Server) -> Figures:
-    """kill -9 with everybody connected."""
+    """kill -9 while all participants are connected."""
     crowd.ask("forget")
     server.kill()
     server.start()

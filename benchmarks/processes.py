@@ -99,7 +99,7 @@ class CoordinatorProcess:
         for line in lines:
             if json.loads(line)["event"] == "serving":
                 taken = time.perf_counter() - begin
-                # Somebody has to read what it logs, or it would wait.
+                # Its log has to be read, or it would wait.
                 self._reader = threading.Thread(target=_show_problems, args=(lines,), daemon=True)
                 self._reader.start()
                 return taken

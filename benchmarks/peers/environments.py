@@ -77,7 +77,7 @@ class Tree:
         self._seen: dict[int, str] = {}  # processes, and when each was started
 
     def look(self) -> None:
-        """At who is there, and how much memory the server has. Nothing where there is no /proc."""
+        """Read the processes of the server and their memory. Does nothing without /proc."""
         parents, begun = {}, {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it may end while it is looked at

@@ -2,11 +2,11 @@
 
     claim_slice.py PROGRAM [ARGUMENT ...]
 
-Slice i belongs to whoever holds the lock on SLICES/i. The kernel gives it back with the process,
-however that ends, so no claim outlives its replica: one that was killed finds a slice free when it
-comes back, and is the same participant again, since its name is that of the slice. Its instance id
-is the container's host name, which stays over restarts of the container: the coordinator takes it
-for the same process, and need not wait for the lease of the killed one.
+Slice i belongs to the process that holds the lock on SLICES/i. The kernel releases it with the
+process, however that ends, so no claim outlives its replica: one that was killed finds a slice free
+when it comes back, and is the same participant again, since its name is that of the slice. Its
+instance id is the container's host name, which stays over restarts of the container: the
+coordinator takes it for the same process, and need not wait for the lease of the killed one.
 
 Exit status 1 if all slices are taken.
 """

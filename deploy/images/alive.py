@@ -1,8 +1,8 @@
 """The health check of a participant's image: is its agent alive?
 
-It looks at the file that XAIN_PARTICIPANT_PARTICIPANT__ALIVE_FILE names: its modification time is
-the moment until which nothing need be heard. Also who waits for a coordinator that is away is
-alive. Exit status 0 if it is; 1, with the reason in one line, if it is not, also while it loads its
+The modification time of the file that XAIN_PARTICIPANT_PARTICIPANT__ALIVE_FILE names is the time at
+which the next sign of life is due. A participant that waits for a coordinator is alive, too. Exit
+status 0 if the agent is alive; 1, with the reason in one line, if not, also while it loads its
 data.
 """
 

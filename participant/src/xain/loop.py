@@ -503,11 +503,13 @@ def rounds(
     evaluates: whether the body of the loop calls round.evaluate(), so that rounds may be given that
         only evaluate.
 
-    What is not given is read from the environment, such as XAIN_PARTICIPANT_COORDINATOR__HOST; by
-    default the coordinator is on this machine. Each thread of a process may have its own rounds.
-    The session is left when the loop is left. An exception in the body is reported to the
-    coordinator as a failure of the round. SIGTERM raises SystemExit(143) in the main thread, Ctrl-C
-    KeyboardInterrupt; a script that handles neither ends with 143 or 130.
+    Settings that are not given are read from the environment, such as
+    XAIN_PARTICIPANT_COORDINATOR__HOST; by default the coordinator is on this machine. Each thread
+    of a process may have its own rounds. The session is left when the loop is left. An exception in
+    the body is reported to the coordinator as a failure of the round. SIGTERM raises
+    SystemExit(143) in the main thread, Ctrl-C KeyboardInterrupt; a script that handles neither ends
+    with 143 or 130.
+
     Raises ValueError for a setting that cannot be used, and TypeError for an `initial` that is none
     of these.
     """

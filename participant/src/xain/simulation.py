@@ -136,7 +136,7 @@ def simulate(
         "rounds.start_participants": participants,
         "rounds.max_participants": participants,
         "rounds.start_timeout_s": START_S,
-        # Training takes all processors, so nobody is given up soon.
+        # Training takes all processors, so heartbeats may come late.
         "server.heartbeat_timeout_s": 60.0,
         **{f"train.{name}": value for name, value in (train or {}).items()},
         **(settings or {}),

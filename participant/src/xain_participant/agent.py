@@ -76,9 +76,9 @@ What = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step, for whoever shows it.
+    """One step of the agent, for observers.
 
-    round: the one it is about, or the last that was begun; -1 before the first.
+    round: of the step, or the last round that was begun; -1 before the first.
     message: why, for waiting, dropped, refused, warned and finished.
     metrics: for trained, the newest value of each name; for evaluated, those of the model.
     """
@@ -115,14 +115,14 @@ def run(
     suffix.
     tags: what a selection may ask for, such as {"site": "north"}.
     direct: fetch and put weights at the URLs that the coordinator offers; if not, through it.
-    observer: called in this thread. alive: what a health check looks at.
+    observer: called in this thread. alive: the file of the health check.
     state: keeps a result until it is handed in, so that a participant that is killed after training
     need not train again; such as a StateDirectory. It stays open.
     instance_id: tells this process from others with the same participant id; by default a random
     one. A process that is started again with the one of a killed process takes over at once, so no
     two that run at a time may have the same. With a state, the state's counts.
     tells_messages: whether the coordinator may know the text of an exception in the participant's
-    code, which may quote the data; its type, files, lines and functions it is always told.
+    code, which may quote the data; type, files, lines and functions always travel.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
@@ -602,7 +602,7 @@ def _stopped_by_signals(agent: Agent) -> Iterator[None]:
 
     def on_signal(number: int, _: FrameType | None) -> None:
         if not agent.stop(128 + number):
-            os._exit(128 + number)  # whoever asks twice does not want to wait for anything
+            os._exit(128 + number)  # the second signal waits for nothing
 
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:

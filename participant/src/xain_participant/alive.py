@@ -11,8 +11,8 @@ SLACK_S = 60.0
 
 
 class Alive:
-    """A file whose modification time is the moment until which silence means nothing; 1970 before
-    the agent has begun.
+    """A file whose modification time is when the next sign of life is due; 1970 before the agent
+    has begun.
 
     Raises OSError if the file cannot be made.
     """
@@ -20,7 +20,7 @@ class Alive:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.touch()
-        os.utime(path, (0, 0))  # what an earlier run has left there says nothing about this one
+        os.utime(path, (0, 0))  # the time may be that of an earlier run
 
     def expect(self, wait_s: float) -> None:
         """Say that the next sign of life comes after wait_s, or SLACK_S later."""

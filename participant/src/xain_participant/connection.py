@@ -1,16 +1,16 @@
-"""The connection to the coordinator, and what replaces it when it has gone silent.
+"""The connection to the coordinator, and its replacement when it has gone silent.
 
 A connection can be dead without either end having heard of it: the peer lost its power, a NAT
-forgot us, a middlebox acknowledges everything and passes on nothing. gRPC itself may take minutes
-to find out; by then the lease is long over. So a sign of life that is not answered within SILENCE_S
-is repeated over a fresh connection, and the first answer counts. With the default lease of 15 s and
-heartbeats every 10 s this is early enough to keep it.
+forgot the connection, a middlebox acknowledges everything and passes on nothing. gRPC itself may
+take minutes to find out; by then the lease is long over. So a sign of life that is not answered
+within SILENCE_S is repeated over a fresh connection, and the first answer counts. With the default
+lease of 15 s and heartbeats every 10 s this is early enough to keep it.
 
-Who does not answer may as well be slow: a coordinator with much to do answers the old question,
-too, and then the fresh connection is closed again. A dead line never does. So the old connection is
-replaced only if it was silent for GRACE_S more, although the coordinator answers elsewhere. It
-carries its transfers to their end, since it may be they that fill the line, and is closed then, or
-when none of them gets on: their owners try again.
+A coordinator that does not answer may as well be slow: a busy one answers the old question, too,
+and then the fresh connection is closed again. A dead connection never does. So the old connection
+is replaced only if it was silent for GRACE_S more, although the coordinator answers on the fresh
+one. The old connection is closed when its transfers, which may be what keeps it busy, have ended,
+or when none of them makes progress: their callers try again.
 """
 
 import threading
@@ -25,7 +25,8 @@ from xain_participant.runtime import Queue, Runtime
 from xain_proto.fl.coordinator_pb2_grpc import CoordinatorStub
 
 SILENCE_S = 2.0
-# Together the time limit of a sign of life, so that whoever answers within it is never replaced.
+# SILENCE_S and GRACE_S together are the time limit of a sign of life, so that a connection with an
+# answer within the limit is never replaced.
 GRACE_S = 3.0
 # Pause between two fresh connections: a little less than between two heartbeats, so that each
 # heartbeat may have one.
@@ -185,7 +186,7 @@ class Connections:
                 return old.result()
             if not old.done():
                 asked.is_done(GRACE_S)
-            # One that was told that it is broken is not silent: gRPC connects it again.
+            # A connection that is known to be broken is not silent: gRPC connects it again.
             is_needed = not old.done() or old.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return new.result()
         finally:

@@ -1,9 +1,8 @@
 """Weights straight from and to the object store, by the URLs that the coordinator offers.
 
-An offer is only ever a shorter way: whatever goes wrong with it is an OfferFailed, and the weights
-travel through the coordinator at once.
+Any failure of an offer is an OfferFailed, and the weights travel through the coordinator at once.
 
-Whoever has such a URL may do what it allows, so it must not get into logs, errors or tracebacks.
+A URL works for everybody who has it, so it must not get into logs, errors or tracebacks.
 That is why this is http.client: it writes no log, while urllib3 writes the whole URL into its own,
 for every request and, as a warning, whenever a header is malformed. Exceptions that may contain a
 URL end here, too: an OfferFailed has neither cause nor context.

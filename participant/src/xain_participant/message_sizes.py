@@ -1,11 +1,11 @@
-"""How large the messages of an upload are.
+"""Sizes of the messages of an upload.
 
-The coordinator has so many places in memory for messages that are on their way, and a slow line
-would hold them up. Which lines are slow, it sees: we cannot tell the time that a message takes from
-the time for which it waits there. The rule for it and for us: messages have CHUNK_BYTES. If too
-many lines are slow, it ends an upload of one of them with LINE_SLOW, to go on with small messages,
-of SMALL_BYTES at most, which is said before the first of them. These take no place, but more of the
-coordinator's time.
+The coordinator has a bounded number of slots in memory for messages that it receives, and a slow
+connection would hold them. Only the coordinator can see which connections are slow: a participant
+cannot tell the time that a message takes from the time for which it waits there. Messages have
+CHUNK_BYTES. If too many connections are slow, the coordinator ends an upload of one of them with
+LINE_SLOW. The participant goes on with small messages, of SMALL_BYTES at most, and announces them
+before the first one. Small messages take no slot, but more of the coordinator's time.
 """
 
 CHUNK_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class MessageSizes:
         return True
 
     def came_through(self) -> None:
-        """An upload did, most of whose bytes were sent now: an answer to others says nothing."""
+        """Note that an upload has ended, most of whose bytes were sent in this attempt."""
         if not self.is_small:
             self._pause = 1
         elif self._left:

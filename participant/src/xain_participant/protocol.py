@@ -8,19 +8,20 @@ replays any failure.
 
 Two things go on side by side:
 
-- contact: rendezvous until accepted, then heartbeats for as long as the session lasts. What they
-  answer, and what a Watch stream tells in between, is the advertisement: which round is ours now.
+- contact: rendezvous until accepted, then heartbeats for as long as the session lasts. Their
+  answers, and the messages of a Watch stream in between, are the advertisement: the round to train
+  now.
 - work: one piece at a time. BeginRound asks for the assignment, Train makes a result, HandIn
-  delivers it. Whatever goes wrong, what to do next follows from three things alone: the latest
-  advertisement, the result we hold, and the rounds that are done. `_work` reads like that.
+  delivers it. Whatever goes wrong, `_work` decides the next step from three things alone: the
+  latest advertisement, the result that is held, and the rounds that are done.
 
 The coordinator may ask again for a result that it accepted, if its stored copy is damaged. The
 participant then begins the round anew, and the adapter uses the copy on its disk if it has one.
 
-A result is worth hours of somebody's machine. It is kept until the coordinator says that it has it
-(HandedIn, update_accepted) or does not want it (the round is over, the update invalid), until
-another round is ours, or until the session is another one. While it is held its round is not
-trained again. An adapter that keeps results on disk begins with the one it has, as Held.
+A result may have taken hours. It is kept until the coordinator has accepted it (HandedIn,
+update_accepted) or refuses it (the round is over, the update invalid), until another round is to be
+trained, or until the session is another one. While a result is held its round is not trained again.
+An adapter that keeps results on disk begins with the kept one, as Held.
 """
 
 from collections import deque
@@ -45,18 +46,18 @@ HEARTBEAT_JITTER = 0.25
 # that were all told the same time would come at once.
 RETRY_JITTER = 0.25
 
-# The longest pause between two attempts of a member to reach its coordinator, unless that asks for
-# more: one that has restarted is found within this.
+# The longest pause between two attempts of a joined participant to reach its coordinator, unless
+# the coordinator asks for more. A restarted coordinator is found within this time.
 MAX_RECONNECT_S = 2.0
 
-# Rounds that are remembered as done. It takes only a few: an advertisement can be late, but not by
-# more rounds than can happen while it is on its way.
+# Number of rounds remembered as done. A few suffice: an advertisement can be late only by the
+# rounds that happen while it travels.
 NUM_DONE_KEPT = 256
 
 # Attempts at one round whose updates are refused as invalid. After three in a row a coordinator
-# selects others for some rounds, unless it is told otherwise, and then a better update is welcome:
-# so we stay for that. Whoever is asked for the same round once more is needed there, and cannot
-# help. Then we leave: without us the coordinator knows that it has to wait for somebody else.
+# selects others for some rounds, unless it is configured otherwise, and then takes a better update:
+# so the participant stays. One that is asked for the same round once more is needed there, and
+# cannot help. It leaves, so that the coordinator waits for another participant.
 MAX_INVALID = 4
 
 # The cause of a session that has come to its regular end.
@@ -94,8 +95,7 @@ class _Busy:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A result that an earlier process has left, and whose place is still on the disk.
-    session_id: not empty."""
+    """A result on the disk that an earlier process has left. session_id: not empty."""
 
     session_id: str
     round: int
@@ -214,8 +214,8 @@ class Protocol:
             self._out.append(a.Rendezvous())
             return
         # Counted from when it is sent: the lease runs on while the answer is on its way.
-        # Earlier by chance: those who have come together would beat together for ever. The first
-        # time at any moment, so that a fleet is spread over the whole interval at once.
+        # Earlier by chance, since participants that joined together would send heartbeats together
+        # for ever. The first heartbeat comes at any moment of the interval, to spread a fleet.
         whole = self._heartbeat_interval_s
         shortest = (1.0 - HEARTBEAT_JITTER) * whole if self._has_settled else 0.0
         self._has_settled = True

@@ -1,7 +1,7 @@
 """The clock, threads and queues of the agent.
 
-All waiting but that for the network goes through a queue, so whoever brings another Runtime decides
-when time passes and who runs next.
+All waiting but that for the network goes through a queue, so another Runtime can decide when time
+passes and which thread runs next.
 """
 
 import threading
@@ -26,7 +26,7 @@ class Queue(Protocol[T]):
 
 
 class Task(Protocol):
-    """Something that runs beside its owner."""
+    """A thread of the agent."""
 
     def join(self, timeout_s: float) -> None:
         """Wait for its end, but no longer."""

@@ -1,4 +1,4 @@
-"""The folder of one participant: its name, and its latest result until the round of it is over.
+"""The folder of one participant: its name, and its latest result until that round is over.
 
     with StateDirectory(Path("/var/lib/ward-7")) as state:
         run(participant, "localhost:50051", state=state)
@@ -9,9 +9,9 @@
 - `result-*.npy`: its vector. One that result.json does not name is the rest of a crash.
 - `lock`: held by the process that uses the folder.
 
-What was read and cannot be used, because it is damaged or somebody else's, is renamed to
-`*.damaged` for people to look at, and never sent. Losing a result costs one training; sending a
-wrong one costs a model. What cannot be read now stays as it is: that may pass.
+A file that was read and cannot be used, because it is damaged or another participant's, is renamed
+to `*.damaged` for people to look at, and never sent. Losing a result costs one training; sending a
+wrong one costs a model. A file that cannot be read now stays as it is: the cause may pass.
 """
 
 import errno
@@ -78,10 +78,10 @@ class StateError(Exception):
 
 
 class StateDirectory:
-    """A Keeper. As long as it is open, nobody else can open it. Safe to use from several threads.
+    """A Keeper on disk, open in one process at a time. Safe to use from several threads.
 
-    path: is made if it is not there. participant_id: None takes the name that is kept there, or
-    makes one; whichever it is, it stays.
+    path: the folder, which is made if it does not exist.
+    participant_id: None takes the name that is kept there, or makes one and keeps it.
     Raises StateError, and ValueError if participant_id cannot be a name.
     """
 

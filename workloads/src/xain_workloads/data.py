@@ -353,7 +353,7 @@ def _open_libsvm(path: Path, task: Task, num_features: int | None, zero_based: b
         raise DataError(f"{path}: {error}") from error
     matrix = features.toarray()
     if num_features is None and not len(labels):
-        # The width is unknown, and nobody asks: profiles without rows are passed over.
+        # The width is unknown, and not needed: profiles without rows are passed over.
         matrix = np.empty((0, 1))
     return _open_arrays(matrix, labels, task, (), str(path))
 

@@ -321,7 +321,7 @@ def fit(profiles: Sequence[DataProfile], options: PreprocessingOptions) -> Prepr
     Raises DataError if the sites' columns do not fit together.
     """
     names = [column.name for column in profiles[0].columns]
-    # In an order of their own, so that the result does not depend on who joined first.
+    # In an order of their own, so that the result does not depend on the order of joining.
     texts = sorted(profile.statistics for profile in profiles)
     merged = merge(map(from_json, texts), names)
     columns: list[NumberColumn | CategoryColumn] = []
