@@ -180,3 +180,17 @@ def test_report_charts_no_seconds() -> None:
     text = read(session(one)).text
     assert "loss" in text
     assert "17.25" not in text
+
+
+def test_report_counts_initial_weights_for_nobody() -> None:
+    """Round 0 is in the timeline, and neither a column of the roster nor a round of its site."""
+    made = inspection.RoundStatus(
+        round=0, phase="published", task=pb.INITIALISE, selected=["a"], contributors=["a"]
+    )
+    trained = inspection.RoundStatus(
+        round=1, phase="published", selected=["a", "b"], contributors=["a", "b"]
+    )
+    checked = read(session(made, trained))
+    assert checked.tips.count("round 0: counted") == 0
+    assert checked.tips.count("round 1: counted") == 2
+    assert "0 initialise" in checked.text

@@ -157,8 +157,9 @@ def _sites(snapshot: Snapshot, rounds: Sequence[RoundStatus]) -> str:
 
 def _roster(rounds: Sequence[RoundStatus]) -> str:
     """A table of sites by rounds, with a mark for each site that counted or did not."""
-    shown = [one for one in rounds if one.selected or one.contributors or one.missing]
-    shown = shown[-MAX_ROUNDS:]
+    rosters = [one for one in rounds if one.selected or one.contributors or one.missing]
+    # Initial weights are nobody's contribution. A failure to make them is among the reasons.
+    shown = [one for one in rosters if one.task != pb.INITIALISE][-MAX_ROUNDS:]
     names = sorted({n for one in shown for n in (*one.selected, *one.contributors, *one.missing)})
     if not names:
         return ""
