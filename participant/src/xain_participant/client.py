@@ -9,6 +9,7 @@ off goes on where it stopped, and a sign of life is repeated over a fresh connec
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -125,13 +126,17 @@ class Watch:
     cancels it, too, when its connection is replaced: the next one is to be had at once.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, metadata: "KeptMetadata") -> None:
         self._call = call
+        self._metadata = metadata
         self.is_cancelled = False
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
         try:
-            yield from self._call
+            for message in self._call:
+                if message.HasField("work") and not self._metadata.complete(message.work):
+                    message.ClearField("work")  # to be asked for
+                yield message
         except grpc.RpcError as error:
             if not self.is_cancelled:
                 raise _refused(error) from None
@@ -140,6 +145,28 @@ class Watch:
         """End the stream, at once and for good."""
         self.is_cancelled = True
         self._call.cancel()
+
+
+class KeptMetadata:
+    """The latest metadata of a model. The coordinator names them by a digest, and sends them once.
+
+    digest: empty if there are none.
+    """
+
+    def __init__(self) -> None:
+        self.digest = b""
+        self._metadata: dict[str, str] = {}
+        self._lock = Lock()
+
+    def complete(self, work: pb.StartTrainingRoundResponse) -> bool:
+        """Keep the metadata of an assignment, or add those that it leaves out. Returns False if
+        they are not at hand."""
+        with self._lock:
+            if work.metadata_digest and work.metadata:
+                self.digest, self._metadata = work.metadata_digest, dict(work.metadata)
+            elif work.metadata_digest:
+                work.metadata.update(self._metadata if work.metadata_digest == self.digest else {})
+        return bool(work.metadata) or not work.metadata_digest
 
 
 class CoordinatorClient:
@@ -176,6 +203,7 @@ class CoordinatorClient:
         # Digest of the upload that broke off: the coordinator may have a part of it.
         self._broken_digest = b""
         self._sizes = MessageSizes()
+        self._model_metadata = KeptMetadata()
         self._spare = Spare(max_arrays=1)  # of downloads
         # The model or update that is on its way, for another thread to show.
         self.transfer: Download | Upload | None = None
@@ -240,8 +268,9 @@ class CoordinatorClient:
         """Every change of state, beginning with the present one."""
         current = self._connections.current
         with _guarded(current):
-            call = current.stub.Watch(pb.WatchRequest(), metadata=self._metadata)
-        watch = Watch(call)
+            request = pb.WatchRequest(keeps_metadata=True)
+            call = current.stub.Watch(request, metadata=self._metadata)
+        watch = Watch(call, self._model_metadata)
         current.add_watch(watch)
         return watch
 
@@ -250,8 +279,14 @@ class CoordinatorClient:
 
         damaged_model_digest: of a model whose download had other bytes.
         """
-        request = pb.StartTrainingRoundRequest(damaged_model_digest=damaged_model_digest)
-        return self._unary(lambda stub: stub.StartTrainingRound, request)
+        request = pb.StartTrainingRoundRequest(
+            damaged_model_digest=damaged_model_digest, known_metadata=self._model_metadata.digest
+        )
+        work = self._unary(lambda stub: stub.StartTrainingRound, request)
+        if not self._model_metadata.complete(work):  # a watch has brought others meanwhile
+            request.ClearField("known_metadata")
+            work = self._unary(lambda stub: stub.StartTrainingRound, request)
+        return work
 
     def end_round(
         self,

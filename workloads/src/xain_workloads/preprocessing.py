@@ -40,7 +40,7 @@ KEY = "preprocessing"  # in the metadata of a model
 COLUMNS_KEY = "columns"  # in the metadata of a model without preprocessing
 VERSION = 1
 SCALINGS = ("standard", "robust", "none")
-MAX_PREPROCESSING_BYTES = 1 << 20  # it travels with every assignment
+MAX_PREPROCESSING_BYTES = 1 << 20  # it travels to every participant
 
 
 @dataclass(frozen=True, slots=True)

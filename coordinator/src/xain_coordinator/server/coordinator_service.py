@@ -1,13 +1,15 @@
 """The Coordinator service: messages in, commands to the driver, replies out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import grpc
 import structlog
+import xxhash
 
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
@@ -100,7 +102,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._parse_points = parse_points
         self._evaluation_dropped = RareLine(log.warning, "evaluation_dropped")
         # The latest that were made and are the same for everybody: a fleet asks for them at once.
-        self._work: tuple[r.Assignment, pb.StartTrainingRoundResponse] | None = None
+        # With the metadata of the model, and without them.
+        self._work: dict[bool, tuple[r.Assignment, pb.StartTrainingRoundResponse]] = {}
+        self._digested: tuple[Mapping[str, str], bytes] = ({}, b"")  # metadata and their digest
         self._news: tuple[r.Advertisement, pb.WatchResponse] | None = None
         self._news_with_work: _NewsWithWork | None = None
         self._chunks = Turns()  # of all transfers
@@ -213,14 +217,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         digest = request.damaged_model_digest.hex()
         is_member = participant_id in self._driver.session.members
         if digest and is_member and self._downloads.note_damaged(digest):
-            self._work = self._news_with_work = None  # small models travel in them
-        return await self._work_of(participant_id)
+            self._work, self._news_with_work = {}, None  # small models travel in them
+        return await self._work_of(participant_id, request.known_metadata)
 
-    async def _work_of(self, participant_id: str) -> pb.StartTrainingRoundResponse:
+    async def _work_of(
+        self, participant_id: str, known_metadata: bytes
+    ) -> pb.StartTrainingRoundResponse:
+        """known_metadata: digest of those that the participant has; empty if it has none."""
         reply = await self._driver.submit(c.StartTrainingRound(participant_id))
         assert isinstance(reply, r.Assignment)
-        if self._work is not None and self._work[0] == reply:
-            return self._work[1]
+        metadata_digest = self._metadata_digest(reply.model.metadata)
+        is_known = known_metadata == metadata_digest != b""
+        made = self._work.get(is_known)
+        if made is not None and made[0] == reply:
+            return made[1]
         ref = reply.model.ref
         encoding = self._uploads.encoding_for(reply.model)
         data = await self._downloads.inline(ref)
@@ -236,7 +246,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             round=reply.round,
             model=ref_message(ref, data, offer.download_url if offer and not data else ""),
             layout=layout_message(reply.model.layout),
-            metadata=dict(reply.model.metadata),
+            metadata={} if is_known else dict(reply.model.metadata),
+            metadata_digest=metadata_digest,
             update_accepted=reply.update_accepted,
             upload=pb.WeightsRef(key=offer.upload_key, url=offer.upload_url)
             if offer and encoding == pb.PLAIN  # a store does not decode
@@ -247,8 +258,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             train_config=reply.train_config,
         )
         if self._downloads.access is None or (data and not reply.model.is_empty):
-            self._work = (reply, work)  # it offers nobody a place of its own in the store
+            self._work[is_known] = (reply, work)  # it offers nobody a place of its own in the store
         return work
+
+    def _metadata_digest(self, metadata: Mapping[str, str]) -> bytes:
+        """Digest by which participants name metadata; empty for none."""
+        if not metadata:
+            return b""
+        if self._digested[0] is not metadata:  # all models of a session share theirs
+            text = json.dumps(metadata, sort_keys=True)
+            self._digested = (metadata, xxhash.xxh3_128_digest(text.encode()))
+        return self._digested[1]
 
     async def EndTrainingRound(
         self, request: pb.EndTrainingRoundRequest, context: Context
@@ -325,13 +345,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.WatchResponse]:
         participant_id, instance_id = participant_of(context), instance_of(context)
         last: pb.WatchResponse | None = None
+        known_metadata = b""  # sent by this stream
         async for seen in self._driver.watch(participant_id, instance_id):
             message = self._news_of(seen)
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
             last = message
             if seen.phase is Phase.COLLECTING and not seen.update_accepted:
-                yield await self._with_work(message, participant_id)
+                message = await self._with_work(message, participant_id, known_metadata)
+                if request.keeps_metadata and message.HasField("work"):
+                    known_metadata = message.work.metadata_digest
+                yield message
             else:
                 yield message
 
@@ -351,10 +375,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._news = (seen, message)
         return message
 
-    async def _with_work(self, message: pb.WatchResponse, participant_id: str) -> pb.WatchResponse:
+    async def _with_work(
+        self, message: pb.WatchResponse, participant_id: str, known_metadata: bytes
+    ) -> pb.WatchResponse:
         try:
             async with asyncio.timeout(NEWS_S):
-                work = await self._work_of(participant_id)
+                work = await self._work_of(participant_id, known_metadata)
         except (errors.Refusal, StoreError, TimeoutError):
             # The round has moved on, or the store is away: the news goes out all the same, and
             # whoever wants the work asks for it.

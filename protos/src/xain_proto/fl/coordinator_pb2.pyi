@@ -406,12 +406,19 @@ Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    KEEPS_METADATA_FIELD_NUMBER: _builtins.int
+    keeps_metadata: _builtins.bool
+    """The caller keeps the metadata of a model, so that the stream need not repeat them with the work
+    of each round: it sends them with the first work, and again when they have changed.
+    """
     def __init__(
         self,
+        *,
+        keeps_metadata: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_metadata", b"keeps_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -548,18 +555,22 @@ class StartTrainingRoundRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DAMAGED_MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    KNOWN_METADATA_FIELD_NUMBER: _builtins.int
     damaged_model_digest: _builtins.bytes
     """The caller tried to download the model with this digest and got other bytes. The coordinator
     then verifies its own copy. Empty if nothing is wrong.
     """
+    known_metadata: _builtins.bytes
+    """digest of the metadata that the caller has kept; empty if it has none"""
     def __init__(
         self,
         *,
         damaged_model_digest: _builtins.bytes = ...,
+        known_metadata: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_model_digest", b"damaged_model_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damaged_model_digest", b"damaged_model_digest", "known_metadata", b"known_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -601,6 +612,7 @@ class StartTrainingRoundResponse(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
     TRAIN_CONFIG_FIELD_NUMBER: _builtins.int
+    METADATA_DIGEST_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -612,6 +624,8 @@ class StartTrainingRoundResponse(_message.Message):
     """measure the model on held-out data before training from it"""
     train_config: _builtins.str
     """JSON object: the section [train] of the coordinator's configuration"""
+    metadata_digest: _builtins.bytes
+    """names the metadata; empty if the model has none"""
     @_builtins.property
     def model(self) -> Global___WeightsRef:
         """the global model to train from"""
@@ -622,7 +636,7 @@ class StartTrainingRoundResponse(_message.Message):
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """what the workload needs beside the weights"""
+        """What the workload needs beside the weights. Left out if the caller has kept those of this digest."""
 
     @_builtins.property
     def upload(self) -> Global___WeightsRef:
@@ -643,10 +657,11 @@ class StartTrainingRoundResponse(_message.Message):
         task: Global___Task.ValueType = ...,
         evaluate: _builtins.bool = ...,
         train_config: _builtins.str = ...,
+        metadata_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "model", b"model", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "model", b"model", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
