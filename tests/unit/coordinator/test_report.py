@@ -194,3 +194,11 @@ def test_report_counts_initial_weights_for_nobody() -> None:
     assert checked.tips.count("round 0: counted") == 0
     assert checked.tips.count("round 1: counted") == 2
     assert "0 initialise" in checked.text
+
+
+def test_site_of_a_paused_round_still_trains() -> None:
+    """A round is paused while too few are connected; a site that has not handed in may still."""
+    one = inspection.RoundStatus(
+        round=4, phase="standby", selected=["a", "b"], missing={"b": "failed: TypeError"}
+    )
+    assert read(session(one)).tips == ["round 4: trains", "round 4: failed: TypeError"]

@@ -183,7 +183,8 @@ def _cell(one: RoundStatus, name: str) -> str:
         return f'<td class="yes" title="round {one.round}: counted">●</td>'
     if name not in one.missing and name not in one.selected:
         return "<td></td>"
-    is_open = one.phase in ("collecting", "aggregating", "evaluating")
+    # A round is in standby while it is paused.
+    is_open = one.phase in ("collecting", "aggregating", "evaluating", "standby")
     why = one.missing.get(name, "trains" if is_open else "did not hand in")
     style, mark = ("soft", "…") if is_open and name not in one.missing else ("no", "×")
     tip = escape(f"round {one.round}: {why}")
