@@ -11,8 +11,6 @@ one thread. Prints figures; writes bench-results/simulation.json. Needs PyTorch:
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import flags
@@ -23,16 +21,6 @@ LEFT_OUT = 3  # rounds
 EPOCHS = 5  # of which the median is taken
 
 
-@contextmanager
-def examples() -> Iterator[None]:
-    """Workers import the script by its name."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(EXAMPLES))
-
-
 def main() -> None:
     parser = flags.parser(__doc__)
     parser.add_argument("--participants", type=int, default=100)
@@ -41,47 +29,47 @@ def main() -> None:
     if args.quick:
         args.participants, args.rounds = 4, LEFT_OUT + 1
     results.begin(quick=args.quick, any_load=args.any_load)
-    with examples():
-        import simulate
-        import torch
+    sys.path.insert(0, str(EXAMPLES))  # workers import the script by its name
+    import simulate
+    import torch
 
-        import xain
+    import xain
 
-        done = xain.simulate(
-            simulate.main,
-            args.participants,
-            workers=2,
-            rounds=args.rounds,
-            fraction=0.1,
-            epochs=1 if args.quick else 5,
-            progress=False,
-        )
-        rounds = [entry["seconds"] for entry in done.history][LEFT_OUT:]
-        x, y, *_ = simulate.digits()
-        torch.manual_seed(0)
-        torch.set_num_threads(1)  # as in a worker; such small batches gain nothing by a second
-        model = simulate.make_model()
-        epochs = []
-        for _ in range(1 if args.quick else EPOCHS):
-            begin = time.perf_counter()
-            simulate.train(model, x, y, epochs=1)
-            epochs.append(time.perf_counter() - begin)
-        epoch_s = statistics.median(epochs)
-        round_s = statistics.median(rounds)
-        results.report(
-            "simulation",
-            {
-                "participants": args.participants,
-                "trained_a_round": max(1, args.participants // 10),
-                "workers": 2,
-                "rounds": args.rounds,
-                "accuracy": simulate.accuracy(done.weights),
-                "round_s_median": round_s,
-                "centralised_epoch_s": epoch_s,
-                "ratio_to_centralised_epoch": round_s / epoch_s,
-                "whole_s": done.seconds,
-            },
-        )
+    done = xain.simulate(
+        simulate.main,
+        args.participants,
+        workers=2,
+        rounds=args.rounds,
+        fraction=0.1,
+        epochs=1 if args.quick else 5,
+        progress=False,
+    )
+    rounds = [entry["seconds"] for entry in done.history][LEFT_OUT:]
+    x, y, *_ = simulate.digits()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # as in a worker; such small batches gain nothing by a second
+    model = simulate.make_model()
+    epochs = []
+    for _ in range(1 if args.quick else EPOCHS):
+        begin = time.perf_counter()
+        simulate.train(model, x, y, epochs=1)
+        epochs.append(time.perf_counter() - begin)
+    epoch_s = statistics.median(epochs)
+    round_s = statistics.median(rounds)
+    results.report(
+        "simulation",
+        {
+            "participants": args.participants,
+            "trained_a_round": max(1, args.participants // 10),
+            "workers": 2,
+            "rounds": args.rounds,
+            "accuracy": simulate.accuracy(done.weights),
+            "round_s_median": round_s,
+            "centralised_epoch_s": epoch_s,
+            "ratio_to_centralised_epoch": round_s / epoch_s,
+            "whole_s": done.seconds,
+        },
+    )
 
 
 if __name__ == "__main__":
