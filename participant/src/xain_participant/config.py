@@ -144,23 +144,8 @@ class DataSettings(Section):
 
     def load(self) -> Table:
         """Read the table. Raises DataError that names the file, and column and row if possible."""
-        return load_table(
-            self.source,
-            target=self.target,
-            task=self.task,
-            scale=self.scale,
-            num_features=self.num_features,
-            zero_based=self.zero_based,
-            select=self.columns,
-            drop=self.drop,
-            rename=self.rename,
-            types=self.types,
-            units=self.units,
-            classes=self.classes,
-            missing=self.missing,
-            separator=self.separator,
-            decimal=self.decimal,
-        )
+        arguments = self.model_dump(exclude={"columns", "test_fraction", "min_category_count"})
+        return load_table(**arguments, select=self.columns)
 
 
 class PartitionSettings(Section):
