@@ -637,7 +637,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
     )
     if session.lineage is not None:
         log.info("began_with", model=session.lineage.source, rounds=session.lineage.num_rounds)
-    if different := differences(session, config):
+    if different := list(differences(session, config)):
         log.warning(
             "rules_differ",
             round=session.round,

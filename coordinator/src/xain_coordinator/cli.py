@@ -289,6 +289,14 @@ def _participants(count: int, which: str = "") -> str:
     return f"{count} {which}participant{'' if count == 1 else 's'}"
 
 
+def _with_port(address: str | None) -> str | None:
+    """The address with the port where coordinators listen, if it has none."""
+    from xain_messaging.process.fields import join_host_port
+
+    host, port = split_host_port(address or "")
+    return address if not host or port else join_host_port(host.strip("[]"), DEFAULT_PORT)
+
+
 @app.command("status")
 def _status(
     address: Annotated[
@@ -296,6 +304,7 @@ def _status(
         typer.Option(
             metavar="HOST[:PORT]",
             help=f"Where the coordinator listens, at port {DEFAULT_PORT} unless another is given.",
+            callback=_with_port,
         ),
     ] = "localhost",
     as_json: Annotated[
@@ -312,11 +321,7 @@ def _status(
     from rich.console import Console
 
     from xain_coordinator import status_view
-    from xain_messaging.process.fields import join_host_port
 
-    host, port = split_host_port(address)
-    if port is None:
-        address = join_host_port(host.strip("[]"), DEFAULT_PORT)
     if watch and as_json:
         fail(PROGRAM, "command line: give --watch or --json, not both", EXIT_BAD_CONFIG)
     try:
@@ -416,7 +421,9 @@ def _extend(
 Address = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Ask the coordinator that runs there, instead of reading files."
+        metavar="HOST[:PORT]",
+        help="Ask the coordinator that runs there, instead of reading files.",
+        callback=_with_port,
     ),
 ]
 

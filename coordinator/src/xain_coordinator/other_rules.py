@@ -69,12 +69,8 @@ def key_of(field: str) -> str | None:
     return _KEYS.get(field, f"rounds.{field}")
 
 
-def differences(session: Session, config: CoordinatorConfig) -> list[str]:
+def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     """A text such as "rounds.epochs = 1 (configured: 3)" for each key with another value."""
-    return list(_differences(session, config))
-
-
-def _differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
     schema, asked = Schema(CoordinatorConfig), config.rules()
     changed = {
         field.name
@@ -150,7 +146,7 @@ def require_same_rules(session: Session, config: CoordinatorConfig, from_model: 
 
     from_model: the model that was asked for as the first one; "" if none was. Raises OtherRules.
     """
-    different = differences(session, config)
+    different = list(differences(session, config))
     lineage = session.lineage
     own = "" if lineage is None else lineage.source
     # `extend` changes the session and leaves the command line to its owner.

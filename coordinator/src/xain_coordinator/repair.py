@@ -27,16 +27,13 @@ from xain_coordinator.ports import (
 from xain_coordinator.restore import restore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_messaging.process import logs
+from xain_messaging.process.commands import CommandFailed
 
 EXIT_SOUND = 0
 EXIT_DAMAGED = 1
 EXIT_NOT_CHECKED = 2
 
 PROGRESS_S = 5.0
-
-
-class _Stopped(Exception):
-    """The check or the drop is not possible. The message is one line for the operator."""
 
 
 def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
@@ -51,7 +48,7 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
     except JournalDamaged as error:
         _print("damaged", str(error))
         return EXIT_DAMAGED
-    except (JournalError, StoreError, _Stopped, OSError) as error:
+    except (JournalError, StoreError, CommandFailed, OSError) as error:
         typer.echo(f"xain-coordinator repair: {error}", err=True)
         return EXIT_NOT_CHECKED
 
@@ -59,7 +56,7 @@ def repair(config: CoordinatorConfig, drop_update: str | None = None) -> int:
 def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
     path = config.journal.path
     if config.storage.kind == "memory" or not path.exists():
-        raise _Stopped(f"there is no journal at {path}")
+        raise CommandFailed(f"there is no journal at {path}")
     with ExitStack() as stack:
         journal = stack.enter_context(closing(SqliteJournal(path)))
         num_sessions, num_records = journal.check()
@@ -102,13 +99,13 @@ def _look(store: WeightsStore, last: Snapshot) -> dict[str, str]:
 
 
 def _update_of(last: Snapshot, participant_id: str, damaged: dict[str, str]) -> Update:
-    """The damaged update of a participant. Raises _Stopped if there is none."""
+    """The damaged update of a participant. Raises CommandFailed if there is none."""
     round_ = last.session.open_round
     update = None if round_ is None else round_.updates.get(participant_id)
     if update is None:
-        raise _Stopped(f"the open round has no accepted update of {participant_id!r}")
+        raise CommandFailed(f"the open round has no accepted update of {participant_id!r}")
     if update.weights.ref.key not in damaged:
-        raise _Stopped(f"the update of {participant_id!r} is not damaged; nothing was dropped")
+        raise CommandFailed(f"the update of {participant_id!r} is not damaged; nothing was dropped")
     return update
 
 
