@@ -1,5 +1,6 @@
 """What an operator sees of the past, and that it does not grow without bound."""
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -386,3 +387,33 @@ def test_evaluation_of_the_last_model_is_a_round_of_its_own() -> None:
     assert record.evaluation == Evaluation(1, {"accuracy": 0.5})
     assert set(record.sites) == {"a"}
     assert not history.contributions
+
+
+def test_memory_of_the_records_does_not_grow_with_the_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sites with metrics and reasons in every round. Only the reference of each model stays."""
+    monkeypatch.setattr(module, "MAX_ROUNDS", 50)
+    history = History()
+
+    def add(rounds: range) -> int:
+        for number in rounds:
+            names = tuple(f"site {number % 7} {i}" for i in range(20))
+            history.apply(e.RoundOpened(number, names, 5, 0.0))
+            for name in names[:15]:
+                metrics = {f"metric {i}": float(number) for i in range(10)}
+                update = accepted(number, name).update
+                history.apply(e.UpdateAccepted(number, update, metrics=metrics))
+            for name in names[15:]:
+                history.apply(e.UpdateRefused(name, number, f"{name} sent what is wrong " * 20))
+            history.apply(e.ModelPublished(number, model(number + 1), 1.0))
+        traced, _ = tracemalloc.get_traced_memory()
+        return traced
+
+    tracemalloc.start()
+    try:
+        kept = add(range(60))
+        added = add(range(60, 120)) - kept
+    finally:
+        tracemalloc.stop()
+    assert added < 60 * 2000  # bytes; the record of a round takes ten times as much
