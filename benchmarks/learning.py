@@ -60,12 +60,10 @@ class Kind:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# Workloads have their defaults, except where an option is named. Sites with few rows learn faster
-# by small batches: with 32 rows a batch, a site of 18 rows takes one step in a round, and momentum,
-# which begins anew with each round, does nothing for it.
+# Workloads have their defaults, except where an option is named.
 KINDS = {
     "linear": Kind("sgd", rounds=50),
-    "mlp": Kind("mlp", rounds=50, options={"batch_size": 8}),
+    "mlp": Kind("mlp", rounds=50),
     "xgboost": Kind("xgboost", rounds=50, options={"eta": 0.1, "max_depth": 3}),
 }
 

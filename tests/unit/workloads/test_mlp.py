@@ -84,6 +84,26 @@ def test_one_training_is_that_of_scikit_learn(iris: Dataset) -> None:
     assert trained.vector.tobytes() == np.concatenate([a.ravel() for a in expected]).tobytes()
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (18, 4), (96, 6), (150, 9)])
+def test_batches_are_a_share_of_the_rows_unless_stated(
+    iris: Dataset, rows: int, batch: int
+) -> None:
+    """A site of 18 rows takes several steps in a round, where 32 rows a step made one."""
+    data = iris.subset(np.arange(150)[:: 150 // rows][:rows])
+    model = mlp().initial_model([iris.profile()])
+    stated = train(mlp(batch_size=batch), model, data)
+    assert train(mlp(), model, data).vector.tobytes() == stated.vector.tobytes()
+
+
+def test_session_of_an_earlier_version_keeps_its_batches(iris: Dataset) -> None:
+    """The options in the model's metadata count, and not the default of this version."""
+    model = mlp(batch_size=32).initial_model([iris.profile()])
+    workload = from_metadata(model.metadata)
+    kept = train(mlp(batch_size=32), model, iris).vector.tobytes()
+    assert train(workload, model, iris).vector.tobytes() == kept
+    assert train(mlp(), model, iris).vector.tobytes() != kept
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_predictions_are_those_of_scikit_learn(
@@ -141,7 +161,7 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
         ({"solver": "lbfgs"}, "solver is 'lbfgs'"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"learning_rate_init": 0}, "learning_rate_init is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": -1}, "batch_size is -1"),
         ({"dropout": 0.5}, "unknown option 'dropout'"),
     ],
 )
