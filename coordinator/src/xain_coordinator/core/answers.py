@@ -185,7 +185,8 @@ def _profiles_to_fit(session: Session) -> Iterator[DataProfile]:
     """Profiles that a new one must fit: first those of the requested model, also of participants
     that have left, then those of the members."""
     yield from session.requested or ()
-    yield from session.eligible_profiles()
+    for _, profile in session.eligible_profiles():
+        yield profile
 
 
 def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:

@@ -364,17 +364,12 @@ class Session:
             return False
         return is_carried_over(self.opened, self.rules, participant_id)
 
-    def eligible_profiles(self) -> Iterator[DataProfile]:
-        """Profiles of the eligible members that sent one, in the order in which they joined."""
-        for member in self.members.values():
-            if member.profile is not None and member.is_eligible:
-                yield member.profile
-
-    def eligible_with_profile(self) -> Iterator[str]:
-        """Names of the members whose profiles are the eligible ones, in the same order."""
+    def eligible_profiles(self) -> Iterator[tuple[str, DataProfile]]:
+        """Names and profiles of the eligible members that sent one, in the order in which they
+        joined."""
         for participant_id, member in self.members.items():
             if member.profile is not None and member.is_eligible:
-                yield participant_id
+                yield participant_id, member.profile
 
     def profiles_of(self, participants: Iterable[str]) -> tuple[DataProfile, ...]:
         """Profiles of members, as the initial model is made from them."""

@@ -214,7 +214,7 @@ def _ask_for_model(session: Session) -> e.Event | None:
     be refused again: then others must come."""
     if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None
-    members = tuple(session.eligible_with_profile())
+    members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
     if session.profiles_of(members) == session.refused:
         return None
     return e.ModelRequested(participants=members)
