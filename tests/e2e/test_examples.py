@@ -162,6 +162,43 @@ async def test_lora_sends_adapters_only(
     assert (model(x).argmax(1) == y).float().mean() > 0.8
 
 
+async def test_gradients_of_sites_are_those_of_all_rows(
+    example: Callable[[str], Any], parts: list[Path], tmp_path: Path
+) -> None:
+    """Against steps on all rows in one place, by PyTorch's own SGD."""
+    needs("torch")
+    import torch
+
+    module = example("torch_gradients")
+    steps, rate = 20, 0.5
+    coordinator = await train(
+        module,
+        parts[:3],
+        tmp_path,
+        rounds={"rounds": steps, "initial_weights": "first"},
+        aggregation={"rule": "gradient", "options": {"eta0": rate}},
+    )
+    tensors, _ = last_model(coordinator)
+    names = list(tensors)
+    with coordinator.store.open("1/global") as reader:  # which the first site has made
+        begun = np.load(io.BytesIO(reader.read(0, reader.size)))
+    model = module.make_model()
+    start = 0
+    for parameter in model.parameters():
+        values = begun[start : start + parameter.numel()].reshape(parameter.shape)
+        parameter.data = torch.tensor(values, dtype=torch.float64)
+        start += parameter.numel()
+    x, y = (torch.cat(both) for both in zip(*map(module.load, parts[:3]), strict=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x.double()), y).backward()
+        optimizer.step()
+    assert names == list(model.state_dict())
+    for name, expected in model.state_dict().items():
+        np.testing.assert_allclose(tensors[name], expected, atol=1e-4)
+
+
 def test_scaffold_finds_the_optimum_that_averaging_misses(
     example: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -428,6 +428,35 @@ class CoordinatorConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _gradients_fit(self) -> Self:
+        """The rule "gradient" and participants that send gradients need each other."""
+        has_rule = self.aggregation.rule == "gradient"
+        sends_gradients = self.workload.options.get("mode") == "gradient"
+        if sends_gradients and not has_rule:
+            raise WrongSetting(
+                "aggregation.rule",
+                'participants send gradients with workload.options.mode = "gradient"; set it to '
+                '"gradient"',
+            )
+        if not has_rule:
+            return self
+        if self.workload.name and not sends_gradients:
+            raise WrongSetting(
+                "aggregation.rule", 'it takes gradients: set workload.options.mode = "gradient"'
+            )
+        if self.model.personal:
+            raise WrongSetting("model.personal", 'leave it out with aggregation.rule = "gradient"')
+        if self.server.update_encoding != "plain":
+            raise WrongSetting(
+                "server.update_encoding", 'gradients travel as they are; set it to "plain"'
+            )
+        if self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs", 'a round of aggregation.rule = "gradient" is one step; set it to 1'
+            )
+        return self
+
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
             return "workload"

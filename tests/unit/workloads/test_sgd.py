@@ -134,7 +134,10 @@ def test_hostile_metadata_are_refused(metadata: dict[str, str], complaint: str) 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"epochs": 3}, "unknown option 'epochs' of workload 'sgd'; known: alpha, dtype"),
+        (
+            {"epochs": 3},
+            "unknown option 'epochs' of workload 'sgd'; known: alpha, batch_size, dtype",
+        ),
         ({"task": "ranking"}, "task is 'ranking'; choose one of: classification, regression"),
         ({"loss": "squared_error"}, "loss is 'squared_error'; choose one of: hinge"),
         ({"task": "regression", "loss": "log_loss"}, "loss is 'log_loss'"),

@@ -8,7 +8,7 @@ row of the global model, also those of classes that it has never seen: to it, al
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from json import dumps
 from typing import Any, ClassVar, Self, get_args
 
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.dataset import Dataset, Task
 from xain_workloads.errors import Diverged
+from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
 from xain_workloads.options import from_mapping, require_choice, require_range
 from xain_workloads.preprocessing import Scale, target_scale
@@ -45,6 +46,7 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 PENALTIES = ("l2", "l1", "elasticnet", "none")
+MODES = ("federated", "gradient")
 # Without "adaptive", which watches one long fit and cannot look across rounds.
 LEARNING_RATES = ("constant", "invscaling", "optimal")
 
@@ -65,10 +67,14 @@ class SgdOptions:
         ("constant"), eta0 / t**power_t ("invscaling") or 1 / (alpha * (t0 + t)) ("optimal").
     epsilon: width of the insensitive zone; for regression losses that have one.
     dtype: of the weights between participants, "float32" or "float64". Training is in float64.
+    mode: "federated" trains locally; "gradient" sends the gradient of the regularised loss. There
+        "log_loss" with more than two classes is multinomial, and the step is the coordinator's.
+    batch_size: rows of a gradient, drawn anew for each step; 0: all rows.
     Raises ValueError that names the field.
     """
 
     task: str = "classification"
+    mode: str = "federated"
     loss: str = ""
     penalty: str = "l2"
     alpha: float = 1e-4
@@ -78,10 +84,16 @@ class SgdOptions:
     power_t: float = 0.25
     epsilon: float = 0.1
     fit_intercept: bool = True
-    dtype: str = "float32"
+    dtype: str = ""
+    batch_size: int = 0
 
     def __post_init__(self) -> None:
         require_choice("task", self.task, get_args(Task))
+        require_choice("mode", self.mode, MODES)
+        if not self.dtype:
+            # Gradients of many sites sum to that of the union of their rows, to float64's accuracy.
+            dtype = "float64" if self.mode == "gradient" else "float32"
+            object.__setattr__(self, "dtype", dtype)
         if not self.loss:
             object.__setattr__(self, "loss", LOSSES[self.task][0])
         require_choice("loss", self.loss, LOSSES[self.task])
@@ -95,6 +107,19 @@ class SgdOptions:
         require_range("eta0", self.eta0, above=0)
         require_range("power_t", self.power_t, at_least=0)
         require_range("epsilon", self.epsilon, at_least=0)
+        require_range("batch_size", self.batch_size, at_least=0)
+        if self.mode == "gradient":
+            for name in ("learning_rate", "eta0", "power_t"):
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r}; in mode 'gradient' the coordinator"
+                        f" takes the steps: set aggregation.options.{name}"
+                    )
+        elif self.batch_size:
+            raise ValueError(f"batch_size is {self.batch_size}; it is for mode 'gradient' only")
+
+
+_DEFAULTS = {field.name: field.default for field in fields(SgdOptions)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +157,11 @@ class SgdWorkload:
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. Metrics: as evaluate(), after training."""
+        """See Workload.train. Metrics: as evaluate(), after training.
+
+        In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
+        model before the step; "objective" is the loss with the penalty.
+        """
         require_range("epochs", epochs, at_least=1)
         require_range("epoch_base", epoch_base, at_least=0)
         require_range("seed", seed, at_least=0)
@@ -142,6 +171,10 @@ class SgdWorkload:
         scale = Scale() if classes else target_scale(model.metadata)
         if not classes:
             target = (target - scale.center) / scale.scale
+        if self.options.mode == "gradient":
+            rows = self._rows(data.num_samples, (seed, epoch_base))
+            features, target = data.features[rows], target[rows]
+            return self._gradient(model, (coef, intercept), features, target, data.num_samples)
 
         estimator = self._estimator(classes, coef, intercept)
         # The clock of the learning rate goes on where the rounds before left it, on the supposition
@@ -174,6 +207,63 @@ class SgdWorkload:
             raise self._diverged(epoch_base + epochs - 1)
         return TrainResult(vector, data.num_samples, metrics)
 
+    def _rows(self, num_samples: int, seed: tuple[int, int]) -> Any:
+        """The rows of a gradient: all, or a mini-batch without repetition."""
+        if not 0 < self.options.batch_size < num_samples:
+            return slice(None)
+        chance = np.random.default_rng(seed)
+        return chance.choice(num_samples, self.options.batch_size, replace=False)
+
+    def _gradient(
+        self,
+        model: Model,
+        weights: tuple[Array, Array],
+        features: Array,
+        target: NDArray[Any],
+        num_samples: int,
+    ) -> TrainResult:
+        """The gradient of the mean loss over these rows, and of the penalty.
+
+        weights: (coef, intercept). target: as training has it.
+        """
+        coef, intercept = weights
+        scores = features @ coef.T + intercept
+        # Weights that run away are told by the check below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            losses, derivatives = self._losses(scores, target)
+            value, of_penalty = penalty(self.options.penalty, self.options.l1_ratio, coef)
+            arrays = {
+                "coef": derivatives.T @ features / len(features) + self.options.alpha * of_penalty,
+                "intercept": derivatives.mean(axis=0) * self.options.fit_intercept,
+            }
+            vector: Vector = flatten(arrays, model.layout)
+            metrics = self._metrics(scores, target, target_scale(model.metadata))
+            metrics["objective"] = float(losses.mean()) + self.options.alpha * value
+        if not np.isfinite([*metrics.values()]).all() or not np.isfinite(vector).all():
+            raise Diverged(
+                "the gradient is not finite: lower aggregation.options.eta0, or scale the data"
+            )
+        return TrainResult(vector, num_samples, metrics)
+
+    def _losses(self, scores: Array, target: NDArray[Any]) -> tuple[Array, Array]:
+        """The loss of each row, (n,), and its derivatives by the scores, (n, k)."""
+        options = self.options
+        if options.task == "regression":
+            losses, derivatives = residual_loss(
+                options.loss, scores - target[:, np.newaxis], options.epsilon
+            )
+        elif self._is_multinomial(scores.shape[1]):
+            return multinomial_loss(scores, target)
+        else:
+            signs = _signs(scores.shape[1], target)
+            losses, by_margin = margin_loss(options.loss, signs * scores)
+            derivatives = by_margin * signs
+        return losses.sum(axis=1), derivatives
+
+    def _is_multinomial(self, num_scores: int) -> bool:
+        options = self.options
+        return options.mode == "gradient" and options.loss == "log_loss" and num_scores > 1
+
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
 
@@ -204,7 +294,14 @@ class SgdWorkload:
         if not classes:  # predictions in the unit of the target
             scale = target_scale(model.metadata)
             coef, intercept = coef * scale.scale, intercept * scale.scale + scale.center
-        estimator = self._estimator(classes, coef, intercept)
+        if self._is_multinomial(len(coef)):
+            # Its probabilities are a softmax, which those of SGDClassifier are not.
+            from sklearn.linear_model import LogisticRegression
+
+            estimator = LogisticRegression()
+            estimator.coef_, estimator.intercept_ = coef, intercept
+        else:
+            estimator = self._estimator(classes, coef, intercept)
         if classes:
             estimator.classes_ = np.array(classes, dtype=np.str_)
         estimator.n_features_in_ = coef.shape[1]
@@ -266,13 +363,10 @@ class SgdWorkload:
     def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
         """scores: (n, k). target: (n,), as training has it: positions of classes, or scaled."""
         if self.options.task == "classification":
-            # (n, k): +1 where the row is of the problem's class, -1 elsewhere.
-            positive = np.arange(scores.shape[1]) if scores.shape[1] > 1 else np.array([1])
-            signs = np.where(target[:, np.newaxis] == positive, 1.0, -1.0)
-            losses = _margin_loss(self.options.loss, signs * scores)
+            losses, _ = self._losses(scores, target)
             return {
                 "accuracy": float(np.mean(best_class(scores) == target)),
-                "loss": float(losses.sum(axis=1).mean()),
+                "loss": float(losses.mean()),
             }
         metrics = regression_metrics(scores[:, 0], target)
         return {**metrics, "mse": metrics["mse"] * scale.scale**2}
@@ -288,18 +382,7 @@ class SgdWorkload:
         )
 
 
-def _margin_loss(loss: str, margin: Array) -> Array:
-    """Loss of each margin, which is the score times +1 or -1. Source: scikit-learn's user guide,
-    section 1.5, "Mathematical formulation" of stochastic gradient descent."""
-    match loss:
-        case "log_loss":
-            return np.logaddexp(0.0, -margin)
-        case "hinge":
-            return np.maximum(0.0, 1.0 - margin)
-        case "squared_hinge":
-            return np.square(np.maximum(0.0, 1.0 - margin))
-        case "perceptron":
-            return np.maximum(0.0, -margin)
-        case "modified_huber":
-            return np.where(margin >= -1, np.square(np.maximum(0.0, 1.0 - margin)), -4.0 * margin)
-    raise ValueError(f"no formula for loss {loss!r}")
+def _signs(num_scores: int, target: NDArray[Any]) -> Array:
+    """(n, k): +1 where the row is of the problem's class, -1 elsewhere. One score is of class 1."""
+    positive = np.arange(num_scores) if num_scores > 1 else np.array([1])
+    return np.where(target[:, np.newaxis] == positive, 1.0, -1.0)

@@ -35,6 +35,7 @@ from xain_coordinator.aggregation.aggregator import (
     Float64,
     RuleFailed,
     Surveyor,
+    Tile,
     Weights,
     is_surveyor,
 )
@@ -181,7 +182,8 @@ class _Making:
         rows = [self._update(i) for i in range(len(self.work.updates))]
         is_compared = is_surveyor(self.rule) and not self.work.base.is_empty
         extras = []
-        if is_compared or any(self.work.staleness) or self.optimizer is not None:
+        is_stepped = self.optimizer is not None or self.work.learning_rate is not None
+        if is_compared or any(self.work.staleness) or is_stepped:
             extras = [self._base, *self._state().values()]
         replace(self.tiles, rows=rows, extras=extras).work_through(lambda slot, start: ())
 
@@ -267,7 +269,8 @@ class _Making:
         state = self._state()
         names = sorted(optimizer.begin()) if optimizer is not None else []
         made = [self.dtype, *(self._state_dtype for _ in names)]
-        extras = [self._base, *state.values()] if optimizer is not None else []
+        is_stepped = optimizer is not None or work.learning_rate is not None
+        extras = [self._base, *state.values()] if is_stepped else []
         tiles = replace(self.tiles, rows=rows, extras=extras, made=made)
         statistics = _Statistics(work.base.layout)
         num_skipped: list[int] = []  # for each piece, appended by any thread
@@ -282,9 +285,11 @@ class _Making:
                     combined = self._combine(slot.rows, weights)
                     after: Iterable[Float64] = ()
                     # A sum, say, that no step makes meaningful.
-                    is_usable = optimizer is None or bool(np.isfinite(combined).all())
+                    is_usable = not is_stepped or bool(np.isfinite(combined).all())
+                    columns = statistics.among(start, len(combined))
+                    if work.learning_rate is not None:
+                        combined = _descended(slot.extras[0], combined, work.learning_rate, columns)
                     if optimizer is not None:
-                        columns = statistics.among(start, len(combined))
                         combined, after, skipped = _step(
                             optimizer, combined, slot, names, list(state), columns
                         )
@@ -370,6 +375,16 @@ class _Statistics:
             slices.append(slice(max(start, 0), min(end, num_columns)))
             at += 1
         return slices
+
+
+def _descended(
+    base: Tile, gradient: Float64, learning_rate: float, statistics: Sequence[slice]
+) -> Float64:
+    """A step against the gradient. statistics: columns that are no gradient, and stay."""
+    stepped = base - learning_rate * gradient
+    for columns in statistics:
+        stepped[columns] = gradient[columns]
+    return stepped
 
 
 def _step(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from xain_coordinator.aggregation.aggregator import Aggregator, is_surveyor
-from xain_coordinator.aggregation.averages import Identity, Mean, Sum, WeightedAverage
+from xain_coordinator.aggregation.averages import Gradient, Identity, Mean, Sum, WeightedAverage
 from xain_coordinator.aggregation.distances import (
     CentredClipping,
     GeometricMedian,
@@ -20,6 +20,7 @@ from xain_coordinator.plugins import AGGREGATORS, PluginFailed, known, load
 RULES: Mapping[str, type[Aggregator]] = {
     "centred_clipping": CentredClipping,
     "geometric_median": GeometricMedian,
+    "gradient": Gradient,
     "identity": Identity,
     "krum": Krum,
     "mean": Mean,

@@ -183,6 +183,7 @@ def _aggregation(rules: Rules, round_: Round, base: GlobalModel) -> Aggregate:
         options=rules.aggregation_options,
         optimizer=rules.optimizer,
         optimizer_options=rules.optimizer_options,
+        learning_rate=round_.learning_rate,
     )
 
 

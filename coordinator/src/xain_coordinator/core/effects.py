@@ -30,6 +30,8 @@ class Aggregate:
     staleness: by update, how many models have been published since the one that it was trained
         from; empty: none of them has any.
     options: of the rule.
+    learning_rate: the result is a gradient, and a step of this rate from `base` against it is what
+        the rule gives; None: the rule's result is no gradient.
     optimizer: what steps from `base` towards the result; "": the result is the model.
     """
 
@@ -41,6 +43,7 @@ class Aggregate:
     options: Mapping[str, Option] = field(default_factory=dict)
     optimizer: str = ""
     optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,16 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from xain_coordinator.core import descent
 from xain_coordinator.core import events as e
+from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.evaluation import (
     MAX_BACKLOG,
     Best,
     better,
     is_out_of_patience,
     mean_evaluation,
+    mean_metrics,
 )
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.membership import (
@@ -100,12 +103,14 @@ class EvaluationProgress:
     owed: models that the coordinator is to measure on its own data; the first is being measured.
     last_round: the one in which the last model was evaluated, when it is over.
     ended_because: why a completed session has made fewer models than its rules say; "" otherwise.
+    descent: with the rule "gradient", how the loss in training has fallen.
     """
 
     best: Best | None = None
     owed: tuple[GlobalModel, ...] = ()
     last_round: Round | None = None
     ended_because: str = ""
+    descent: Descent = NOT_BEGUN
 
 
 @dataclass(frozen=True)  # without slots: see replacing.py
@@ -317,8 +322,10 @@ class Session:
 
     @property
     def stops_early(self) -> bool:
-        """The models have not become better for as long as the session is patient."""
-        return is_out_of_patience(self.evaluation.best, self.rules)
+        """The models have not become better for as long as the session is patient, or the loss in
+        training falls no more."""
+        has_converged = bool(self.evaluation.descent.ended_because)
+        return has_converged or is_out_of_patience(self.evaluation.best, self.rules)
 
     @property
     def num_trained(self) -> int:
@@ -423,9 +430,11 @@ def evolve(session: Session, event: e.Event) -> Session:
             recent = sign.recent_contenders(at) if sign is not None and sign.contenders else {}
             heard = Heard(at, state, round_, recent, transfer)
             return replace(session, heard=including(session.heard, participant_id, heard))
-        case e.UpdateAccepted(_, update, staleness, _, evaluation):
+        case e.UpdateAccepted(_, update, staleness, metrics, evaluation):
             session = _well_again(session, update.participant_id)
             collecting = _with_update(session.opened, update)
+            if session.rules.aggregation == descent.RULE:
+                collecting = _with_loss(collecting, update.participant_id, metrics)
             if evaluation is not None and staleness == 0:  # else it is of an earlier model
                 collecting = _with_evaluation(collecting, update.participant_id, evaluation)
             return replace(session, open_round=collecting)
@@ -553,7 +562,7 @@ def evolve(session: Session, event: e.Event) -> Session:
             return _released(session, participant_id)
         case e.RoundClosed(_, at, missed=missed):
             session = _having_missed(session, missed)
-            closed = replace(session.opened, closed_at=at)
+            closed = replace(session.opened, closed_at=at, learning_rate=_learning_rate(session))
             return replace(_to(session, Phase.AGGREGATING, at), open_round=closed)
         case e.ModelPublished(at=at):
             return _after_publication(session, event.published(session.model), at)
@@ -636,6 +645,33 @@ def _with_update(round_: Round, update: Update) -> Round:
         return replace(round_, updates=updates)
     places = including(round_.places, place, participant_id)
     return replace(round_, updates=updates, places=places)
+
+
+def _with_loss(round_: Round, participant_id: str, metrics: Mapping[str, float]) -> Round:
+    loss = next((metrics[name] for name in descent.LOSSES if name in metrics), None)
+    if loss is None:
+        return round_
+    return replace(round_, losses=including(round_.losses, participant_id, loss))
+
+
+def _learning_rate(session: Session) -> float | None:
+    """The rate of the step that the open round makes; None if it makes none."""
+    rules, model = session.rules, session.model
+    if rules.aggregation != descent.RULE or model is None or model.is_empty:
+        return None
+    step = session.opened.number - (rules.num_rounds - rules.rounds)
+    return descent.learning_rate(rules.aggregation_options, step, session.evaluation.descent)
+
+
+def _descended(session: Session, round_: Round) -> Session:
+    """Take the mean loss at the model that the round's step has left."""
+    if round_.learning_rate is None:
+        return session
+    sites = ((round_.updates[p].num_samples, {"loss": v}) for p, v in round_.losses.items())
+    loss = mean_metrics(sites).get("loss")
+    known = session.evaluation
+    after = descent.after_step(session.rules.aggregation_options, known.descent, loss)
+    return replace(session, evaluation=replace(known, descent=after))
 
 
 def _with_evaluation(round_: Round, participant_id: str, evaluation: Evaluation) -> Round:
@@ -818,7 +854,7 @@ def _after_publication(session: Session, model: GlobalModel, at: float) -> Sessi
     if session.is_buffered:
         new = {p: (round_.trained_by(p), update) for p, update in round_.updates.items()}
         counted = {p: latest for p, latest in {**counted, **new}.items() if p in session.members}
-    session = _compared(session, round_)
+    session = _descended(_compared(session, round_), round_)
     session = replace(
         _to(session, Phase.STANDBY, at),
         round=number,

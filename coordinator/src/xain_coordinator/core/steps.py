@@ -58,8 +58,10 @@ def _next_step_at_the_end(session: Session, now: float) -> e.Event | None:
 def _completed(session: Session, now: float) -> e.SessionFinished:
     model, best = session.model, session.evaluation.best
     assert model is not None, "nothing was trained"
-    is_early = model.round < session.rules.num_rounds and best is not None
-    return e.SessionFinished("completed", now, why_stopped(best) if is_early and best else "")
+    if model.round >= session.rules.num_rounds:
+        return e.SessionFinished("completed", now)
+    because = session.evaluation.descent.ended_because or (why_stopped(best) if best else "")
+    return e.SessionFinished("completed", now, because)
 
 
 def _why_given_up(session: Session) -> str:

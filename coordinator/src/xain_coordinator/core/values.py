@@ -211,6 +211,8 @@ class Round:
         the round waits for; one with 0 samples tells that its sender has measured nothing.
     failed: participants whose own code failed in this round, and that are not selected again in it
         before it is overdue.
+    losses: with the rule "gradient", the loss that each participant has measured at the model.
+    learning_rate: with that rule, the rate of the round's step, once it is closed.
     """
 
     number: int
@@ -229,6 +231,8 @@ class Round:
     task: Task = Task.TRAIN
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     failed: Mapping[str, None] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.

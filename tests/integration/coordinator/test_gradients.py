@@ -1,0 +1,184 @@
+"""Sessions in which participants send gradients, over real channels."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from integration.coordinator.test_trees import array
+from support.wire import reason
+from xain_coordinator.app import Coordinator
+from xain_participant import Agent, WorkloadParticipant
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
+from xain_workloads.workload import create
+
+STEPS = 25
+ETA0 = 0.3
+
+
+def settings(
+    participants: int,
+    options: dict[str, Any] | None = None,
+    rule: dict[str, Any] | None = None,
+    **rounds: Any,
+) -> dict[str, dict[str, Any]]:
+    return {
+        "rounds": {
+            "rounds": STEPS,
+            "min_participants": participants,
+            "start_participants": participants,
+            **rounds,
+        },
+        "workload": {"name": "sgd", "options": {"mode": "gradient", **(options or {})}},
+        "aggregation": {"rule": "gradient", "options": {"eta0": ETA0, **(rule or {})}},
+    }
+
+
+def parts(data: Dataset, num: int, *, by_label: bool) -> list[Dataset]:
+    """By label: most participants have rows of a few classes only, and all have other sizes."""
+    rows = np.random.default_rng(1).permutation(data.num_samples)
+    if by_label:
+        rows = rows[np.argsort(data.target[rows], kind="stable")]
+    cuts = np.sort(np.random.default_rng(2).choice(data.num_samples - 1, num - 1, False)) + 1
+    return [data.subset(part) for part in np.split(rows, cuts)]
+
+
+async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(len(agents)) as threads:  # to_thread() has six on two cores
+        try:
+            async with asyncio.timeout(100):
+                runs = [loop.run_in_executor(threads, agent.run) for agent in agents]
+                ends = await asyncio.gather(*runs)
+        finally:
+            for agent in agents:
+                agent.stop()
+    assert set(ends) == {0}
+
+
+def descended(model: Model, data: Dataset, options: dict[str, Any], steps: int) -> np.ndarray:
+    """Gradient descent on all rows in one place."""
+    workload = create("sgd", {"mode": "gradient", **options})
+    for step in range(steps):
+        gradient = workload.train(model, data, epochs=1, epoch_base=step, seed=0).vector
+        model = Model(model.vector - ETA0 * gradient, model.layout, model.metadata)
+    return model.vector
+
+
+@pytest.mark.parametrize("num", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("wine", {}),
+        ("wine", {"loss": "hinge", "penalty": "elasticnet", "alpha": 0.01}),
+        ("breast_cancer", {"penalty": "l1"}),
+        ("diabetes", {"task": "regression", "loss": "huber"}),
+    ],
+)
+async def test_steps_are_those_on_the_union_of_the_rows(start, join, num, name, options):
+    """However the rows are divided, by label here."""
+    data = load(name, task=options.get("task", "classification"))
+    known = {"classes": data.profile().classes}  # to those who lack some of them, too
+    coordinator = await start(**settings(num, options), schema=known)
+    await run_agents(coordinator, parts(data, num, by_label=True))
+    session = coordinator.driver.session
+    assert session.cause == "completed"
+    found = array(await join(coordinator, "reader").download(f"{STEPS}/global"))
+    model = session.model
+    assert model is not None
+    begun = Model(np.zeros(len(found)), model.layout, model.metadata)
+    expected = descended(begun, prepare(model.metadata, data), options, STEPS)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+async def test_a_lost_participant_leaves_the_mean_over_the_others(start, join):
+    options = settings(1, rounds=2, start_participants=2, deadline_s=0.5)
+    coordinator = await start(**options)
+    a, b = join(coordinator, "a"), join(coordinator, "b")
+    known = load("breast_cancer").profile()
+    for member in (a, b):
+        await member.rendezvous(
+            pb.DataProfile(
+                num_samples=known.num_samples,
+                num_features=known.num_features,
+                classes=known.classes,
+            )
+        )
+    await a.until(pb.ROUND, 0)
+    work = await a.start()
+    size = array(await a.download("0/global")).size
+    await a.hand_in(np.full(size, 2.0), num_samples=10)
+    await b.hand_in(np.full(size, 4.0), num_samples=30)
+    await a.until(pb.ROUND, 1)
+    stepped = array(await a.download("1/global"))
+    np.testing.assert_allclose(stepped, np.full(size, -ETA0 * 3.5))
+    await a.start()
+    await a.hand_in(np.full(size, 1.0), num_samples=10, round_=1)  # b is gone
+    await a.until(pb.FINISHED, 1)
+    last = array(await a.download("2/global"))
+    np.testing.assert_allclose(last, np.full(size, -ETA0 * 3.5 - ETA0))
+    assert work.epochs == 1
+
+
+async def test_tolerance_ends_the_session(start):
+    rule = {"tol": 1e-3, "n_iter_no_change": 2}
+    coordinator = await start(**settings(2, {}, rule, rounds=500))
+    await run_agents(coordinator, parts(load("wine"), 2, by_label=False))
+    session = coordinator.driver.session
+    assert session.cause == "completed"
+    assert session.evaluation.ended_because == (
+        "converged: the loss has not fallen by 0.001 in 2 steps"
+    )
+    assert session.model is not None
+    assert 5 < session.model.round < 500
+
+
+async def test_restart_goes_on_with_the_schedule(start, join):
+    """The rate of "adaptive" depends on all losses before, which the journal keeps."""
+    rule = {"learning_rate": "adaptive", "n_iter_no_change": 1}
+    options = settings(1, {}, rule, rounds=6)
+    coordinator = await start(**options)
+    a = join(coordinator, "a")
+    known = load("breast_cancer").profile()
+    profile = pb.DataProfile(
+        num_samples=known.num_samples, num_features=known.num_features, classes=known.classes
+    )
+    await a.rendezvous(profile)
+    await a.until(pb.ROUND, 0)
+    size = array(await a.download("0/global")).size
+    point = '[{"measurement": "participant", "time": 1, "fields": {"loss": 1.0}}]'
+    for round_ in range(3):
+        await a.start()
+        await a.end(await a.upload(np.full(size, 1.0), round_), 10, round_, metrics=point)
+        await a.until(pb.ROUND, round_ + 1)
+    await coordinator.stop()
+    again = await start(**options)
+    b = join(again, "a")
+    await b.rendezvous(profile)
+    await b.until(pb.ROUND, 3)
+    await b.start()
+    await b.end(await b.upload(np.full(size, 1.0), 3), 10, 3, metrics=point)
+    await b.until(pb.ROUND, 4)
+    found = array(await b.download("4/global"))
+    rates = ETA0 * np.array([1, 1, 1 / 5, 1 / 25])
+    np.testing.assert_allclose(found, np.full(size, -rates.sum()))
+
+
+async def test_gradient_of_another_shape_is_refused(start, join):
+    coordinator = await start(**settings(1))
+    a = join(coordinator, "a")
+    await a.rendezvous(pb.DataProfile(num_samples=9, num_features=3, classes=["x", "y"]))
+    await a.until(pb.ROUND, 0)
+    await a.start()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await a.hand_in(np.zeros(3), num_samples=9)
+    assert reason(caught.value) == "INVALID_UPDATE"
