@@ -39,6 +39,9 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
         "memory": {"float64_accumulation_gb_per_s"},
         "by_rule": {"rule", "updates", "store", "gb_per_s", "ratio_to_numpy"},
     },
+    "gradient_steps": {
+        "": {"step_ms", "bare_grpc_ms", "ratio_to_bare_grpc", "numpy_in_one_process_ms"}
+    },
     "recovery": {"": {"serving_s_median", "round_ends_s_median", "sent_twice_mb_up"}},
     "fleet": {
         "fleets": {
