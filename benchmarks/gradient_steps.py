@@ -14,12 +14,18 @@ Writes bench-results/gradient_steps.json.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import flags
+
+# The matrices are small: threads of the linear algebra would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import processes
 import results
