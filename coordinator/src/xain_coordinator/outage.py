@@ -1,7 +1,8 @@
 """Outages of the weights store in the log: a warning when one begins, a line when it is over."""
 
-import time
+import asyncio
 from collections.abc import Callable
+from math import inf
 
 import structlog
 
@@ -14,13 +15,14 @@ PAUSE_S = 30.0
 class Outage:
     """An outage of the store and its cause. Calls and work share it, in one event loop."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        """now: seconds; by default the time of the event loop."""
+        self._now = now or _loop_time
         self._failing: set[str] = set()
         self._num_refused = 0
         self._began_at = 0.0
         self._is_told = False
-        self._tell_at = now()
+        self._tell_at = -inf
 
     def failed(self, what: str, error: Exception, **fields: object) -> None:
         """The store was away for a call or for work.
@@ -49,3 +51,7 @@ class Outage:
                 duration_s=round(self._now() - self._began_at, 1),
                 num_refused=self._num_refused,
             )
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
