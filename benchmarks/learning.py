@@ -29,13 +29,15 @@ import numpy as np
 import results
 
 from xain_coordinator.aggregation.rules import make_rule
+from xain_workloads.boosting_options import HISTOGRAM
 from xain_workloads.data import load_table
+from xain_workloads.growing import grown
+from xain_workloads.histograms import growing, parse_sums
 from xain_workloads.model import Model
 from xain_workloads.partition import dirichlet, iid, split_train_test
 from xain_workloads.preprocessing import prepare
 from xain_workloads.schema import Column
 from xain_workloads.table import Table
-from xain_workloads.trees import BoosterKind, joined, parse_update
 from xain_workloads.workload import (
     TrainResult,
     Workload,
@@ -53,18 +55,31 @@ SITES = (1, 3, 7)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model, and how long it trains. rounds: of one epoch each."""
+    """A kind of model, and how long it trains.
+
+    rounds: of one epoch each. rounds_per_epoch: more than 1 where a round is a part of an epoch.
+    federated: options of federated training only.
+    """
 
     workload: str
     rounds: int
     options: dict[str, Any] = field(default_factory=dict)
+    rounds_per_epoch: int = 1
+    federated: dict[str, Any] = field(default_factory=dict)
 
 
 # Workloads have their defaults, except where an option is named.
 KINDS = {
     "linear": Kind("sgd", rounds=50),
     "mlp": Kind("mlp", rounds=50),
-    "xgboost": Kind("xgboost", rounds=50, options={"eta": 0.1, "max_depth": 3}),
+    # 50 boosting iterations of trees that grow by one level a round.
+    "xgboost": Kind(
+        "xgboost",
+        rounds=150,
+        options={"eta": 0.1, "max_depth": 3},
+        rounds_per_epoch=3,
+        federated={"mode": HISTOGRAM},
+    ),
 }
 
 # 50 epochs overfit the 309 rows of diabetes in one place (R2 0.25), which is no baseline.
@@ -113,7 +128,7 @@ def divided(table: Table, sites: int, split: str, seed: int) -> list[Table]:
 
 
 def trained(workload: Workload, sites: Sequence[Table], rounds: int, seed: int) -> Model:
-    """The model after rounds of one epoch at each site."""
+    """The model after so many rounds."""
     model = initial_model(workload, [site.profile() for site in sites])
     rows = [prepare(model.metadata, site) for site in sites]
     for round_ in range(rounds):
@@ -127,12 +142,10 @@ def trained(workload: Workload, sites: Sequence[Table], rounds: int, seed: int) 
 def aggregated(model: Model, updates: Sequence[TrainResult]) -> Any:
     """The vector of the next model, as the default rule makes it, or the rule "trees"."""
     if model.vector.dtype == np.uint8:
-        kind = BoosterKind.from_metadata(model.metadata)
-        trees = [
-            (parse_update(update.vector.tobytes(), kind, 1), update.num_samples)
-            for update in updates
-        ]
-        return np.frombuffer(joined(model.vector.tobytes(), trees, kind), np.uint8)
+        before = model.vector.tobytes()
+        state = growing(before, model.metadata)
+        sums = [parse_sums(update.vector.tobytes(), state) for update in updates]
+        return np.frombuffer(grown(before, model.metadata, sums), np.uint8)
     tile = np.stack([update.vector for update in updates])
     weights = np.array([update.num_samples for update in updates], dtype=np.float64)
     mean = make_rule("weighted_average", {}).combine(tile, weights / weights.sum())
@@ -151,11 +164,14 @@ def measured(name: str, kind_name: str, *, quick: bool) -> Iterable[dict[str, An
     table = load()
     kind = (FOR_REGRESSION if table.task == "regression" else KINDS)[kind_name]
     seeds = range(1 if quick else num_seeds)
-    rounds = 2 if quick else kind.rounds
-    workload = create(kind.workload, {**kind.options, "task": table.task})
+    rounds = 2 * kind.rounds_per_epoch if quick else kind.rounds
+    epochs = rounds // kind.rounds_per_epoch
+    options = {**kind.options, "task": table.task}
+    alone = create(kind.workload, options)
+    workload = create(kind.workload, {**options, **kind.federated})
     halves = [split_train_test(table, TEST_FRACTION, seed) for seed in seeds]
     central = [
-        score(fit_centralised(workload, train, epochs=rounds, seed=seed), test)
+        score(fit_centralised(alone, train, epochs=epochs, seed=seed), test)
         for seed, (train, test) in zip(seeds, halves, strict=True)
     ]
     for sites in SITES:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +16,23 @@ from xain_workloads.dataset import Dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-ROUNDS = 6
+ROUNDS = 12
 SITES = ("north", "south", "west")
-RULES: dict[str, object] = {
+RULES: dict[str, Any] = {
     "rounds.rounds": ROUNDS,
-    "rounds.epochs": 3,
     "rounds.min_participants": len(SITES),
     "workload.name": "xgboost",
     "workload.options.max_depth": 3,
     "aggregation.rule": "trees",
+    "aggregation.options.mode": "histogram",
     "server.heartbeat_time_s": 1.0,
     "server.heartbeat_timeout_s": 200.0,
+}
+BAGGING: dict[str, Any] = {
+    **RULES,
+    "rounds.rounds": 6,
+    "rounds.epochs": 3,
+    "aggregation.options.mode": "bagging",
 }
 PATIENCE_S = 120.0
 
@@ -47,12 +54,14 @@ def write_tables(folder: Path) -> Dataset:
     return data.subset(held_out)
 
 
-async def train(folder: Path, tables: Path, dies_at: int | None) -> list[bytes]:
+async def train(
+    folder: Path, tables: Path, dies_at: int | None, rules: dict[str, Any]
+) -> list[bytes]:
     """Run a session; returns all of its models.
 
     dies_at: the commit after which the coordinator kills itself; it is started again.
     """
-    coordinator = CoordinatorProcess(folder, RULES)
+    coordinator = CoordinatorProcess(folder, rules)
     coordinator.dies_at, coordinator.dies_of = dies_at, "after-commit"
     sites = [Process(folder, site) for site in SITES]
     try:
@@ -68,7 +77,10 @@ async def train(folder: Path, tables: Path, dies_at: int | None) -> list[bytes]:
         async with asyncio.timeout(PATIENCE_S):
             assert [await site.died() for site in sites] == [0, 0, 0]
         reader = Member(coordinator.port, "reader")
-        models = [await reader.download(f"{number}/global") for number in range(ROUNDS + 1)]
+        models = [
+            await reader.download(f"{number}/global")
+            for number in range(rules["rounds.rounds"] + 1)
+        ]
         await reader.close()
         return models
     finally:
@@ -76,13 +88,18 @@ async def train(folder: Path, tables: Path, dies_at: int | None) -> list[bytes]:
             await process.end()
 
 
-async def test_sites_learn_trees_and_a_killed_coordinator_makes_the_same_bytes(tmp_path):
+@pytest.mark.parametrize(
+    "rules",
+    [RULES, BAGGING],
+    ids=["histogram", "bagging"],
+)
+async def test_sites_learn_trees_and_a_killed_coordinator_makes_the_same_bytes(tmp_path, rules):
     """93 % on rows that no site has, with plain XGBoost."""
     held_out = write_tables(tmp_path)
-    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None)
+    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, rules)
     model = np.load(io.BytesIO(undisturbed[-1]), allow_pickle=False)
     booster = xgboost.Booster(model_file=bytearray(model.tobytes()))
     predicted = booster.predict(xgboost.DMatrix(held_out.features)) > 0.5
     assert np.mean(predicted == (held_out.target == "malignant")) >= 0.93
     # Some commits are of the gathering; this one is in the middle of the rounds.
-    assert await train(tmp_path / "killed", tmp_path, dies_at=12) == undisturbed
+    assert await train(tmp_path / "killed", tmp_path, 12, rules) == undisturbed

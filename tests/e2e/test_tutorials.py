@@ -71,8 +71,7 @@ async def test_trees_of_two_sites_load_in_xgboost(tmp_path: Path) -> None:
     async with followed("xgboost.md", tmp_path) as outputs:
         assert "best" in only(outputs, " models ")
         iterations = int(only(outputs, "look.py").split()[0])
-        assert iterations > 0
-        assert iterations % 2 == 0  # of two sites
+        assert 0 < iterations <= 10
 
 
 async def test_report_of_three_unlike_sites(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, Weig
 from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
-from xain_workloads import trees
+from xain_workloads import histograms, trees
+from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 
 CHUNK_BYTES = 1 << 20  # of weights in a message
 READ_BYTES = 8 << 20  # of weights in a read: a store far away takes as long for less
@@ -267,24 +268,50 @@ def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
         )
 
 
-def check_trees(
-    store: WeightsStore, model: GlobalModel, weights: StoredWeights, max_iterations: int
-) -> None:
-    """Read a stored update of a model of bytes and refuse what is no booster. Blocks.
+class TreesCheck:
+    """Reads stored updates of models of bytes, and refuses those that fit no model.
 
-    max_iterations: boosting rounds that the update may add.
-    Raises InvalidUpdate, TooLarge, and the store's KeyNotFound and StoreUnavailable.
+    One thread at a time. The state of the last model is kept, so that a model is read once for all
+    updates of its round.
     """
-    check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
-    with open_weights(store, weights.ref.key) as reader:
-        data = b"".join(chunks(reader))
+
+    def __init__(self, store: WeightsStore) -> None:
+        self._store = store
+        self._growing: tuple[str, histograms.Growing] | None = None
+
+    def check(self, model: GlobalModel, weights: StoredWeights, max_iterations: int) -> None:
+        """Read an update, which is a booster or histograms, as the model's mode has it. Blocks.
+
+        max_iterations: boosting rounds that a booster may add.
+        Raises InvalidUpdate, TooLarge, and the store's KeyNotFound and StoreUnavailable.
+        """
+        check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
+        with open_weights(self._store, weights.ref.key) as reader:
+            data = _array_bytes(reader)
+        try:
+            if options_of_model(model.metadata).mode == HISTOGRAM:
+                histograms.parse_sums(data, self._state_of(model))
+            else:
+                kind = trees.BoosterKind.from_metadata(model.metadata)
+                trees.parse_update(data, kind, max_iterations)
+        except trees.InvalidTrees as error:
+            raise InvalidUpdate(str(error)) from None
+
+    def _state_of(self, model: GlobalModel) -> histograms.Growing:
+        if self._growing is None or self._growing[0] != model.ref.digest:
+            with self._store.open(model.ref.key) as reader:
+                data = _array_bytes(reader)
+            state = histograms.growing(data, model.metadata)
+            self._growing = model.ref.digest, state
+        return self._growing[1]
+
+
+def _array_bytes(reader: Reader) -> bytes:
+    """The elements of a stored array that was measured before."""
+    data = b"".join(chunks(reader))
     header = parse_npy_header(data[:MAX_HEADER_BYTES])
-    assert header is not None, "the update was measured before"
-    try:
-        kind = trees.BoosterKind.from_metadata(model.metadata)
-        trees.parse_update(data[header.data_offset :], kind, max_iterations)
-    except trees.InvalidTrees as error:
-        raise InvalidUpdate(str(error)) from None
+    assert header is not None, "the array was measured before"
+    return data[header.data_offset :]
 
 
 def chunks(reader: Reader, offset: int = 0) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_session
+from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.allocator import share_one_heap
 from xain_coordinator.clock import SessionClock
 from xain_coordinator.config import CoordinatorConfig, PreprocessingSettings, WorkloadSettings
@@ -26,7 +27,7 @@ from xain_coordinator.controllers import controller_of_session
 from xain_coordinator.core.keys import model_key, object_of
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, Point
+from xain_coordinator.core.values import Phase, Point, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence, FencedStore, TakenOver
 from xain_coordinator.journal.memory import MemoryJournal
@@ -173,7 +174,7 @@ class Coordinator:
             self.driver,
             self.store,
             self._metrics,
-            workloads.create(workload.name, workload.options) if workload.name else None,
+            _made(workload, session.rules) if workload.name else None,
             preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
             own_data=own_data,
@@ -300,6 +301,10 @@ def _require_rule(session: Session) -> None:
     rule_of_session(rules.aggregation, rules.aggregation_options)
     if rules.optimizer:
         optimizer_of_session(rules.optimizer, rules.optimizer_options)
+
+
+def _made(workload: WorkloadSettings, rules: Rules) -> workloads.Workload:
+    return workloads.create(workload.name, {**workload.options, **mode_option(rules)})
 
 
 def _require_weights(session: Session, store: WeightsStore, config: CoordinatorConfig) -> None:

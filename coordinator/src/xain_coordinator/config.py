@@ -419,7 +419,16 @@ class CoordinatorConfig(Section):
             raise WrongSetting(
                 "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
             )
-        if self.aggregation.options.get("mode") == "cyclic" and self.rounds.max_selected != 1:
+        if "mode" in self.workload.options:
+            raise WrongSetting("workload.options.mode", "set aggregation.options.mode")
+        mode = self.aggregation.whole_options["mode"]
+        if mode == "histogram" and self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs",
+                "a round grows trees by one level, so it must be 1; it may be more with "
+                'aggregation.options.mode = "bagging"',
+            )
+        if mode == "cyclic" and self.rounds.max_selected != 1:
             raise WrongSetting(
                 "rounds.fraction_participants",
                 f"{self.rounds.max_selected} participants would train a round, and aggregation."

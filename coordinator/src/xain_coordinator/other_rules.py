@@ -84,6 +84,10 @@ def differences(session: Session, config: CoordinatorConfig) -> Iterator[str]:
         changed -= _WORKLOAD if "initial" not in changed else _WORKLOAD - {"workload"}
         if asked.initial == "first" and config.rounds.initial_weights is None:
             changed.discard("initial")  # an earlier version had no choice
+    mode_before = session.rules.aggregation_options.get("mode", "")
+    is_default = asked.aggregation == "trees" and "mode" not in config.aggregation.options
+    if is_default and mode_before == "bagging":  # the default of an earlier version
+        changed.discard("aggregation_options")
     if _is_extended_as_configured(session, asked.rounds):
         changed.discard("rounds")
     if changed.intersection(_DERIVED_FROM):

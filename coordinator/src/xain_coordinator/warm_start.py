@@ -15,6 +15,7 @@ import numpy as np
 
 from xain_coordinator.admission import chunks
 from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.keys import model_key, state_key
@@ -85,7 +86,8 @@ def first_model(
     else:
         first = _model_of_file(Path(text).absolute())
     _require_fit(first, config)
-    name, options = config.workload.name, config.workload.options
+    name = config.workload.name
+    options = {**config.workload.options, **mode_option(config.rules())}
     if not name or not options:
         return first
     # What was learnt stays, the options of the training are those that are asked for now.
@@ -272,7 +274,14 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
             f'give them as "profile" in {MODELS_INDEX} beside it'
         )
     try:
-        options = json.loads(first.metadata.get("options", "{}")) | config.workload.options
-        create(name, options)
+        own = json.loads(first.metadata.get("options", "{}"))
+        mode = mode_option(config.rules()).get("mode")
+        create(name, own | config.workload.options)
     except ValueError as error:
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+    made_in = own.get("mode", "bagging")
+    if mode == "histogram" and made_in != mode:
+        raise CannotStartFrom(
+            f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; set"
+            f' aggregation.options.mode = "{made_in}"'
+        )

@@ -269,8 +269,8 @@ class StoreWorker:
                 "the session has no initial model yet and needs a workload to make it: "
                 "set [workload] name to the one that the session was opened with"
             )
-        fitted = preprocessing_of(effect.made)
-        return initial_model(self._workload, effect.profiles, self._preprocessing, fitted)
+        made = effect.made
+        return initial_model(self._workload, effect.profiles, self._preprocessing, made)
 
     # --- effects ---
 

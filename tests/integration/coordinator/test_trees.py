@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import xgboost
 
+from integration.conftest import config_for
 from integration.test_bit_rot import flip, stored
 from integration.test_direct_uploads import Reachable, put, store  # noqa: F401  # a fixture
 from support.wire import Member, digest, npy, reason
 from xain_coordinator.app import Coordinator
+from xain_coordinator.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads import trees
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model
+from xain_workloads.table import Table
 from xain_workloads.workload import from_metadata
 
 INVALID = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_UPDATE")
@@ -32,8 +35,14 @@ def settings(data: str = "breast_cancer", **rounds: Any) -> dict[str, dict[str, 
     return {
         "rounds": {"rounds": 3, "min_participants": 2, "epochs": 2, **rounds},
         "workload": {"name": "xgboost", "options": options},
-        "aggregation": {"rule": "trees"},
+        "aggregation": {"rule": "trees", "options": {"mode": "bagging"}},
     }
+
+
+def histograms_of(**rounds: Any) -> dict[str, dict[str, Any]]:
+    """Settings of the mode that sessions have by default."""
+    found = settings(**{"epochs": 1, **rounds})
+    return found | {"aggregation": {"rule": "trees"}}
 
 
 def parts(num: int, data: str = "breast_cancer") -> list[Dataset]:
@@ -47,9 +56,12 @@ def array(data: bytes) -> np.ndarray:
 
 
 def profile(data: Dataset) -> pb.DataProfile:
-    known = data.profile()
+    known = Table.from_dataset(data).profile()
     return pb.DataProfile(
-        num_samples=known.num_samples, num_features=known.num_features, classes=known.classes
+        num_samples=known.num_samples,
+        num_features=known.num_features,
+        classes=known.classes,
+        statistics=known.statistics,
     )
 
 
@@ -264,3 +276,109 @@ async def test_cyclic_training_takes_one_participant_after_the_other(start, join
     await run_agents(coordinator, data)
     model = array(await join(coordinator, "reader").download("4/global")).tobytes()
     assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 4 * 2
+
+
+async def test_agents_grow_trees_that_do_not_depend_on_how_rows_are_divided(start, join):
+    """Two halves of the rows, divided by label, reach what one site with all rows does."""
+    whole = load("breast_cancer")
+    order = np.argsort(whole.target, kind="stable")
+    data = [whole.subset(part) for part in np.array_split(order, 2)]
+    coordinator = await start(**histograms_of(rounds=9))
+    await run_agents(coordinator, data)
+    model = array(await join(coordinator, "reader").download("9/global")).tobytes()
+    booster = xgboost.Booster(model_file=bytearray(model))
+    assert booster.num_boosted_rounds() == 3
+    predicted = booster.predict(xgboost.DMatrix(whole.features)) > 0.5
+    assert np.mean(predicted == (whole.target == "malignant")) > 0.95
+
+
+async def test_hostile_histograms_are_refused_and_the_round_goes_on(start, join):
+    """In the first round and while a tree is growing; a booster is no update in this mode."""
+    data = parts(2)
+    coordinator = await start(**histograms_of(rounds=2, refused_limit=50))
+    a, b = await gather(coordinator, join, data)
+    for round_ in (0, 1):
+        await a.until(pb.ROUND, round_)
+        work = await a.start()
+        model = array(await a.download(f"{round_}/global"))
+        good = trained(work, model, data[0])
+        negative = good.view("<f8").copy()
+        negative[-1] = -1.0
+        for vector, why in (
+            (good[:-8], f"the update has {len(good) - 8} bytes; histograms of {round_ + 1} nodes"),
+            (model, "histograms of"),
+            (negative.view(np.uint8), "a negative sum of hessians"),
+            (np.full(len(good) // 8, np.nan).view(np.uint8), "a value that is not finite"),
+        ):
+            code, name, details = await refused(a.hand_in(vector, round_=round_))
+            assert ((code, name), why in details) == (INVALID, True), details
+        await a.hand_in(good, round_=round_, num_samples=5)
+        await b.hand_in(trained(work, model, data[1]), round_=round_, num_samples=7)
+    await a.until(pb.FINISHED, 1)
+
+
+async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp_path: Path):
+    """The initial one from its metadata, as the sites' statistics are dropped by then, and a later
+    one from the histograms of its round; to the same bytes."""
+    data = parts(2)
+    coordinator = await start(**histograms_of(rounds=5))
+    a, b = await gather(coordinator, join, data)
+    for round_ in (0, 1):
+        before = await a.download(f"{round_}/global")
+        await coordinator.stop()
+        flip(stored(tmp_path, f"*{round_}/global*"))
+        coordinator = await start(**histograms_of(rounds=5))
+        a, b = (join(coordinator, name) for name in ("p0", "p1"))
+        assert await a.download(f"{round_}/global") == before
+        if round_ == 0:
+            work = await a.start()
+            for member, part in ((a, data[0]), (b, data[1])):
+                await member.hand_in(trained(work, array(before), part))
+            await a.until(pb.ROUND, 1)
+
+
+async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_path: Path):
+    """A session that was opened when bagging was the default goes on when no mode is configured."""
+    data = parts(2)
+    coordinator = await start(**settings(rounds=2, epochs=1))
+    a, b = await gather(coordinator, join, data)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    for member, part in ((a, data[0]), (b, data[1])):
+        await member.hand_in(trained(work, model, part))
+    await a.until(pb.ROUND, 1)
+    await coordinator.stop()
+    coordinator = await start(resume=False, **histograms_of(rounds=2))
+    await run_agents(coordinator, data)
+    model = array(await join(coordinator, "reader").download("2/global")).tobytes()
+    assert xgboost.Booster(model_file=bytearray(model)).num_boosted_rounds() == 2 * 2
+
+
+async def test_growing_goes_on_in_another_session_from_the_model_alone(start, join, tmp_path):
+    """An iteration that was cut off at its second level gets its third one; the model is that of
+    an undisturbed session. Bagging can go on from it, too, and histograms not from bagging."""
+    data = parts(2)
+    one = await start(**histograms_of(rounds=4))
+    await run_agents(one, data)
+    undisturbed = await join(one, "reader").download("4/global")
+    await one.stop()
+    cut_off = tmp_path / "weights" / one.driver.session.session_id / "models" / "round-0002.npy"
+
+    async def last_of(name: str, rules: dict[str, Any], source: Path) -> bytes:
+        coordinator = Coordinator(config_for(tmp_path / name, **rules), from_model=str(source))
+        await coordinator.start()
+        try:
+            await run_agents(coordinator, data)
+            return await join(coordinator, "reader").download("2/global")
+        finally:
+            await coordinator.stop()
+
+    assert await last_of("grown", histograms_of(rounds=2), cut_off) == undisturbed
+    bagged = array(await last_of("bagged", settings(rounds=2, epochs=1), cut_off))
+    booster = xgboost.Booster(model_file=bytearray(bagged.tobytes()))
+    assert booster.num_boosted_rounds() == 1 + 2 * 2
+    np.save(tmp_path / "bagged.npy", bagged)
+    (index,) = (tmp_path / "bagged" / "weights").glob("*/models/index.json")
+    (tmp_path / "bagged.json").write_text(index.read_text())
+    with pytest.raises(CannotStartFrom, match="was trained in the mode 'bagging', and has"):
+        await last_of("back", histograms_of(rounds=2), tmp_path / "bagged.npy")

@@ -704,8 +704,8 @@ ONE_OF_THREE: dict[str, object] = {
 
 
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
-    """Bagging unless told otherwise; cyclic training has one participant a round."""
-    assert config(**TREES).rules().aggregation_options == {"mode": "bagging"}
+    """By histograms unless told otherwise; cyclic training has one participant a round."""
+    assert config(**TREES).rules().aggregation_options == {"mode": "histogram"}
     cyclic = config(**ONE_OF_THREE, rounds__max_participants=3)
     assert cyclic.rules().aggregation_options == {"mode": "cyclic"}
 
@@ -720,7 +720,15 @@ def test_trees_are_joined_by_the_rule_for_trees() -> None:
         ({"aggregation__rule": "trees"}, 'aggregation.rule is "trees"; it joins trees, which only'),
         (
             {**TREES, "aggregation__options.mode": "both"},
-            "aggregation.options.mode is \"both\"; it must be 'bagging' or 'cyclic'",
+            "aggregation.options.mode is \"both\"; it must be 'histogram', 'bagging' or 'cyclic'",
+        ),
+        (
+            {**TREES, "rounds__epochs": 3},
+            "rounds.epochs is 3; a round grows trees by one level, so it must be 1",
+        ),
+        (
+            {**TREES, "workload__options.mode": "bagging"},
+            'workload.options.mode is "bagging"; set aggregation.options.mode',
         ),
         ({**TREES, "rounds__epochs": 0}, "rounds.epochs is 0; it counts the boosting iterations"),
         (

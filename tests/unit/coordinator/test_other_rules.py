@@ -17,6 +17,16 @@ def config_of(**sections: dict[str, Any]) -> CoordinatorConfig:
     return CoordinatorConfig.model_validate(sections)
 
 
+def trees_of(mode: str) -> dict[str, Any]:
+    """Sections of a session of trees; "" for the default mode."""
+    one_of_two = {"fraction_participants": "1/2", "max_participants": 2}
+    return {
+        "rounds": {"min_participants": 1, **one_of_two},
+        "workload": {"name": "xgboost"},
+        "aggregation": {"rule": "trees", "options": {"mode": mode} if mode else {}},
+    }
+
+
 def told(before: CoordinatorConfig, now: CoordinatorConfig, lineage: Lineage | None = None):
     session = Session("5e55104", before.rules(), lineage)
     return list(differences(session, now))
@@ -86,6 +96,17 @@ def test_every_rule_names_its_key():
                 'schema.target = "" (configured: "dead")',
             ],
         ),
+        (
+            trees_of("histogram"),
+            trees_of("bagging"),
+            ['aggregation.options.mode = "histogram" (configured: "bagging")'],
+        ),
+        (
+            trees_of("cyclic"),
+            trees_of(""),
+            ['aggregation.options.mode = "cyclic" (configured: "histogram")'],
+        ),
+        (trees_of("bagging"), trees_of(""), []),  # the default of an earlier version
         ({"server": {"heartbeat_time_s": 1.0, "port": 1}}, {"logging": {"level": "debug"}}, []),
     ],
 )

@@ -1,24 +1,28 @@
 """Gradient-boosted trees by XGBoost.
 
-A model is the JSON of a booster, as bytes. In every round a participant boosts the global booster
-by `epochs` iterations on its own rows and sends the new trees alone. The coordinator appends the
-trees of all participants, each scaled by the participant's share of rows (see trees.joined).
+A model is the JSON of a booster, as bytes. In the mode "histogram" a participant sends sums of
+gradients in every round, and the coordinator grows the trees of all rows by one level (see
+growing.py). In the modes "bagging" and "cyclic" a participant boosts the global booster by `epochs`
+iterations on its own rows and sends the new trees alone. The coordinator appends the trees of all
+participants, each scaled by the participant's share of rows (see trees.joined).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps
 from math import fsum
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads import trees
-from xain_workloads.dataset import Dataset, Task
+from xain_workloads import histograms, trees
+from xain_workloads.boosting_options import HISTOGRAM, BoostingOptions
+from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.options import from_mapping, require_range
+from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.statistics import from_json
 from xain_workloads.supervised import (
@@ -32,43 +36,8 @@ from xain_workloads.supervised import (
 from xain_workloads.trees import BoosterKind
 from xain_workloads.workload import TrainResult
 
+_DEFAULTS = BoostingOptions()
 _SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
-
-
-@dataclass(frozen=True, slots=True)
-class BoostingOptions:
-    """Options of the workload "xgboost", named as XGBoost names them.
-
-    task: "classification" or "regression".
-    eta: factor on each iteration's trees. max_depth: of a tree.
-    min_child_weight, gamma, reg_lambda, reg_alpha: least sum of hessians in a leaf, least gain of a
-        split, and the weights of the L2 and L1 penalties on leaves.
-    subsample, colsample_bytree: shares of rows and of columns that a tree is made of, drawn anew in
-        every round.
-    max_bin: bins of a column's histogram.
-    Raises ValueError that names the field.
-    """
-
-    task: str = "classification"
-    eta: float = 0.3
-    max_depth: int = 6
-    min_child_weight: float = 1.0
-    gamma: float = 0.0
-    reg_lambda: float = 1.0
-    reg_alpha: float = 0.0
-    subsample: float = 1.0
-    colsample_bytree: float = 1.0
-    max_bin: int = 256
-
-    def __post_init__(self) -> None:
-        require_choice("task", self.task, get_args(Task))
-        require_range("eta", self.eta, above=0, at_most=1)
-        require_range("max_depth", self.max_depth, at_least=1, at_most=16)
-        for name in ("min_child_weight", "gamma", "reg_lambda", "reg_alpha"):
-            require_range(name, getattr(self, name), at_least=0)
-        require_range("subsample", self.subsample, above=0, at_most=1)
-        require_range("colsample_bytree", self.colsample_bytree, above=0, at_most=1)
-        require_range("max_bin", self.max_bin, at_least=2, at_most=65536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +45,7 @@ class BoostingWorkload:
     """Gradient-boosted trees. The vector of a Model is bytes (uint8) without a layout; its metadata
     hold "classes" as those of the workload "sgd" do, and what all boosters have in common."""
 
-    options: BoostingOptions = BoostingOptions()
+    options: BoostingOptions = _DEFAULTS
     name: ClassVar[str] = "xgboost"
     scaling: ClassVar[str] = "none"  # a split depends on the order of values only
     missing: ClassVar[str] = "keep"  # a split has a direction for missing values
@@ -86,37 +55,43 @@ class BoostingWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(BoostingOptions, options, workload=cls.name))
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(
+        self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
+    ) -> Model:
         """A booster without trees, made without xgboost.
 
         It predicts the mean of the target for regression, if all profiles have statistics, else 0.
         Classification begins with equal probabilities and needs two classes in all profiles.
         """
+        given = metadata or {}
         profile = union(profiles)
         classes = classes_to_learn(self.options.task, profile)
-        base_score = 0.5
-        if not classes:
-            objective, base_score = "reg:squarederror", _mean_target(profiles)
-        elif len(classes) == 2:
-            objective = "binary:logistic"
+        if trees.KEY in given:
+            kind = BoosterKind.from_metadata(given)
         else:
-            objective = "multi:softprob"
-        num_classes = len(classes) if len(classes) > 2 else 0
-        kind = BoosterKind(objective, profile.num_features, num_classes, base_score)
-        metadata = {
+            kind = _kind(classes, profile.num_features, profiles)
+        made = {
             "workload": self.name,
             "options": dumps(asdict(self.options), sort_keys=True),
             "classes": dumps(list(classes)),
             trees.KEY: kind.to_json(),
         }
-        return Model(_vector(trees.empty_booster(kind)), (), metadata)
+        if self.options.mode == HISTOGRAM:
+            made[histograms.KEY] = given.get(histograms.KEY) or self._fitted_bins(profiles, given)
+        return Model(_vector(trees.empty_booster(kind)), (), made)
+
+    def _fitted_bins(self, profiles: Sequence[DataProfile], given: Mapping[str, str]) -> str:
+        known = [profile for profile in profiles if profile.num_samples > 0]
+        return histograms.fit_bins(known, preprocessing_of(given), self.options).to_text()
 
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. The vector holds the new trees alone: `epochs` iterations.
+        """See Workload.train. The vector holds the new trees alone, `epochs` iterations, or in the
+        mode "histogram" the histograms that one level of trees is grown from, float64 as bytes.
 
-        Metrics: as evaluate(), of the model with the new trees.
+        Metrics: as evaluate(), of the model with the new trees. In the mode "histogram" they are
+        of the model that was given, since the coordinator grows the trees.
         """
         require_range("epochs", epochs, at_least=1)
         require_range("epoch_base", epoch_base, at_least=0)
@@ -124,9 +99,13 @@ class BoostingWorkload:
         xgboost = _xgboost()
         classes, kind = self._open(model)
         matrix, target = self._matrix(kind, classes, data)
-        options = {name: value for name, value in asdict(self.options).items() if name != "task"}
+        if self.options.mode == HISTOGRAM:
+            sums, predicted = self._sums(model, kind, data, matrix, target, seed)
+            metrics = self._metrics(predicted, target)
+            return TrainResult(_vector(sums.astype("<f8").tobytes()), data.num_samples, metrics)
+        options = asdict(self.options)
         parameters = {
-            **options,
+            **{name: options[name] for name in options if name not in ("mode", "task")},
             "objective": kind.objective,
             "seed": int(np.random.SeedSequence((seed, epoch_base)).generate_state(1)[0] >> 1),
             "tree_method": "hist",
@@ -140,6 +119,33 @@ class BoostingWorkload:
         added = boosted[num_before : num_before + epochs].save_raw("json")
         metrics = self._metrics(boosted.predict(matrix), target)
         return TrainResult(_vector(bytes(added)), data.num_samples, metrics)
+
+    def _sums(
+        self,
+        model: Model,
+        kind: BoosterKind,
+        data: Dataset,
+        matrix: Any,
+        target: NDArray[Any],
+        seed: int,
+    ) -> tuple[Array, Array]:
+        """Histograms of the rows for the level that is growing, and the model's predictions."""
+        state = histograms.growing(model.vector.tobytes(), model.metadata)
+        # An iteration_range that ends at 0 means all iterations.
+        finished = model if state.iteration else Model(_vector(trees.empty_booster(kind)), ())
+        margins = self._booster(finished).predict(
+            matrix, output_margin=True, iteration_range=(0, state.iteration)
+        )
+        margins = np.asarray(margins, np.float64).reshape(-1, kind.trees_per_iteration)
+        gradients, hessians = histograms.gradients_of(kind, margins, target)
+        if self.options.subsample < 1:  # the same rows for all levels of an iteration
+            drawn = np.random.default_rng((seed, state.iteration)).random(data.num_samples)
+            gradients[drawn >= self.options.subsample] = 0.0
+            hessians[drawn >= self.options.subsample] = 0.0
+        nodes = histograms.leaves(state, data.features)
+        margins += histograms.values_of(state, nodes)
+        sums = histograms.sums(state, data.features, nodes, gradients, hessians)
+        return sums, histograms.predictions(kind, margins)
 
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics on data: "accuracy" and "loss", the mean cross-entropy, or "r2" and "mse"."""
@@ -235,6 +241,16 @@ def _best(probabilities: Array) -> NDArray[np.intp]:
 
 def _vector(data: bytes) -> Any:
     return np.frombuffer(data, dtype=np.uint8)
+
+
+def _kind(
+    classes: tuple[str, ...], num_features: int, profiles: Sequence[DataProfile]
+) -> BoosterKind:
+    if not classes:
+        return BoosterKind("reg:squarederror", num_features, 0, _mean_target(profiles))
+    if len(classes) == 2:
+        return BoosterKind("binary:logistic", num_features, 0, 0.5)
+    return BoosterKind("multi:softprob", num_features, len(classes), 0.5)
 
 
 def _mean_target(profiles: Sequence[DataProfile]) -> float:

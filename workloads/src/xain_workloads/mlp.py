@@ -118,7 +118,9 @@ class MlpWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(MlpOptions, options, workload=cls.name))
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(
+        self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
+    ) -> Model:
         """Uniform weights drawn from the seed. Classification needs two classes in all profiles.
 
         Source: Glorot and Bengio 2010, with the factors of scikit-learn's _init_coef.

@@ -138,7 +138,9 @@ class SgdWorkload:
         """Raises ValueError that names an option that is unknown or wrong."""
         return cls(from_mapping(SgdOptions, options, workload=cls.name))
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(
+        self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
+    ) -> Model:
         """All zeros. Classification needs two classes in all profiles together."""
         profile = union(profiles)
         classes = classes_to_learn(self.options.task, profile)

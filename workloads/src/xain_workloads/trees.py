@@ -22,10 +22,9 @@ KEY = "trees"  # in the metadata of a model
 
 _ROOT_PARENT = 2**31 - 1  # XGBoost's parent of a root
 _VERSION = (3, 2, 0)
-_HEAD = (
-    b'{"learner":{"attributes":{},"feature_names":[],"feature_types":[],"gradient_booster":'
-    b'{"model":{"trees":['
-)
+_HEAD = b'{"learner":{"attributes":'
+_HEAD_END = b',"feature_names":[],"feature_types":[],"gradient_booster":{"model":{"trees":['
+_TREE_START = b'{"categories":[]'  # no other object in a model begins with it
 _COUNT = b'"gbtree_model_param":{"num_parallel_tree":"1","num_trees":"'
 
 _FLOAT32 = Struct("<f")
@@ -269,13 +268,9 @@ def joined(model: bytes, updates: Sequence[tuple[Sequence[Tree], int]], kind: Bo
     Every boosting round of every participant is an iteration of the joined booster.
     Raises ValueError if the model is not one that was written here.
     """
-    digits = model[model.rfind(_COUNT) + len(_COUNT) :].partition(b'"')[0]
-    num_trees = int(digits) if digits.isdigit() else 0
-    end = _tail(kind, num_trees)
-    if not model.endswith(end):
-        raise ValueError("the model is not a booster that was joined here")
+    num_trees = _num_trees(model, kind)
     total = fsum(num_samples for _, num_samples in updates)
-    pieces = [model[: -len(end)]]
+    pieces = [model[: -len(_tail(kind, num_trees))]]
     for trees, num_samples in updates:
         share = num_samples / total if total else 1 / len(updates)
         for tree in trees:
@@ -283,6 +278,15 @@ def joined(model: bytes, updates: Sequence[tuple[Sequence[Tree], int]], kind: Bo
             pieces.append(_tree_text(_scaled(tree, share), num_trees, kind).encode())
             num_trees += 1
     return b"".join([*pieces, _tail(kind, num_trees)])
+
+
+def _num_trees(model: bytes, kind: BoosterKind) -> int:
+    """Raises ValueError if the model is not one that was written here."""
+    digits = model[model.rfind(_COUNT) + len(_COUNT) :].partition(b'"')[0]
+    num_trees = int(digits) if digits.isdigit() else 0
+    if not model.startswith(_HEAD) or not model.endswith(_tail(kind, num_trees)):
+        raise ValueError("the model is not a booster that was joined here")
+    return num_trees
 
 
 def _scaled(tree: Tree, factor: float) -> Tree:
@@ -298,6 +302,71 @@ def _scaled(tree: Tree, factor: float) -> Tree:
     )
 
 
+# --- growing ---
+
+
+def attributes_of(model: bytes) -> dict[str, str]:
+    """Text by name that a model carries beside its trees; XGBoost keeps it.
+
+    Raises ValueError if the model is not one that was written here.
+    """
+    end = model.find(_HEAD_END)
+    if not model.startswith(_HEAD) or end < 0:
+        raise ValueError("the model is not a booster that was joined here")
+    attributes: dict[str, str] = json.loads(model[len(_HEAD) : end])
+    return attributes
+
+
+def num_iterations(model: bytes, kind: BoosterKind) -> int:
+    """Boosting rounds of a model that was written here. Raises ValueError of another one."""
+    return _num_trees(model, kind) // kind.trees_per_iteration
+
+
+def last_iteration(model: bytes, kind: BoosterKind) -> tuple[Tree, ...]:
+    """The trees of the last boosting round. Raises ValueError of a model without trees."""
+    num_trees = _num_trees(model, kind)
+    start = _start_of_last(model, kind)
+    texts = json.loads(b"[" + model[start : -len(_tail(kind, num_trees))] + b"]")
+    return tuple(_tree(text, index, kind.num_features) for index, text in enumerate(texts))
+
+
+def with_last_iteration(
+    model: bytes,
+    trees: Sequence[Tree],
+    kind: BoosterKind,
+    attributes: Mapping[str, str],
+    *,
+    is_new: bool,
+) -> bytes:
+    """The model with other trees in its last boosting round, or with one more if `is_new`.
+
+    Raises ValueError if the model is not one that was written here.
+    """
+    num_trees = _num_trees(model, kind)
+    if is_new:
+        end = len(model) - len(_tail(kind, num_trees))
+    else:
+        end = _start_of_last(model, kind)
+        num_trees -= kind.trees_per_iteration
+    start = model.find(_HEAD_END)
+    body = model[start:end].removesuffix(b",")
+    pieces = [_head(attributes)[: -len(_HEAD_END)], body]
+    for tree in trees:
+        pieces.append(b"," if num_trees else b"")
+        pieces.append(_tree_text(tree, num_trees, kind).encode())
+        num_trees += 1
+    return b"".join([*pieces, _tail(kind, num_trees)])
+
+
+def _start_of_last(model: bytes, kind: BoosterKind) -> int:
+    start = len(model)
+    for _ in range(kind.trees_per_iteration):
+        start = model.rfind(_TREE_START, 0, start)
+        if start < 0:
+            raise ValueError("the model has no trees")
+    return start
+
+
 def _rounded(value: float) -> float:
     number: float = _FLOAT32.unpack(_FLOAT32.pack(value))[0]
     return number
@@ -308,7 +377,11 @@ def _rounded(value: float) -> float:
 
 def empty_booster(kind: BoosterKind) -> bytes:
     """A model without trees."""
-    return _HEAD + _tail(kind, 0)
+    return _head({}) + _tail(kind, 0)
+
+
+def _head(attributes: Mapping[str, str]) -> bytes:
+    return _HEAD + _compact(dict(attributes)).encode() + _HEAD_END
 
 
 def _tail(kind: BoosterKind, num_trees: int) -> bytes:

@@ -14,10 +14,10 @@ from xain_workloads.model import Model, Vector
 from xain_workloads.preprocessing import (
     COLUMNS_KEY,
     KEY,
-    Preprocessing,
     PreprocessingOptions,
     fit,
     prepare,
+    preprocessing_of,
 )
 from xain_workloads.profile import DataProfile
 from xain_workloads.table import Table
@@ -55,8 +55,13 @@ class Workload(Protocol):
     def missing(self) -> str:
         """Default treatment of missing numbers; see PreprocessingOptions."""
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(
+        self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
+    ) -> Model:
         """The global model before the first round.
+
+        profiles: with the number of prepared features. metadata: with the preprocessing, if there
+        is one; all of a model that is made again, whose profiles have no statistics any more.
 
         Its metadata hold "workload" and "options", from which from_metadata() rebuilds this
         workload. Raises ValueError if the profiles do not fit together or do not suffice.
@@ -134,17 +139,18 @@ def initial_model(
     workload: Workload,
     profiles: Sequence[DataProfile],
     options: PreprocessingOptions = DEFAULT_PREPROCESSING,
-    fitted: Preprocessing | None = None,
+    made: Mapping[str, str] | None = None,
 ) -> Model:
     """The global model before the first round, with the preprocessing of all sites in its metadata.
 
-    fitted: the preprocessing, of a model that is made again; None to fit it from the profiles.
+    made: metadata of the model, if it is made again. Then the profiles need no statistics.
     Without statistics of each site there is no preprocessing, and the workload makes the model for
     the columns as they are. Raises ValueError as Workload.initial_model does.
     """
     known = [profile for profile in profiles if profile.num_samples > 0]
+    fitted = preprocessing_of(made or {})
     if fitted is None and not (known and all(profile.statistics for profile in known)):
-        model = workload.initial_model(profiles)
+        model = workload.initial_model(profiles, made)
         named = next((profile.columns for profile in known if profile.columns), ())
         if not named:
             return model
@@ -163,10 +169,12 @@ def initial_model(
             f"{width} prepared features times {num_classes} classes need a model of more than"
             f" {MAX_WEIGHTS} weights; drop columns, or raise min_category_count"
         )
-    model = workload.initial_model([replace(profile, num_features=width) for profile in known])
+    widened = [replace(profile, num_features=width) for profile in known]
+    prepared = {KEY: preprocessing.to_json()}
+    model = workload.initial_model(widened, made or prepared)
     # The name of the target is for those who use the model elsewhere.
     aim = {"target": known[0].target} if known[0].target else {}
-    return replace(model, metadata={**model.metadata, **aim, KEY: preprocessing.to_json()})
+    return replace(model, metadata={**model.metadata, **aim, **prepared})
 
 
 def evaluate(model: Model, data: Table | Dataset) -> dict[str, float]:

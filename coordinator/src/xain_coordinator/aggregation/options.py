@@ -67,7 +67,7 @@ def _read(name: str, value: object, adapter: TypeAdapter[object]) -> object:
         return adapter.validate_python(value, strict=True)
     except ValidationError as error:
         # "Input should be a valid integer, unable to parse …" becomes "it must be a valid integer".
-        must = error.errors(include_url=False)[0]["msg"].partition(",")[0]
+        must = error.errors(include_url=False)[0]["msg"].partition(", unable ")[0]
         raise WrongOption(name, must.replace("Input should be", "it must be")) from None
 
 

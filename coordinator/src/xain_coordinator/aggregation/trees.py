@@ -1,11 +1,13 @@
-"""The rule "trees", which appends the trees that participants send to the model's booster.
+"""The rule "trees", which makes the next booster: it grows trees from the histograms that
+participants send, or appends the trees that they send.
 
 A booster is a vector of bytes (uint8) whose length differs from update to update, so the tile
-engine cannot combine it. Memory: the model, the trees of all updates of the round, and one update
-as parsed JSON, which is some 20 times as large as its text.
+engine cannot combine it. Memory: the model, and the sum and one update of histograms; or the trees
+of all updates of the round, and one update as parsed JSON, some 20 times as large as its text.
 """
 
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,9 +19,12 @@ from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.aggregation.sources import Source
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key
-from xain_coordinator.core.values import BYTES, GlobalModel, WeightsRef
+from xain_coordinator.core.values import BYTES, GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
+from xain_workloads.boosting_options import HISTOGRAM, options_of_model
+from xain_workloads.growing import grown
+from xain_workloads.histograms import growing, parse_sums
 from xain_workloads.trees import ANY_NUMBER, BoosterKind, InvalidTrees, joined, parse_update
 
 _DTYPE = np.dtype(np.uint8)
@@ -27,21 +32,30 @@ _DTYPE = np.dtype(np.uint8)
 
 @dataclass(frozen=True)
 class Trees:
-    """Append the new trees of all updates to the model, in the order of the participants' names.
+    """Make the next booster from all updates, in the order of the participants' names.
 
-    mode: "bagging" takes the trees of all selected participants, each scaled by the participant's
-        share of samples. "cyclic" is for one participant a round, which the configuration checks.
+    mode: "histogram" grows trees by one level from the sum of all histograms. "bagging" appends the
+        trees of all selected participants, each scaled by the participant's share of samples.
+        "cyclic" is for one participant a round, which the configuration checks.
     """
 
     takes_stale: ClassVar[bool] = False
 
-    mode: Literal["bagging", "cyclic"] = "bagging"
+    mode: Literal["histogram", "bagging", "cyclic"] = "histogram"
 
     def check(self, num_updates: int) -> None:
         pass
 
     def combine(self, tile: Tile, weights: Weights) -> Float64:
         raise RuleFailed('rule "trees" joins trees and cannot combine weights')
+
+
+def mode_option(rules: Rules) -> Mapping[str, Option]:
+    """The rule's mode as an option of the workload, which does its part of it; empty with another
+    rule."""
+    if rules.aggregation != "trees":
+        return {}
+    return {"mode": rules.aggregation_options.get("mode", "bagging")}
 
 
 def join_updates(
@@ -58,15 +72,18 @@ def join_updates(
         )
     base = work.base
     try:
-        kind = BoosterKind.from_metadata(base.metadata)
-        updates = []
-        for update in work.updates:
-            if stop is not None and stop.is_set():
-                raise Stopped
-            weights = update.weights
-            data = _read(store, weights.ref, "accepted update", weights.shape[0])
-            updates.append((parse_update(data, kind, ANY_NUMBER), update.num_samples))
-        model = joined(_read(store, base.ref, "global model", base.shape[0]), updates, kind)
+        before = _read(store, base.ref, "global model", base.shape[0])
+        if options_of_model(base.metadata).mode == HISTOGRAM:
+            state = growing(before, base.metadata)
+            sums = (parse_sums(data, state) for data, _ in _updates(store, work, stop))
+            model = grown(before, base.metadata, sums)
+        else:
+            kind = BoosterKind.from_metadata(base.metadata)
+            updates = [
+                (parse_update(data, kind, ANY_NUMBER), num_samples)
+                for data, num_samples in _updates(store, work, stop)
+            ]
+            model = joined(before, updates, kind)
     except InvalidTrees as error:
         raise RuleFailed(f"an accepted update of round {work.round}: {error}") from error
     except ValueError as error:
@@ -81,6 +98,20 @@ def join_updates(
         layout=base.layout,
         metadata=base.metadata,
     )
+
+
+def _updates(
+    store: WeightsStore, work: Aggregate, stop: threading.Event | None
+) -> Iterator[tuple[bytes, int]]:
+    """The bytes of each update and its number of samples, one update in memory at a time.
+
+    Raises Stopped, and as _read() does.
+    """
+    for update in work.updates:
+        if stop is not None and stop.is_set():
+            raise Stopped
+        weights = update.weights
+        yield _read(store, weights.ref, "accepted update", weights.shape[0]), update.num_samples
 
 
 def _read(store: WeightsStore, ref: WeightsRef, kind: str, length: int) -> bytes:

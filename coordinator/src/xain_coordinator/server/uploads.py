@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from xain_coordinator.admission import (
     BaseModel,
+    TreesCheck,
     check_announced_size,
-    check_trees,
     measure,
     measure_bytes,
 )
@@ -98,6 +98,7 @@ class Uploads:
     _measured_round: int = -1
     # One at a time: parsed JSON takes many times the memory of its text.
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _trees: TreesCheck = field(init=False)
     _intakes: dict[Intake, None] = field(default_factory=dict)
     _bundles: Bundles = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
@@ -110,6 +111,7 @@ class Uploads:
 
     def __post_init__(self) -> None:
         self._bundles = Bundles(self.store)
+        self._trees = TreesCheck(self.store)
         self._background = Background(self.store)
         self._rounds = OpenRounds(self.driver, self.store, self.max_update_norm)
         self._unfinished = UnfinishedUploads(
@@ -345,7 +347,7 @@ class Uploads:
             return
         epochs = self._rounds.epochs_of(round_)
         async with self._parsing:
-            await run_to_end(check_trees, self.store, model, weights, epochs)
+            await run_to_end(self._trees.check, model, weights, epochs)
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what
