@@ -1,14 +1,21 @@
 """Learning rates of the rule "gradient", and when it stops."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.linear_model import SGDRegressor
+from tests.unit.core.bench import Bench, make_rules, replay, stored
 
 from xain_coordinator.aggregation.averages import Gradient
 from xain_coordinator.aggregation.options import options_of
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import events as e
 from xain_coordinator.core.descent import NOT_BEGUN, after_step, learning_rate
+from xain_coordinator.core.keys import update_key
+from xain_coordinator.core.session import begin
+from xain_coordinator.core.values import Lineage
 
 
 def options(**given: Any) -> Any:
@@ -62,3 +69,55 @@ def test_tolerance_ends_a_descent() -> None:
 def test_without_tolerance_or_loss_nothing_ends() -> None:
     assert after_step(options(), NOT_BEGUN, 1.0) == NOT_BEGUN
     assert after_step(options(tol=1.0), NOT_BEGUN, None) == NOT_BEGUN
+
+
+def descending(*names: str, **given: Any) -> Bench:
+    """A session of the rule "gradient" whose participants wait to hand in their first gradient."""
+    rules = replace(
+        make_rules(rounds=3, epochs=1, min_participants=len(names)),
+        aggregation="gradient",
+        aggregation_options=options(**given),
+    )
+    bench = Bench(rules, answers=False)
+    bench.join(*names)
+    bench.answer()
+    return bench
+
+
+def hand_in(bench: Bench, name: str, loss: float, digest: str = "good") -> None:
+    number = bench.session.round
+    weights = stored(update_key(number, name), digest)
+    bench.send(c.EndTrainingRound(name, name, number, 1, weights, training={"loss": loss}))
+
+
+def test_loss_of_a_damaged_update_is_forgotten() -> None:
+    """The sender has gone for good, and the step is taken with the gradient of another one."""
+    bench = descending("a", "b", tol=0.1)
+    hand_in(bench, "a", 1.0)
+    hand_in(bench, "b", 9.0)
+    bench.leave("b")
+    bench.join("d")
+    key = bench.session.opened.updates["b"].weights.ref.key
+    bench.send(c.NoteDamagedUpdates({key: "its bytes have another digest"}))
+    hand_in(bench, "d", 2.0)
+    bench.owed = bench.owed[-1:]
+    bench.answer()
+    assert bench.session.round == 1
+    assert bench.session.evaluation.descent.best == 1.5
+    assert replay(bench.journal) == bench.session
+
+
+def test_extended_session_goes_on_with_the_schedule() -> None:
+    rules = replace(
+        make_rules(rounds=2, epochs=1),
+        aggregation="gradient",
+        aggregation_options=options(learning_rate="invscaling", eta0=1.0, power_t=1.0),
+    )
+    lineage = Lineage("s0/3", num_rounds=3, num_epochs=3, configured_rounds=3)
+    bench = Bench(rules)
+    bench.session = begin(e.SessionOpened("s1", rules, 0.0, lineage))
+    bench.journal = [e.SessionOpened("s1", rules, 0.0, lineage)]
+    bench.join("a")
+    bench.end_all()
+    bench.end_all()
+    assert [one.learning_rate for one in bench.aggregates] == [1 / 4, 1 / 5]

@@ -659,8 +659,9 @@ def _learning_rate(session: Session) -> float | None:
     rules, model = session.rules, session.model
     if rules.aggregation != descent.RULE or model is None or model.is_empty:
         return None
-    step = session.opened.number - (rules.num_rounds - rules.rounds)
-    return descent.learning_rate(rules.aggregation_options, step, session.evaluation.descent)
+    # An epoch is a step, and the steps of the sessions that this one extends count, too.
+    step, known = session.epoch_base, session.evaluation.descent
+    return descent.learning_rate(rules.aggregation_options, step, known)
 
 
 def _descended(session: Session, round_: Round) -> Session:
@@ -724,6 +725,7 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
         round_,
         updates=excluding(round_.updates, participant_id),
         evaluations=excluding(round_.evaluations, participant_id),
+        losses=excluding(round_.losses, participant_id),
         places=excluding(round_.places, place_of(key)),
         damaged=including(round_.damaged, participant_id, key),
         closed_at=None,
