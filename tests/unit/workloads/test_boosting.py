@@ -37,6 +37,15 @@ def federated(
     return model
 
 
+def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
+    """They refuse options that they do not know, and send trees in any case."""
+    profile = DataProfile(5, 4, ("a", "b"))
+    model = create("xgboost", {"mode": "bagging"}).initial_model([profile])
+    assert "mode" not in json.loads(model.metadata["options"])
+    cyclic = create("xgboost", {"mode": "cyclic"})
+    assert from_metadata(cyclic.initial_model([profile]).metadata) == cyclic
+
+
 def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     rows = np.random.default_rng(0).permutation(data.num_samples)
     middle = data.num_samples // 2

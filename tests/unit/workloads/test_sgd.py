@@ -113,6 +113,27 @@ def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
     assert first.vector.tobytes() == again.vector.tobytes()
 
 
+def test_participants_of_earlier_versions_know_the_options_of_federated_models() -> None:
+    """They refuse options that they do not know."""
+    profile = DataProfile(5, 4, ("a", "b"))
+    model = create("sgd").initial_model([profile])
+    assert sorted(json.loads(model.metadata["options"])) == [
+        "alpha",
+        "dtype",
+        "epsilon",
+        "eta0",
+        "fit_intercept",
+        "l1_ratio",
+        "learning_rate",
+        "loss",
+        "penalty",
+        "power_t",
+        "task",
+    ]
+    gradients = create("sgd", {"mode": "gradient", "batch_size": 8})
+    assert from_metadata(gradients.initial_model([profile]).metadata) == gradients
+
+
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
     [

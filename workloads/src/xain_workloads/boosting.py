@@ -21,7 +21,7 @@ from xain_workloads.boosting_options import HISTOGRAM, BoostingOptions
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.options import from_mapping, require_range
+from xain_workloads.options import from_mapping, require_range, to_text
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.statistics import from_json
@@ -72,7 +72,7 @@ class BoostingWorkload:
             kind = _kind(classes, profile.num_features, profiles)
         made = {
             "workload": self.name,
-            "options": dumps(asdict(self.options), sort_keys=True),
+            "options": to_text(self.options, later=("mode",)),
             "classes": dumps(list(classes)),
             trees.KEY: kind.to_json(),
         }

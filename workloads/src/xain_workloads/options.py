@@ -1,7 +1,8 @@
 """Options of a workload: from a plain mapping, as TOML or JSON give it, to a checked dataclass."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
+from json import dumps
 from math import isfinite
 from typing import Any, TypeVar, get_type_hints
 
@@ -27,6 +28,17 @@ def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload:
             )
         values[key] = _convert(key, value, hints[key])
     return cls(**values)
+
+
+def to_text(options: Any, later: Collection[str]) -> str:
+    """Options as JSON, for the metadata of a model.
+
+    options: a dataclass. later: options that participants of earlier versions do not know, and
+        refuse. They are left out at their defaults, which are what those participants do.
+    """
+    defaults = {field.name: field.default for field in fields(options) if field.name in later}
+    values = {k: v for k, v in asdict(options).items() if k not in later or v != defaults[k]}
+    return dumps(values, sort_keys=True)
 
 
 def require_choice(key: str, value: str, choices: Collection[str]) -> None:

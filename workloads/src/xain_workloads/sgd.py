@@ -8,7 +8,7 @@ row of the global model, also those of classes that it has never seen: to it, al
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from json import dumps
 from typing import Any, ClassVar, Self, get_args
 
@@ -19,7 +19,7 @@ from xain_workloads.dataset import Dataset, Task
 from xain_workloads.errors import Diverged
 from xain_workloads.losses import margin_loss, multinomial_loss, penalty, residual_loss
 from xain_workloads.model import Model, TensorSpec, Vector, flatten, size_of, unflatten
-from xain_workloads.options import from_mapping, require_choice, require_range
+from xain_workloads.options import from_mapping, require_choice, require_range, to_text
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
@@ -151,7 +151,7 @@ class SgdWorkload:
         )
         metadata = {
             "workload": self.name,
-            "options": dumps(asdict(self.options), sort_keys=True),
+            "options": to_text(self.options, later=("mode", "batch_size")),
             "classes": dumps(list(classes)),
         }
         return Model(np.zeros(size_of(layout), dtype=self.options.dtype), layout, metadata)
