@@ -89,6 +89,14 @@ async def gather(coordinator: Coordinator, join: Any, data: list[Dataset]) -> li
     return members
 
 
+async def train_first_round(members: list[Member], data: list[Dataset]) -> None:
+    work = await members[0].start()
+    model = array(await members[0].download("0/global"))
+    for member, part in zip(members, data, strict=True):
+        await member.hand_in(trained(work, model, part))
+    await members[0].until(pb.ROUND, 1)
+
+
 async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
     target = f"127.0.0.1:{coordinator.port}"
     agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
@@ -228,11 +236,7 @@ async def test_trees_are_put_into_the_store_directly(start, join, store: Reachab
     data = parts(2, "digits")
     coordinator = await start(**settings("digits", rounds=2))
     a, b = await gather(coordinator, join, data)
-    work = await a.start()
-    model = array(await a.download("0/global"))
-    for member, part in ((a, data[0]), (b, data[1])):
-        await member.hand_in(trained(work, model, part))
-    await a.until(pb.ROUND, 1)
+    await train_first_round([a, b], data)
     work = await a.start()
     assert work.upload.url
     model = array(await a.download("1/global"))
@@ -249,11 +253,7 @@ async def test_damaged_model_of_trees_is_rebuilt_at_the_start(start, join, tmp_p
     data = parts(2)
     coordinator = await start(**settings(rounds=5))
     a, b = await gather(coordinator, join, data)
-    work = await a.start()
-    model = array(await a.download("0/global"))
-    for member, part in ((a, data[0]), (b, data[1])):
-        await member.hand_in(trained(work, model, part))
-    await a.until(pb.ROUND, 1)
+    await train_first_round([a, b], data)
     before = await a.download("1/global")
     await coordinator.stop()
     flip(stored(tmp_path, "*1/global*"))
@@ -331,10 +331,7 @@ async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp
         a, b = (join(coordinator, name) for name in ("p0", "p1"))
         assert await a.download(f"{round_}/global") == before
         if round_ == 0:
-            work = await a.start()
-            for member, part in ((a, data[0]), (b, data[1])):
-                await member.hand_in(trained(work, array(before), part))
-            await a.until(pb.ROUND, 1)
+            await train_first_round([a, b], data)
 
 
 async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_path: Path):
@@ -342,11 +339,7 @@ async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_pat
     data = parts(2)
     coordinator = await start(**settings(rounds=2, epochs=1))
     a, b = await gather(coordinator, join, data)
-    work = await a.start()
-    model = array(await a.download("0/global"))
-    for member, part in ((a, data[0]), (b, data[1])):
-        await member.hand_in(trained(work, model, part))
-    await a.until(pb.ROUND, 1)
+    await train_first_round([a, b], data)
     await coordinator.stop()
     coordinator = await start(resume=False, **histograms_of(rounds=2))
     await run_agents(coordinator, data)

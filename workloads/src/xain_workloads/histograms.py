@@ -153,7 +153,8 @@ def fit_bins(
             '"bagging"'
         )
     names = [column.name for column in preprocessing.columns]
-    merged = merge([from_json(profile.statistics) for profile in profiles], names)
+    # One site after the other, in an order of their own, as preprocessing.fit() merges them.
+    merged = merge(map(from_json, sorted(profile.statistics for profile in profiles)), names)
     edges = []
     for column in preprocessing.numbers:
         statistics = merged.columns[column.name]
