@@ -263,6 +263,7 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
             'storage.format = "xain-pickle": XAIN\'s participants know one session a bucket'
         )
     made_by = first.metadata.get("workload", "")
+    _require_same_updates(first, config)
     if not name:
         return
     if made_by != name:
@@ -284,4 +285,26 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
         raise CannotStartFrom(
             f"{source} was trained in the mode {made_in!r}, and has no bins to grow trees from; set"
             f' aggregation.options.mode = "{made_in}"'
+        )
+
+
+def _require_same_updates(first: FirstModel, config: CoordinatorConfig) -> None:
+    """Participants send gradients if the model's options say so, whatever the rule takes."""
+    try:
+        own = json.loads(first.metadata.get("options", "{}"))
+        mode = (own | config.workload.options).get("mode")
+    except (ValueError, TypeError) as error:
+        raise CannotStartFrom(
+            f"{first.lineage.source}: its options are not usable: {error}"
+        ) from None
+    takes_gradients = config.aggregation.rule == "gradient"
+    if mode == "gradient" and not takes_gradients:
+        raise CannotStartFrom(
+            f'{first.lineage.source} trains in the mode "gradient"; set aggregation.rule = '
+            '"gradient", or workload.name = "sgd" and workload.options.mode = "federated"'
+        )
+    if "workload" in first.metadata and takes_gradients and mode != "gradient":
+        raise CannotStartFrom(
+            f"{first.lineage.source} trains models, and aggregation.rule takes gradients; set "
+            'workload.name = "sgd" and workload.options.mode = "gradient"'
         )

@@ -1,6 +1,7 @@
 """Sessions in which participants send gradients, over real channels."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from integration.coordinator.test_trees import array
 from support.wire import reason
 from xain_coordinator.app import Coordinator
+from xain_coordinator.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.data import load
@@ -182,3 +184,29 @@ async def test_gradient_of_another_shape_is_refused(start, join):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await a.hand_in(np.zeros(3), num_samples=9)
     assert reason(caught.value) == "INVALID_UPDATE"
+
+
+async def test_model_of_gradients_does_not_begin_a_session_that_averages_models(start, tmp_path):
+    """Participants train as the model's metadata say, and would send gradients to be averaged."""
+    profile = load("breast_cancer").profile()
+    model = create("sgd", {"mode": "gradient"}).initial_model([profile])
+    np.save(tmp_path / "begun.npy", model.vector)
+    about = {
+        "metadata": dict(model.metadata),
+        "profile": {"num_features": profile.num_features, "classes": profile.classes},
+    }
+    (tmp_path / "begun.json").write_text(json.dumps(about))
+    begun = {"new_session": True, "from_model": str(tmp_path / "begun.npy")}
+    told = 'trains in the mode "gradient".*workload.options.mode = "federated"'
+    for workload in ({"name": "sgd"}, {}):
+        with pytest.raises(CannotStartFrom, match=told):
+            await start(workload=workload, **begun)
+    options = {"mode": "federated"}
+    averaging = await start(workload={"name": "sgd", "options": options}, **begun)
+    first = averaging.driver.session.model
+    assert first is not None
+    assert json.loads(first.metadata["options"])["mode"] == "federated"
+    await averaging.stop()
+    stepping = await start(aggregation={"rule": "gradient"}, **begun)
+    assert stepping.driver.session.model is not None
+    await stepping.stop()
