@@ -190,8 +190,10 @@ async def two_rounds(start, join, tmp_path: Path, **sections: object):
         ({"optimizer": "fedadam"}, "2/global*"),
         ({"optimizer": "fedadam"}, "optimizer/2/*"),
         ({"rule": "geometric_median"}, "2/global*"),
+        ({"rule": "gradient", "options": {"learning_rate": "invscaling"}}, "2/global*"),
+        ({"rule": "gradient", "optimizer": "fedavgm"}, "optimizer/2/*"),
     ],
-    ids=["average", "optimiser", "its state", "surveying rule"],
+    ids=["average", "optimiser", "its state", "surveying rule", "gradient", "momentum"],
 )
 async def test_damaged_model_is_made_again_at_a_start(start, join, tmp_path, aggregation, pattern):
     """From the updates of its round, with the journal's digest as the proof. What was damaged is
