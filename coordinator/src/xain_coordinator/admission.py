@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.errors import InvalidUpdate, TooLarge
 from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, WeightsRef
-from xain_coordinator.ports import Reader, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import Reader, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
 from xain_workloads import histograms, trees
@@ -283,11 +283,11 @@ class TreesCheck:
         """Read an update, which is a booster or histograms, as the model's mode has it. Blocks.
 
         max_iterations: boosting rounds that a booster may add.
-        Raises InvalidUpdate, TooLarge, and the store's KeyNotFound and StoreUnavailable.
+        Raises InvalidUpdate, TooLarge, and StoreError.
         """
         check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
         with open_weights(self._store, weights.ref.key) as reader:
-            data = _array_bytes(reader)
+            data = _elements(b"".join(chunks(reader)))
         try:
             if options_of_model(model.metadata).mode == HISTOGRAM:
                 histograms.parse_sums(data, self._state_of(model))
@@ -300,15 +300,17 @@ class TreesCheck:
     def _state_of(self, model: GlobalModel) -> histograms.Growing:
         if self._growing is None or self._growing[0] != model.ref.digest:
             with self._store.open(model.ref.key) as reader:
-                data = _array_bytes(reader)
-            state = histograms.growing(data, model.metadata)
+                data = b"".join(chunks(reader))
+            # A damaged model must not make good updates look bad.
+            if xxhash.xxh3_128_hexdigest(data) != model.ref.digest:
+                raise StoreError(f"{model.ref.key} is damaged: its bytes have another digest")
+            state = histograms.growing(_elements(data), model.metadata)
             self._growing = model.ref.digest, state
         return self._growing[1]
 
 
-def _array_bytes(reader: Reader) -> bytes:
+def _elements(data: bytes) -> bytes:
     """The elements of a stored array that was measured before."""
-    data = b"".join(chunks(reader))
     header = parse_npy_header(data[:MAX_HEADER_BYTES])
     assert header is not None, "the array was measured before"
     return data[header.data_offset :]

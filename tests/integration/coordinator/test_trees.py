@@ -334,6 +334,28 @@ async def test_damaged_model_that_grows_is_rebuilt_at_the_start(start, join, tmp
             await train_first_round([a, b], data)
 
 
+async def test_participants_are_not_blamed_for_a_model_that_is_damaged_under_them(
+    start, join, tmp_path: Path
+):
+    """The coordinator reads the model to check histograms."""
+    data = parts(2)
+    coordinator = await start(**histograms_of(rounds=5))
+    a, b = await gather(coordinator, join, data)
+    await train_first_round([a, b], data)
+    work = await a.start()
+    model = array(await a.download("1/global"))
+    path = stored(tmp_path, "*1/global*")
+    whole = path.read_bytes()
+    # As if no tree were growing, for which histograms have another size.
+    path.write_bytes(whole.replace(b'"xain_level":"1"', b'"xain_level":"0"'))
+    update = trained(work, model, data[0])
+    code, _, _ = await refused(a.hand_in(update, round_=1))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    path.write_bytes(whole)
+    await a.hand_in(update, round_=1)
+    assert coordinator.driver.session.refusals == {}
+
+
 async def test_session_of_an_earlier_default_keeps_its_mode(start, join, tmp_path: Path):
     """A session that was opened when bagging was the default goes on when no mode is configured."""
     data = parts(2)
