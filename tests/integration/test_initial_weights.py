@@ -126,7 +126,7 @@ async def test_status_tells_who_makes_the_initial_weights(start, join):
 
 
 async def test_initial_weights_are_listed_as_a_model_without_updates(start, tmp_path):
-    """By the coordinator that runs, and from the files of one that is stopped."""
+    """A running coordinator and the files of a stopped one give the same list."""
     coordinator = await start(
         rounds={"rounds": 2, "min_participants": 2, "initial_weights": "first"}
     )

@@ -181,7 +181,7 @@ def test_copy_of_a_history_keeps_its_accounts() -> None:
 
 
 def test_initial_weights_count_as_no_round_of_their_maker() -> None:
-    """Nor as a round that another participant has missed."""
+    """The round of initial weights is no round that another participant has missed."""
     history = session(("a", 10), ("b", 10), ("c", 10))
     run_round(
         history,

@@ -704,7 +704,7 @@ ONE_OF_THREE: dict[str, object] = {
 
 
 def test_trees_are_joined_by_the_rule_for_trees() -> None:
-    """By histograms unless told otherwise; cyclic training has one participant a round."""
+    """Histograms are the default; cyclic training has one participant a round."""
     assert config(**TREES).rules().aggregation_options == {"mode": "histogram"}
     cyclic = config(**ONE_OF_THREE, rounds__max_participants=3)
     assert cyclic.rules().aggregation_options == {"mode": "cyclic"}

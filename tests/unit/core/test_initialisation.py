@@ -200,7 +200,7 @@ def test_overdue_round_asks_nobody_without_initial_weights() -> None:
 
 
 def test_average_waits_for_enough_participants_with_initial_weights() -> None:
-    """Those without some take part in the rounds of training."""
+    """Participants without initial weights take part in the rounds of training."""
     bench = Bench(make_rules(min_participants=2, rounds=3, initial="empty"))
     bench.join("a", "b")
     assert set(bench.selected) == {"a", "b"}

@@ -38,7 +38,7 @@ def federated(
 
 
 def test_participants_of_earlier_versions_know_the_options_of_bagging() -> None:
-    """They refuse options that they do not know, and send trees in any case."""
+    """An unknown option is refused, and earlier participants always send trees."""
     profile = DataProfile(5, 4, ("a", "b"))
     model = create("xgboost", {"mode": "bagging"}).initial_model([profile])
     assert "mode" not in json.loads(model.metadata["options"])

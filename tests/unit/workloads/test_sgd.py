@@ -114,7 +114,7 @@ def test_metadata_alone_rebuild_the_workload(digits: Dataset) -> None:
 
 
 def test_participants_of_earlier_versions_know_the_options_of_federated_models() -> None:
-    """They refuse options that they do not know."""
+    """A participant refuses options that it does not know."""
     profile = DataProfile(5, 4, ("a", "b"))
     model = create("sgd").initial_model([profile])
     assert sorted(json.loads(model.metadata["options"])) == [

@@ -19,7 +19,7 @@ from xain_workloads.trees import Tree
 Array = NDArray[np.float64]
 
 _LEAST_GAIN = 1e-6  # XGBoost's kRtEps: a split that gains less is rounding
-# Of the scores that a gain is the difference of. Gains that are closer than this are equal, so that
+# Share of the scores whose difference a gain is. Gains that are closer than this are equal, so that
 # the order of sums, which depends on how rows are divided, does not choose the split.
 _TIE = 1e-9
 _LARGEST = float(np.finfo(np.float32).max)

@@ -55,7 +55,7 @@ def learning_rate(options: Mapping[str, Option], step: int, descent: Descent) ->
 
 
 def after_step(options: Mapping[str, Option], descent: Descent, loss: float | None) -> Descent:
-    """What is known after a step from a model with this mean loss; None: nobody has told it."""
+    """The descent after a step. loss: the mean at the model before it; None if none was sent."""
     tol = _number(options, "tol")
     is_adaptive = options["learning_rate"] == "adaptive"
     if loss is None or (tol == 0 and not is_adaptive):
