@@ -1,4 +1,4 @@
-"""Three sites train trees in processes of their own, on tables in CSV files."""
+"""Three sites train trees, or send gradients, in processes of their own, on tables in CSV files."""
 
 import asyncio
 import io
@@ -34,6 +34,17 @@ BAGGING: dict[str, Any] = {
     "rounds.epochs": 3,
     "aggregation.options.mode": "bagging",
 }
+GRADIENT: dict[str, Any] = {
+    **RULES,
+    "workload.name": "sgd",
+    "workload.options.mode": "gradient",
+    "aggregation.rule": "gradient",
+    "aggregation.options.learning_rate": "adaptive",
+    "aggregation.options.eta0": 2.0,
+    "aggregation.options.n_iter_no_change": 1,
+}
+for _key in ("workload.options.max_depth", "aggregation.options.mode"):
+    del GRADIENT[_key]
 PATIENCE_S = 120.0
 
 
@@ -103,3 +114,11 @@ async def test_sites_learn_trees_and_a_killed_coordinator_makes_the_same_bytes(t
     assert np.mean(predicted == (held_out.target == "malignant")) >= 0.93
     # Some commits are of the gathering; this one is in the middle of the rounds.
     assert await train(tmp_path / "killed", tmp_path, 12, rules) == undisturbed
+
+
+async def test_a_killed_coordinator_takes_the_same_gradient_steps(tmp_path):
+    """The rate of a step follows from the losses of all steps before."""
+    write_tables(tmp_path)
+    undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, GRADIENT)
+    assert len(set(undisturbed)) == ROUNDS + 1
+    assert await train(tmp_path / "killed", tmp_path, 12, GRADIENT) == undisturbed

@@ -229,9 +229,9 @@ class SgdWorkload:
         weights: (coef, intercept). target: as training has it.
         """
         coef, intercept = weights
-        scores = features @ coef.T + intercept
         # Weights that run away are told by the check below.
         with np.errstate(over="ignore", invalid="ignore"):
+            scores = features @ coef.T + intercept
             losses, derivatives = self._losses(scores, target)
             value, of_penalty = penalty(self.options.penalty, self.options.l1_ratio, coef)
             arrays = {
