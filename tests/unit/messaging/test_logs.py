@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from support.logs import restored
 from xain_messaging.logger import get_logger
-from xain_messaging.process.logs import LoggingSettings, configure
+from xain_messaging.process.logs import LoggingSettings, configure, copied
 from xain_messaging.process.settings import ConfigError, load
 
 
@@ -243,3 +243,26 @@ def test_settings() -> None:
     )
     with pytest.raises(ValueError, match="loud"):
         configure("loud", console=False, third_party=False)
+
+
+@pytest.mark.parametrize("level", ["notset", "debug", "info", "error"])
+def test_copied_lines_are_those_from_info_on_whatever_the_level_is(
+    capsys: pytest.CaptureFixture[str], level: str
+) -> None:
+    """The level decides what standard error shows, with a copy and without one."""
+    configure(level, console=False, third_party=False)
+    log = structlog.get_logger("xain_coordinator.log_lines")
+    copies: list[str] = []
+
+    def write() -> list[str]:
+        log.debug("detail")
+        log.info("round_opened", token="hunter2", where="http://user:hunter2@host")
+        log.error("failed")
+        return [line["event"] for line in lines(capsys)]
+
+    shown = write()
+    with copied("xain_coordinator.log_lines", copies.append, level):
+        assert write() == shown
+    assert write() == shown
+    assert [json.loads(line)["event"] for line in copies] == ["round_opened", "failed"]
+    assert "hunter2" not in "".join(copies)

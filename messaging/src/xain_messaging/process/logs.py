@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache, partial
 from math import isfinite
@@ -89,13 +90,6 @@ def configure(level: str, console: bool, third_party: bool) -> None:
         raise ValueError(f"there is no log level {level!r}")
     threshold = levels[level.upper()]
 
-    shared: list[Processor] = [
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-        _mask,
-    ]
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, to_record],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -104,16 +98,8 @@ def configure(level: str, console: bool, third_party: bool) -> None:
         cache_logger_on_first_use=False,
     )
     handler = _Handler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
-            processors=[
-                *shared,
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *(_console() if console else _json()),
-            ],
-        )
-    )
+    handler.setLevel(threshold)  # a logger with a copy elsewhere may have a lower one
+    handler.setFormatter(_formatter(_console() if console else _json()))
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old, _Handler)]:
         root.removeHandler(old)
@@ -129,6 +115,25 @@ def configure(level: str, console: bool, third_party: bool) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
+@contextmanager
+def copied(name: str, write: Callable[[str], None], level: str) -> Iterator[None]:
+    """Give the lines of a logger, from level info on, to `write` too, as JSON without line ends.
+
+    level: of configure(), which is called before; what the other lines show stays as it is.
+    """
+    logger = logging.getLogger(name)
+    handler = _Copy(write)
+    handler.setFormatter(_formatter(_json()))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(logging.INFO, max(logging.getLevelName(level.upper()), logging.DEBUG)))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
 def write_to(stream: Any) -> None:
     """Send the lines of configure() to another stream, as one that prints above a live view."""
     for handler in logging.getLogger().handlers:
@@ -140,13 +145,42 @@ class _Handler(logging.StreamHandler[Any]):
     """Ours, to know it again; the last to see a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        if "@" in line:
-            line = _USERINFO.sub(f"://{MASK}@", line)
-        folded = line.lower()
-        if any(sign in folded for sign in _SIGNS):
-            return _SIGNED.sub(rf"\1{MASK}", line)
-        return line
+        return _without_secrets(super().format(record))
+
+
+class _Copy(logging.Handler):
+    """Gives lines to a function."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write(_without_secrets(self.format(record)))
+
+
+def _without_secrets(line: str) -> str:
+    if "@" in line:
+        line = _USERINFO.sub(f"://{MASK}@", line)
+    folded = line.lower()
+    if any(sign in folded for sign in _SIGNS):
+        return _SIGNED.sub(rf"\1{MASK}", line)
+    return line
+
+
+def _formatter(rendering: list[Processor]) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[structlog.stdlib.ExtraAdder()],
+        processors=[
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.StackInfoRenderer(),
+            _mask,
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *rendering,
+        ],
+    )
 
 
 def _json() -> list[Processor]:
