@@ -11,6 +11,7 @@ from support.process import CoordinatorProcess
 from support.wire import Member
 from xain_coordinator.app import Coordinator
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.log_files import LatencyFile
 
 Start = Callable[..., Awaitable[Coordinator]]
 Join = Callable[..., Member]
@@ -44,6 +45,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         resume: bool = True,
         new_session: bool = False,
         from_model: str = "",
+        latencies: LatencyFile | None = None,
         **sections: dict[str, Any],
     ) -> Coordinator:
         coordinator = Coordinator(
@@ -51,6 +53,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             resume=resume,
             new_session=new_session,
             from_model=from_model,
+            latencies=latencies,
         )
         running.append(coordinator)
         await coordinator.start()

@@ -22,7 +22,12 @@ from xain_coordinator.aggregation.rules import optimizer_of_session, rule_of_ses
 from xain_coordinator.aggregation.trees import mode_option
 from xain_coordinator.allocator import share_one_heap
 from xain_coordinator.clock import SessionClock
-from xain_coordinator.config import CoordinatorConfig, PreprocessingSettings, WorkloadSettings
+from xain_coordinator.config import (
+    CoordinatorConfig,
+    CoordinatorLoggingSettings,
+    PreprocessingSettings,
+    WorkloadSettings,
+)
 from xain_coordinator.controllers import controller_of_session
 from xain_coordinator.core.keys import model_key, object_of
 from xain_coordinator.core.selection import ControllerFailed
@@ -32,6 +37,8 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence, FencedStore, TakenOver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.journal.sqlite import SqliteJournal
+from xain_coordinator.line_file import why_unwritable
+from xain_coordinator.log_files import LatencyFile, status_stream
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
@@ -64,6 +71,7 @@ from xain_coordinator.work import FIRST_RETRY_S, LAST_RETRY_S, StoreWorker
 from xain_messaging.names import shortened
 from xain_messaging.process import logs
 from xain_messaging.process.commands import EXIT_BAD_CONFIG
+from xain_messaging.process.fields import WrongSetting
 from xain_workloads import workload as workloads
 from xain_workloads.errors import DataError
 from xain_workloads.table import Table
@@ -98,6 +106,7 @@ class Coordinator:
     resume: go on with the session of the journal under its own rules, whatever is configured.
     new_session: open a new one beside it.
     from_model: what a new session begins with; see first_model.
+    latencies: the latency stream, if there is one.
 
     Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
     CannotStartFrom, DataError, OSError.
@@ -110,6 +119,7 @@ class Coordinator:
         resume: bool = False,
         new_session: bool = False,
         from_model: str = "",
+        latencies: LatencyFile | None = None,
     ) -> None:
         self._config = config
         own_data = _own_data(config)
@@ -132,6 +142,7 @@ class Coordinator:
                 lineage=None if first is None else first.lineage,
                 make_controller=controller_of_session,
             )
+            self.driver.latencies = self._latencies = latencies
             session = self.driver.session
             if not resume:
                 require_same_rules(session, config, from_model)
@@ -222,6 +233,7 @@ class Coordinator:
             options=server.grpc_options,
             counters=self.counters,
             outage=self._worker.outage,
+            latencies=self._latencies,
             access=self._access,
             bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
@@ -450,15 +462,44 @@ def run(
     from_model: str = "",
 ) -> int:
     """Run a coordinator until it is told to stop. Returns the exit status of the process."""
-    make = partial(
-        Coordinator, config, resume=resume, new_session=new_session, from_model=from_model
-    )
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     _raise_file_limit()
     share_one_heap()
     with contextlib.ExitStack() as at_end:
+        try:
+            latencies = _open_log_files(logging, at_end)
+        except WrongSetting as error:
+            log.error("cannot_start", error=str(error))
+            return EXIT_BAD_CONFIG
+        make = partial(
+            Coordinator,
+            config,
+            resume=resume,
+            new_session=new_session,
+            from_model=from_model,
+            latencies=latencies,
+        )
         return asyncio.run(_run(config, make, at_end))
+
+
+def _open_log_files(
+    logging: CoordinatorLoggingSettings, at_end: contextlib.ExitStack
+) -> LatencyFile | None:
+    """Open the files of [logging] until the end. Returns the latency stream, if there is one.
+    Raises WrongSetting."""
+    key, path = "status_file", logging.status_file
+    try:
+        if path is not None:
+            at_end.enter_context(status_stream(path, logging.level))
+        key, path = "latency_file", logging.latency_file
+        if path is None:
+            return None
+        return at_end.enter_context(contextlib.closing(LatencyFile(path)))
+    except OSError as error:
+        assert path is not None, "a file was opened"
+        reason = why_unwritable(path) or error.strerror
+        raise WrongSetting(f"logging.{key}", f"{path} cannot be written: {reason}") from None
 
 
 async def _run(

@@ -191,6 +191,12 @@ def _check_config(
 
     from rich.console import Console
 
+    from xain_coordinator.line_file import why_unwritable
+
+    for key in ("status_file", "latency_file"):
+        path = getattr(resolved.config.logging, key)
+        if path is not None and (reason := why_unwritable(path)):
+            fail(PROGRAM, f"logging.{key}: {path} cannot be written: {reason}", EXIT_BAD_CONFIG)
     console = Console()
     if console.is_terminal:
         console.print(_settings_table(resolved.settings()))
@@ -548,6 +554,40 @@ def _report(
             snapshot = fetch(address, everything=True)
         html.write_text(page(snapshot), encoding="utf-8")
         typer.echo(f"the report of session {snapshot.status.session_id} is in {html}")
+
+
+_TIMINGS_HELP = """Print how long calls and training took, from a latency stream.
+
+FILE is what [logging] latency_file names; the coordinator may be running. The first table has a row
+for each endpoint, the second one for each participant and endpoint: how many calls there were, how
+many of them did not end with OK, and median, 90th and 99th percentile and maximum of their seconds
+in the coordinator. The endpoint `training` counts accepted updates: from the opening of the round
+until the update is accepted. A Watch lasts for as long as its participant listens.
+
+Lines that are not of a latency stream are counted and left out.
+
+Exit status: 0; 1 if FILE cannot be read or has no latency.
+"""
+
+_TIMINGS_EXAMPLES = """**Examples**
+
+- `xain-coordinator --set logging.latency_file=latency.jsonl` : write a latency stream
+
+- `xain-coordinator timings latency.jsonl` : which calls are slow, and whose training?
+
+- `xain-coordinator timings latency.jsonl --json` : the same, as one JSON object
+"""
+
+
+@app.command("timings", help=_TIMINGS_HELP, epilog=_TIMINGS_EXAMPLES)
+def _timings(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A latency stream.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    with _explained("timings"):
+        from xain_coordinator.timings import show
+
+        show(file, as_json=as_json)
 
 
 @contextmanager

@@ -320,6 +320,19 @@ Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
+class CoordinatorLoggingSettings(LoggingSettings):
+    """[logging] of a coordinator, which has files for two streams."""
+
+    status_file: FilePath | None = None
+    latency_file: FilePath | None = None
+
+    @model_validator(mode="after")
+    def _are_two(self) -> Self:
+        if self.latency_file is not None and self.latency_file == self.status_file:
+            raise WrongSetting("latency_file", "logging.status_file is the same; name another one")
+        return self
+
+
 class CoordinatorConfig(Section):
     """Everything that a coordinator is told."""
 
@@ -335,7 +348,7 @@ class CoordinatorConfig(Section):
     storage: StorageSettings = StorageSettings()
     journal: JournalSettings = JournalSettings()
     metrics: MetricsSettings = MetricsSettings()
-    logging: LoggingSettings = LoggingSettings()
+    logging: CoordinatorLoggingSettings = CoordinatorLoggingSettings()
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",

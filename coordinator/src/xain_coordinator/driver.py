@@ -48,6 +48,7 @@ from xain_coordinator.core.session import Session, evolve, open_session
 from xain_coordinator.core.values import Lineage, Option, ParticipantState, Phase, Rules
 from xain_coordinator.history import History
 from xain_coordinator.lateness import Lateness
+from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.log_lines import log_event, log_lacking, log_many_updates
 from xain_coordinator.ports import Clock, Journal, Record, Snapshot
 from xain_coordinator.restore import restore
@@ -100,6 +101,7 @@ class Driver:
 
     num_late: updates that came when their round was over, each participant's once a round, since
         the start of the process.
+    latencies: told how long after its round has opened each update is accepted.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Driver:
         self._closing = False
         self._watchable = True
         self.num_late = 0
+        self.latencies: LatencyFile | None = None
         self._late: dict[tuple[str, int], None] = {}  # the latest, oldest first
         # Of the session, in the journal: how many records, the time of the last, and how many there
         # were when a snapshot was last begun.
@@ -342,6 +345,8 @@ class Driver:
             self.history.apply(record.event)
             if not (is_told and isinstance(record.event, e.UpdateAccepted)):
                 log_event(self.session, session, record.event, self.history)
+            if self.latencies is not None and isinstance(record.event, e.UpdateAccepted):
+                _note_latency(self.latencies, self.session, record.at, record.event)
         log_lacking(self.session, session)
         self.session = session
         for effect in effects:
@@ -547,6 +552,15 @@ class Driver:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _note_latency(
+    latencies: LatencyFile, before: Session, at: float, event: e.UpdateAccepted
+) -> None:
+    """before: the session that accepted the update."""
+    round_ = event.round - event.staleness
+    base = before.base if round_ == event.round else before.bases[round_]
+    latencies.update(event.update.participant_id, round_, at - base.opened_at)
 
 
 def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:

@@ -15,6 +15,7 @@ from support.hostile import METHODS, Metadata, ask, channel, npy_with_shape, pat
 from support.wire import Member, digest, reason
 from xain_coordinator.app import Coordinator
 from xain_coordinator.core.errors import Refusal
+from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.server import requests
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
@@ -29,9 +30,9 @@ HEADER = pb.PutWeightsRequest.Header(round=0, size_bytes=len(DATA), digest=diges
 WRONG_ROUND = pb.PutWeightsRequest.Header(round=7, size_bytes=len(DATA), digest=digest(DATA))
 
 
-async def begin(start, join) -> tuple[Coordinator, Member]:
+async def begin(start, join, latencies: LatencyFile | None = None) -> tuple[Coordinator, Member]:
     """A coordinator, and its only member in a round."""
-    coordinator = await start(rounds={"min_participants": 1, "rounds": 3})
+    coordinator = await start(rounds={"min_participants": 1, "rounds": 3}, latencies=latencies)
     member = join(coordinator, "a")
     await member.rendezvous()
     await member.until(pb.ROUND, 0)
@@ -92,9 +93,13 @@ REFUSED = [
 ]
 
 
-async def test_refused_calls_leave_nothing_to_the_garbage_collector(start, join):
+@pytest.mark.parametrize("is_timed", [False, True], ids=["", "latency_stream"])
+async def test_refused_calls_leave_nothing_to_the_garbage_collector(
+    start, join, tmp_path, is_timed
+):
     """A cycle would keep the request, which may have megabytes, until the next collection."""
-    coordinator, _ = await begin(start, join)
+    latencies = LatencyFile(tmp_path / "latency.jsonl") if is_timed else None
+    coordinator, _ = await begin(start, join, latencies)
     kept: dict[str, list[str]] = {}
     for number, (name, identity, message) in enumerate(REFUSED):
         request = message.SerializeToString()
@@ -114,6 +119,8 @@ async def test_refused_calls_leave_nothing_to_the_garbage_collector(start, join)
         assert Code.OK not in codes, name
         kept |= {f"{number} {name}": found} if found else {}
     assert not kept
+    if latencies is not None:
+        latencies.close()
 
 
 async def answers(coordinator: Coordinator, name: str, messages: list[bytes]) -> tuple[Code, str]:

@@ -946,6 +946,13 @@ def test_defaults_that_the_example_tells_are_true() -> None:
     assert load(CoordinatorConfig, overrides=told) == CoordinatorConfig()
 
 
+def test_two_streams_cannot_share_a_file() -> None:
+    told = error_of(logging__status_file="x.jsonl", logging__latency_file="x.jsonl")
+    assert told == (
+        'logging.latency_file is "x.jsonl"; logging.status_file is the same; name another one'
+    )
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -11,6 +11,7 @@ dropped here as soon as the status is known.
 
 import asyncio
 import inspect
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -21,26 +22,36 @@ import grpc
 import structlog
 
 from xain_coordinator.core.errors import InvalidRequest, Refusal, Unavailable
+from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.outage import Outage
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.admission_control import AdmissionControl
+from xain_coordinator.server.identity import participant_of
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.requests import bounded, only_request
 from xain_coordinator.server.statuses import status_of
 
 log = structlog.get_logger(__name__)
 
+COORDINATOR = "/xain_proto.fl.Coordinator/"
+
 Context = grpc.aio.ServicerContext[Any, Any]
+Answer = Callable[[Any, Context], Awaitable[Any]]
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]
 
 
 class RefusalInterceptor(grpc.aio.ServerInterceptor):
     """counters: how often each refusal was given, by its code. outage: told of calls that find the
-    store away."""
+    store away. latencies: told how long each call took."""
 
     def __init__(
-        self, counters: Counter[str], admission: AdmissionControl, outage: Outage | None = None
+        self,
+        counters: Counter[str],
+        admission: AdmissionControl,
+        outage: Outage | None = None,
+        latencies: LatencyFile | None = None,
     ) -> None:
+        self._latencies = latencies
         self._outage = outage if outage is not None else Outage()
         self._admission = admission
         self._counters = counters
@@ -73,8 +84,11 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
             if handler.response_streaming
             else grpc.stream_unary_rpc_method_handler
         )
+        answer = self._answering(method, behaviour, reads_itself=handler.request_streaming)
+        if self._latencies is not None:
+            answer = _timed(method, answer, self._latencies)
         self._handlers[method] = make(
-            self._answering(method, behaviour, reads_itself=handler.request_streaming),
+            answer,
             request_deserializer=bounded(method, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -82,7 +96,7 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
 
     def _answering(
         self, method: str, behaviour: Callable[..., Any], *, reads_itself: bool
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
+    ) -> Answer:
         yields = inspect.isasyncgenfunction(behaviour)
 
         async def serve(requests: Any, context: Context) -> Any:
@@ -141,6 +155,28 @@ class RefusalInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, InvalidRequest):
             self._invalid(method=method, peer=context.peer(), reason=reason)
         return status
+
+
+def _timed(method: str, answer: Answer, latencies: LatencyFile) -> Answer:
+    """The same, and a line in the latency stream for each call."""
+    # Calls of other services, such as health checks, come from new ports all the time.
+    names_participant = method.startswith(COORDINATOR)
+
+    async def timed(requests: Any, context: Context) -> Any:
+        began = time.perf_counter()
+        participant_id = participant_of(context) if names_participant else ""
+        status = "OK"
+        try:
+            return await answer(requests, context)
+        except BaseException:
+            # A call that was not aborted has no code: the caller has gone, or does not wait longer.
+            status = getattr(context.code(), "name", "CANCELLED")
+            del requests, context  # as in `answer`
+            raise
+        finally:
+            latencies.call(method, participant_id, status, time.perf_counter() - began)
+
+    return timed
 
 
 def _is_async(behaviour: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 
 from xain_coordinator.core.values import Point
 from xain_coordinator.driver import Driver
+from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
@@ -58,7 +59,7 @@ class GrpcServer:
     address: "host:port"; port 0 picks a free one, see `port`.
     options: further gRPC channel arguments; they win over ours.
     access, bucket: other ways of weights, see Uploads and Downloads.
-    outage: told when calls find the store away.
+    outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     verify_model: see Downloads.
     """
@@ -78,6 +79,7 @@ class GrpcServer:
         options: Mapping[str, int | str] | None = None,
         counters: Counter[str] | None = None,
         outage: Outage | None = None,
+        latencies: LatencyFile | None = None,
         access: DirectAccess | None = None,
         bucket: Bucket | None = None,
         trouble: Callable[[], str] = lambda: "",
@@ -129,7 +131,7 @@ class GrpcServer:
             CALLS_OF_STRANGERS + max_connected,
         )
         self._server = grpc.aio.server(
-            interceptors=[RefusalInterceptor(counters, self.admission, outage)],
+            interceptors=[RefusalInterceptor(counters, self.admission, outage, latencies)],
             options=list(settings.items()),
         )
         self.uploads = Uploads(

@@ -1,0 +1,91 @@
+"""Files that lines are appended to by a thread."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.logs import capture_logs
+from xain_coordinator import line_file
+from xain_coordinator.line_file import LineFile, why_unwritable
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="files in use cannot be renamed")
+
+
+def test_lines_are_appended_in_order(tmp_path: Path) -> None:
+    """Missing folders are made, and what is there stays."""
+    path = tmp_path / "new" / "lines"
+    for start in (0, 500):
+        file = LineFile(path, str)
+        for number in range(start, start + 500):
+            file.append(number)
+        file.close()
+    assert path.read_text().split() == list(map(str, range(1000)))
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_lines_go_to_a_new_file_once_the_old_one_is_moved(tmp_path: Path, is_renamed: bool) -> None:
+    path, old = tmp_path / "lines", tmp_path / "lines.1"
+    file = LineFile(path, str)
+    if is_renamed:
+        path.rename(old)
+        path.write_text("of another\n")
+    else:
+        path.unlink()
+    file.append("new")
+    file.close()
+    assert path.read_text() == ("of another\nnew\n" if is_renamed else "new\n")
+    assert not is_renamed or old.read_text() == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
+    """The next lines are written when there is room again."""
+    path = tmp_path / "lines"
+    path.symlink_to("/dev/full")
+    with capture_logs() as entries:
+        file = LineFile(path, str)
+        file.append(1)
+        file.append(2)
+        file.close()
+    (entry,) = entries
+    assert (entry["event"], entry["lines"], entry["path"]) == ("log_lines_lost", 2, str(path))
+    assert "No space left" in entry["error"]
+
+
+def test_rest_of_a_torn_line_does_not_join_the_next_one(tmp_path: Path) -> None:
+    """A disk that was full within a line has room again."""
+    file = LineFile(tmp_path / "lines", str)
+    file._torn = True
+    (tmp_path / "lines").write_text("tor")
+    file.append("whole")
+    file.close()
+    assert (tmp_path / "lines").read_text() == "tor\nwhole\n"
+
+
+def test_lines_beyond_the_bound_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a disk hangs, memory is bounded."""
+    monkeypatch.setattr(line_file, "MAX_WAITING", 10)
+    reading, writing = os.pipe()
+    with capture_logs() as entries:
+        # The thread hangs until the pipe has a byte.
+        file = LineFile(tmp_path / "lines", lambda item: f"{item}{os.read(reading, 1)!r}")
+        for number in range(1000):
+            file.append(number)
+        os.write(writing, b"x" * 1000)
+        file.close()
+    os.close(reading)
+    os.close(writing)
+    num_lost = sum(entry["lines"] for entry in entries)
+    assert num_lost >= 900
+    assert len((tmp_path / "lines").read_text().splitlines()) == 1000 - num_lost
+
+
+def test_reason_why_a_path_is_unwritable_is_told_without_making_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert why_unwritable(tmp_path / "file") == ""
+    assert why_unwritable(tmp_path / "a" / "b") == ""
+    assert why_unwritable(tmp_path) == "it is a folder"
+    assert why_unwritable(tmp_path / "file" / "b") == f"{tmp_path / 'file'} is no folder"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
