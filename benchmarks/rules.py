@@ -149,6 +149,8 @@ _BYZANTINE = {"num_byzantine": NUM_BYZANTINE}
 _RULES = (
     Case("centred_clipping", "centred_clipping", centred_clipping, {"tau": TAU}),
     Case("geometric_median", "geometric_median", geometric_median),
+    # The mean of the gradients; the step is not of the rule.
+    Case("gradient", "gradient", weighted_average, is_linear=True),
     Case("identity", "identity", identity, participants=1),
     Case("krum", "krum", krum, _BYZANTINE, least_updates=2 * NUM_BYZANTINE + 3),
     Case("mean", "mean", mean, is_linear=True),
