@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from json import dumps
 from math import isfinite
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 Options = TypeVar("Options")
 
 
 def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload: str) -> Options:
-    """Build the options dataclass `cls`, whose fields are of type str, bool, int, float or
-    tuple[int, ...].
+    """Build the options dataclass `cls`, whose fields are of type str, bool, int, float,
+    tuple[int, ...] or dict[str, Any].
 
     A whole number is accepted for a float, since TOML writes 1 where 1.0 is meant.
     Raises ValueError that names the key if it is unknown or its value is of another type; the
@@ -80,7 +80,7 @@ def _convert(key: str, value: object, expected: type) -> object:
             return tuple(value)
         raise ValueError(f"{key} is {value!r}; it must be a list of whole numbers")
     else:
-        matches = isinstance(value, expected)
+        matches = isinstance(value, get_origin(expected) or expected)
     if not matches:
         raise ValueError(f"{key} is {value!r}; it must be of type {expected.__name__}")
     return value

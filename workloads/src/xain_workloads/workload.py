@@ -97,6 +97,7 @@ class Workload(Protocol):
 # Names of classes, which are imported when they are needed. A name that comes with a model from the
 # network can reach these classes and nothing else.
 _WORKLOADS = {
+    "bagging": "xain_workloads.bagging:BaggingWorkload",
     "mlp": "xain_workloads.mlp:MlpWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",
     "xgboost": "xain_workloads.boosting:BoostingWorkload",

@@ -1,0 +1,257 @@
+"""Bagging: estimators of scikit-learn that each participant fits on bootstraps of its own rows.
+
+A participant fits `estimators` of them in a round and sends them alone. The coordinator appends the
+estimators of all participants to the ensemble (see ensembles.appended), so more rounds make a
+larger ensemble. Source: Breiman 1996, "Bagging predictors".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from json import dumps
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions
+from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles import KEY, Frame, dump, load, num_features_of, pack, unpack
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.options import from_mapping, require_range
+from xain_workloads.profile import DataProfile, union
+from xain_workloads.supervised import (
+    Array,
+    classes_of,
+    classes_to_learn,
+    coded_target,
+    regression_metrics,
+    require_width,
+    rows_to_predict,
+)
+from xain_workloads.workload import TrainResult
+
+_SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
+
+
+@dataclass(frozen=True, slots=True)
+class BaggingWorkload:
+    """Bagged estimators. The vector of a Model is bytes (uint8) without a layout, as
+    ensembles.pack() writes them; its metadata hold "classes", of which estimators know positions.
+    """
+
+    options: BaggingOptions
+    name: ClassVar[str] = "bagging"
+    scaling: ClassVar[str] = "standard"
+    missing: ClassVar[str] = "median"
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, object]) -> Self:
+        """Raises ValueError that names an option that is unknown or wrong."""
+        return cls(from_mapping(BaggingOptions, options, workload=cls.name))
+
+    def initial_model(
+        self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
+    ) -> Model:
+        """An ensemble without estimators. Classification needs two classes in all profiles."""
+        profile = union(profiles)
+        made = {
+            "workload": self.name,
+            "options": dumps(asdict(self.options), sort_keys=True),
+            "classes": dumps(list(classes_to_learn(self.options.task, profile))),
+            KEY: dumps({"num_features": profile.num_features}),
+        }
+        return Model(_vector(pack([])), (), made)
+
+    def train(
+        self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
+    ) -> TrainResult:
+        """See Workload.train. The vector holds the new estimators alone.
+
+        seed: of the participant; see seed_of(). Bootstraps are drawn from it, from the seed in the
+            options and from the estimator's number, `epoch_base` rounds having passed.
+        Metrics: "oob_score" of the new estimators; see oob_score(). Left out if no row is out of
+            a bootstrap.
+        """
+        require_range("epochs", epochs, at_least=1)
+        require_range("epoch_base", epoch_base, at_least=0)
+        require_range("seed", seed, at_least=0)
+        classes, num_features = self._open(model)
+        target = coded_target(self.options.task, classes, data)
+        rows = rows_to_predict(num_features, data.features)
+        estimators, samples = [], []
+        per_round = self.options.estimators
+        for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
+            drawn = np.random.default_rng((self.options.seed, seed, number))
+            samples.append(drawn.integers(0, len(rows), len(rows)))
+            estimators.append(self._fitted(rows[samples[-1]], target[samples[-1]], drawn))
+        frames = [Frame(data.num_samples, dump(estimator)) for estimator in estimators]
+        score = oob_score(estimators, samples, rows, target, len(classes))
+        metrics = {} if score is None else {"oob_score": score}
+        return TrainResult(_vector(pack(frames)), data.num_samples, metrics)
+
+    def _fitted(self, rows: Array, target: NDArray[Any], drawn: np.random.Generator) -> Any:
+        """Raises DataError if the estimator cannot be fitted on the rows."""
+        state = int(drawn.integers(2**31))
+        if self.options.task == "classification" and len(np.unique(target)) == 1:
+            return self.options.estimator_class(ONE_CLASS)(strategy="prior").fit(rows, target)
+        kind = self.options.estimator_class()
+        estimator = kind(**self.options.parameters)
+        if "random_state" in estimator.get_params():
+            estimator.set_params(random_state=state)
+        try:
+            return estimator.fit(rows, target)
+        except ValueError as error:
+            raise DataError(f"{kind.__name__} cannot be fitted on these rows: {error}") from error
+
+    def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
+        """Metrics on data: "accuracy", and "loss" with vote = "soft", the mean cross-entropy; or
+        "r2" and "mse"."""
+        classes, num_features = self._open(model)
+        target = coded_target(self.options.task, classes, data)
+        require_width(num_features, data.features)
+        voting = self._voting(model)
+        if not classes:
+            predicted = np.zeros(len(target)) if voting is None else voting.predict(data.features)
+            return regression_metrics(predicted, target)
+        names = np.array(classes, dtype=np.str_)
+        if self.options.vote == "hard" and voting is not None:
+            return {"accuracy": float(np.mean(voting.predict(data.features) == names[target]))}
+        if voting is None:
+            probabilities = np.full((len(target), len(classes)), 1 / len(classes))
+        else:
+            probabilities = voting.predict_proba(data.features)
+        of_target = np.maximum(
+            probabilities[np.arange(len(target)), target], _SMALLEST_PROBABILITY
+        )
+        return {
+            "accuracy": float(np.mean(np.argmax(probabilities, axis=1) == target)),
+            "loss": float(-np.log(of_target).mean()),
+        }
+
+    def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
+        """See Workload.predict. Raises ValueError if the ensemble has no estimators yet."""
+        classes, num_features = self._open(model)
+        rows = rows_to_predict(num_features, features)
+        predicted = self.to_sklearn(model).predict(rows)
+        return np.asarray(predicted, dtype=np.str_ if classes else np.float64)
+
+    def to_sklearn(self, model: Model) -> Any:
+        """See Workload.to_sklearn: a VotingClassifier or VotingRegressor.
+
+        Raises ValueError if the ensemble has no estimators yet.
+        """
+        voting = self._voting(model)
+        if voting is None:
+            raise ValueError("the ensemble has no estimators before the first round has ended")
+        return voting
+
+    def _open(self, model: Model) -> tuple[tuple[str, ...], int]:
+        """Raises ValueError if the model is none of this workload."""
+        if model.vector.dtype != np.uint8:
+            raise ValueError(f"a model of {model.vector.dtype} is no ensemble, which is bytes")
+        classes = classes_of(self.options.task, model.metadata)
+        return classes, num_features_of(model.metadata)
+
+    def _voting(self, model: Model) -> Any:
+        """The fitted estimator of the whole ensemble; None if it has no estimators."""
+        classes, num_features = self._open(model)
+        frames = unpack(model.vector.tobytes())
+        if not frames:
+            return None
+        weights = [float(frame.weight) for frame in frames]
+        if not any(weights):
+            raise ValueError("all votes in the ensemble have the weight 0")
+        members = [load(frame.file, self.options, num_features) for frame in frames]
+        if classes:
+            return _voting_classifier(members, weights, classes, num_features, self.options.vote)
+        return _voting_regressor(members, weights)
+
+
+def seed_of(seed: int, participant_id: str) -> int:
+    """The seed of a participant, so that participants with the same rows draw other bootstraps."""
+    return int.from_bytes(sha256(f"{seed}/{participant_id}".encode()).digest()[:8], "big")
+
+
+def oob_score(
+    estimators: Sequence[Any],
+    samples: Sequence[NDArray[np.intp]],
+    rows: Array,
+    target: NDArray[Any],
+    num_classes: int,
+) -> float | None:
+    """Out-of-bag score: each row is predicted by the estimators whose bootstraps lack it.
+
+    Returns the accuracy, or r2 with num_classes = 0, as scikit-learn's BaggingClassifier and
+    BaggingRegressor do. Rows that are in all bootstraps are left out; None if all are.
+    """
+    votes = np.zeros((len(rows), max(num_classes, 1)))
+    count = np.zeros(len(rows), np.intp)
+    for estimator, drawn in zip(estimators, samples, strict=True):
+        out = np.ones(len(rows), np.bool_)
+        out[drawn] = False
+        if not out.any():
+            continue
+        count += out
+        if not num_classes:
+            votes[out, 0] += np.asarray(estimator.predict(rows[out]), np.float64).reshape(-1)
+        elif hasattr(estimator, "predict_proba"):
+            votes[np.ix_(out, estimator.classes_)] += estimator.predict_proba(rows[out])
+        else:
+            votes[np.flatnonzero(out), estimator.predict(rows[out])] += 1
+    known = count > 0
+    if not known.any():
+        return None
+    if num_classes:
+        return float(np.mean(np.argmax(votes[known], axis=1) == target[known]))
+    return regression_metrics(votes[known, 0] / count[known], target[known])["r2"]
+
+
+def _voting_classifier(
+    members: Sequence[Any],
+    weights: list[float],
+    classes: tuple[str, ...],
+    num_features: int,
+    vote: str,
+) -> Any:
+    """A fitted VotingClassifier over all estimators. Each is in a BaggingClassifier of its own,
+    which gives zeros to the classes that the estimator does not know.
+
+    Raises ValueError if an estimator knows other classes.
+    """
+    from sklearn.ensemble import BaggingClassifier, VotingClassifier
+    from sklearn.preprocessing import LabelEncoder
+
+    positions = np.arange(len(classes))
+    wrapped = []
+    for member in members:
+        if not np.isin(np.asarray(member.classes_), positions).all():
+            raise ValueError(f"an estimator of the ensemble has the classes {member.classes_}")
+        bag = BaggingClassifier(member, n_estimators=1)
+        bag.estimators_ = [member]
+        bag.estimators_features_ = [np.arange(num_features)]
+        bag.classes_ = positions
+        bag.n_classes_ = len(classes)
+        bag.n_features_in_ = num_features
+        wrapped.append(bag)
+    named = [(f"estimator{number}", bag) for number, bag in enumerate(wrapped)]
+    voting = VotingClassifier(named, voting=vote, weights=weights)
+    voting.estimators_ = wrapped
+    voting.le_ = LabelEncoder()
+    voting.le_.classes_ = np.array(classes, dtype=np.str_)
+    voting.classes_ = voting.le_.classes_
+    return voting
+
+
+def _voting_regressor(members: Sequence[Any], weights: list[float]) -> Any:
+    from sklearn.ensemble import VotingRegressor
+
+    named = [(f"estimator{number}", member) for number, member in enumerate(members)]
+    voting = VotingRegressor(named, weights=weights)
+    voting.estimators_ = list(members)
+    return voting
+
+
+def _vector(data: bytes) -> Any:
+    return np.frombuffer(data, dtype=np.uint8)

@@ -1,0 +1,155 @@
+"""Options of bagging, and the estimators that can be bagged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from json import loads
+from typing import Any, get_args
+
+from xain_workloads.dataset import Task
+from xain_workloads.options import from_mapping, require_choice, require_range
+
+_LINEAR = "sklearn.linear_model"
+_ENSEMBLE = "sklearn.ensemble"
+
+# Public modules of estimators. An estimator outside of these tables is never imported.
+CLASSIFIERS: Mapping[str, str] = {
+    "AdaBoostClassifier": _ENSEMBLE,
+    "BernoulliNB": "sklearn.naive_bayes",
+    "ComplementNB": "sklearn.naive_bayes",
+    "DecisionTreeClassifier": "sklearn.tree",
+    "DummyClassifier": "sklearn.dummy",
+    "ExtraTreeClassifier": "sklearn.tree",
+    "ExtraTreesClassifier": _ENSEMBLE,
+    "GaussianNB": "sklearn.naive_bayes",
+    "GaussianProcessClassifier": "sklearn.gaussian_process",
+    "GradientBoostingClassifier": _ENSEMBLE,
+    "HistGradientBoostingClassifier": _ENSEMBLE,
+    "KNeighborsClassifier": "sklearn.neighbors",
+    "LinearDiscriminantAnalysis": "sklearn.discriminant_analysis",
+    "LinearSVC": "sklearn.svm",
+    "LogisticRegression": _LINEAR,
+    "LogisticRegressionCV": _LINEAR,
+    "MLPClassifier": "sklearn.neural_network",
+    "MultinomialNB": "sklearn.naive_bayes",
+    "NearestCentroid": "sklearn.neighbors",
+    "NuSVC": "sklearn.svm",
+    "Perceptron": _LINEAR,
+    "QuadraticDiscriminantAnalysis": "sklearn.discriminant_analysis",
+    "RandomForestClassifier": _ENSEMBLE,
+    "RidgeClassifier": _LINEAR,
+    "RidgeClassifierCV": _LINEAR,
+    "SGDClassifier": _LINEAR,
+    "SVC": "sklearn.svm",
+}
+REGRESSORS: Mapping[str, str] = {
+    "ARDRegression": _LINEAR,
+    "AdaBoostRegressor": _ENSEMBLE,
+    "BayesianRidge": _LINEAR,
+    "DecisionTreeRegressor": "sklearn.tree",
+    "DummyRegressor": "sklearn.dummy",
+    "ElasticNet": _LINEAR,
+    "ElasticNetCV": _LINEAR,
+    "ExtraTreeRegressor": "sklearn.tree",
+    "ExtraTreesRegressor": _ENSEMBLE,
+    "GammaRegressor": _LINEAR,
+    "GaussianProcessRegressor": "sklearn.gaussian_process",
+    "GradientBoostingRegressor": _ENSEMBLE,
+    "HistGradientBoostingRegressor": _ENSEMBLE,
+    "HuberRegressor": _LINEAR,
+    "KNeighborsRegressor": "sklearn.neighbors",
+    "KernelRidge": "sklearn.kernel_ridge",
+    "Lars": _LINEAR,
+    "LarsCV": _LINEAR,
+    "Lasso": _LINEAR,
+    "LassoCV": _LINEAR,
+    "LassoLars": _LINEAR,
+    "LassoLarsCV": _LINEAR,
+    "LinearRegression": _LINEAR,
+    "LinearSVR": "sklearn.svm",
+    "MLPRegressor": "sklearn.neural_network",
+    "NuSVR": "sklearn.svm",
+    "OrthogonalMatchingPursuit": _LINEAR,
+    "PoissonRegressor": _LINEAR,
+    "QuantileRegressor": _LINEAR,
+    "RandomForestRegressor": _ENSEMBLE,
+    "Ridge": _LINEAR,
+    "RidgeCV": _LINEAR,
+    "SGDRegressor": _LINEAR,
+    "SVR": "sklearn.svm",
+    "TheilSenRegressor": _LINEAR,
+    "TweedieRegressor": _LINEAR,
+}
+
+# Fitted in place of a classifier where a bootstrap has rows of one class only.
+ONE_CLASS = "DummyClassifier"
+
+VOTES = ("soft", "hard")
+
+
+@dataclass(frozen=True, slots=True)
+class BaggingOptions:
+    """Options of the workload "bagging".
+
+    estimator: name of a classifier or regressor of scikit-learn. parameters: its arguments.
+    estimators: fitted by each participant in a round.
+    task: "classification" or "regression", which follows from the estimator.
+    vote: "soft" takes the class with the largest mean probability, "hard" the class that most
+        estimators predict. Regression takes the mean.
+    publish: whether fitted estimators are sent to the coordinator. It must be true.
+    seed: of the bootstraps of all participants, 0 or more.
+    Raises ValueError that names the field.
+    """
+
+    estimator: str = "DecisionTreeClassifier"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    estimators: int = 5
+    task: str = ""
+    vote: str = "soft"
+    publish: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("estimator", self.estimator, {*CLASSIFIERS, *REGRESSORS})
+        task = "classification" if self.estimator in CLASSIFIERS else "regression"
+        if not self.task:
+            object.__setattr__(self, "task", task)
+        require_choice("task", self.task, get_args(Task))
+        if self.task != task:
+            raise ValueError(f"task is {self.task!r}; {self.estimator} is made for {task}")
+        require_range("estimators", self.estimators, at_least=1, at_most=1000)
+        require_choice("vote", self.vote, VOTES)
+        require_range("seed", self.seed, at_least=0)
+        if not self.publish:
+            raise ValueError(
+                "publish is not true; set it to true if fitted estimators, which may reveal rows "
+                "that they were fitted on, may be sent to the coordinator and to all participants"
+            )
+        if "random_state" in self.parameters:
+            raise ValueError("parameters has 'random_state'; set the option seed")
+        self._check_parameters()
+
+    def estimator_class(self, name: str = "") -> Any:
+        """A class of scikit-learn: that of the estimator, or of another name in the tables.
+
+        Raises ModuleNotFoundError without scikit-learn."""
+        name = name or self.estimator
+        return getattr(import_module({**CLASSIFIERS, **REGRESSORS}[name]), name)
+
+    def _check_parameters(self) -> None:
+        """Compare the parameters with the estimator's own, where scikit-learn is installed."""
+        try:
+            kind = self.estimator_class()
+        except ModuleNotFoundError:
+            return
+        try:
+            kind(**self.parameters)._validate_params()
+        except (TypeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise ValueError(f"parameters do not fit {self.estimator}: {text}") from None
+
+
+def options_of_model(metadata: Mapping[str, str]) -> BaggingOptions:
+    """Options in the metadata of an ensemble. Raises ValueError."""
+    options = loads(metadata.get("options", "{}"))
+    return from_mapping(BaggingOptions, options, workload="bagging")
