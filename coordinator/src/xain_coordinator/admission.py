@@ -19,7 +19,7 @@ from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, Weig
 from xain_coordinator.ports import Reader, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
-from xain_workloads import histograms, trees
+from xain_workloads import bagging_options, ensembles, histograms, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 
 CHUNK_BYTES = 1 << 20  # of weights in a message
@@ -257,7 +257,7 @@ def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
         if size_bytes > trees.MAX_UPDATE_BYTES:
             raise TooLarge(
                 f"an upload of {size_bytes} bytes; at most {trees.MAX_UPDATE_BYTES} are taken as "
-                "an update of trees"
+                "an update of bytes"
             )
         return
     data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
@@ -280,21 +280,28 @@ class TreesCheck:
         self._growing: tuple[str, histograms.Growing] | None = None
 
     def check(self, model: GlobalModel, weights: StoredWeights, max_iterations: int) -> None:
-        """Read an update, which is a booster or histograms, as the model's mode has it. Blocks.
+        """Read an update: estimators, or a booster or histograms as the model's mode has it. Blocks.
 
-        max_iterations: boosting rounds that a booster may add.
+        max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         Raises InvalidUpdate, TooLarge, and StoreError.
         """
         check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
         with open_weights(self._store, weights.ref.key) as reader:
             data = _elements(b"".join(chunks(reader)))
         try:
-            if options_of_model(model.metadata).mode == HISTOGRAM:
+            if ensembles.KEY in model.metadata:
+                ensembles.check_update(
+                    data,
+                    bagging_options.options_of_model(model.metadata),
+                    ensembles.num_features_of(model.metadata),
+                    epochs=max_iterations,
+                )
+            elif options_of_model(model.metadata).mode == HISTOGRAM:
                 histograms.parse_sums(data, self._state_of(model))
             else:
                 kind = trees.BoosterKind.from_metadata(model.metadata)
                 trees.parse_update(data, kind, max_iterations)
-        except trees.InvalidTrees as error:
+        except (trees.InvalidTrees, ensembles.InvalidEnsemble) as error:
             raise InvalidUpdate(str(error)) from None
 
     def _state_of(self, model: GlobalModel) -> histograms.Growing:

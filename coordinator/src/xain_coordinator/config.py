@@ -410,7 +410,7 @@ class CoordinatorConfig(Section):
                 "aggregation.rule",
                 'the workload "xgboost" trains trees, which cannot be averaged; set it to "trees"',
             )
-        if self.model.personal and self.aggregation.rule in ("sum", "trees"):
+        if self.model.personal and self.aggregation.rule in ("ensemble", "sum", "trees"):
             raise WrongSetting(
                 "model.personal", f'no tensor can be left out with rule "{self.aggregation.rule}"'
             )
@@ -421,13 +421,7 @@ class CoordinatorConfig(Section):
                 "aggregation.rule",
                 'it joins trees, which only a workload makes; set workload.name = "xgboost"',
             )
-        for name, value, default in (
-            ("aggregation.optimizer", self.aggregation.optimizer, ""),
-            ("server.max_update_norm", self.server.max_update_norm, None),
-            ("storage.format", self.storage.format, "npy"),
-        ):
-            if value != default:
-                raise WrongSetting(name, 'leave it out with aggregation.rule = "trees"')
+        self._require_bytes_alone()
         if self.rounds.epochs == 0:
             raise WrongSetting(
                 "rounds.epochs", "it counts the boosting iterations of a round, at least 1"
@@ -449,6 +443,44 @@ class CoordinatorConfig(Section):
                 '"round_robin" and a fraction_participants of 1 / max_participants',
             )
         return self
+
+    @model_validator(mode="after")
+    def _ensembles_fit(self) -> Self:
+        """The rule "ensemble" and the workload that fits estimators need each other."""
+        has_rule, has_workload = self.aggregation.rule == "ensemble", self.workload.name == "bagging"
+        if has_workload and not has_rule:
+            raise WrongSetting(
+                "aggregation.rule",
+                'the workload "bagging" fits estimators, which cannot be averaged; set it to '
+                '"ensemble"',
+            )
+        if not has_rule:
+            return self
+        if not has_workload:
+            raise WrongSetting(
+                "aggregation.rule",
+                'it joins estimators, which only a workload fits; set workload.name = "bagging"',
+            )
+        self._require_bytes_alone()
+        if self.rounds.epochs != 1:
+            raise WrongSetting(
+                "rounds.epochs",
+                "it must be 1: workload.options.estimators says how many estimators a participant "
+                "fits in a round",
+            )
+        return self
+
+    def _require_bytes_alone(self) -> None:
+        """Refuse settings that only models of numbers have. Raises WrongSetting."""
+        for name, value, default in (
+            ("aggregation.optimizer", self.aggregation.optimizer, ""),
+            ("server.max_update_norm", self.server.max_update_norm, None),
+            ("storage.format", self.storage.format, "npy"),
+        ):
+            if value != default:
+                raise WrongSetting(
+                    name, f'leave it out with aggregation.rule = "{self.aggregation.rule}"'
+                )
 
     @model_validator(mode="after")
     def _gradients_fit(self) -> Self:

@@ -38,6 +38,7 @@ class Assignment:
     epochs: passes over the data. epoch_base: passes made in the rounds before.
     evaluate: whether to measure the model on held-out data before training from it.
     config: the section [train] of the coordinator's configuration.
+    participant_id: name under which the participant takes part.
     """
 
     session_id: str
@@ -47,6 +48,7 @@ class Assignment:
     epoch_base: int = 0
     evaluate: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
+    participant_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,9 @@ class Work:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
         with self._participants_turn():
             self._participant.on_model(_layout(assignment), dict(assignment.metadata))
-            self._participant.on_round(_assignment(assignment, self.session_id, task))
+            self._participant.on_round(
+                _assignment(assignment, self.session_id, task, self._participant_id)
+            )
             if task == "evaluate":
                 self._participant.evaluate_round(weights)
                 vector, num_samples = np.empty(0, weights.dtype), 0
@@ -291,7 +293,7 @@ def _layout(assignment: pb.StartTrainingRoundResponse) -> Layout:
 
 
 def _assignment(
-    assignment: pb.StartTrainingRoundResponse, session_id: str, task: Task
+    assignment: pb.StartTrainingRoundResponse, session_id: str, task: Task, participant_id: str
 ) -> Assignment:
     return Assignment(
         session_id=session_id,
@@ -301,4 +303,5 @@ def _assignment(
         epoch_base=assignment.epoch_base,
         evaluate=assignment.evaluate,
         config=json.loads(assignment.train_config or "{}"),
+        participant_id=participant_id,
     )

@@ -24,7 +24,8 @@ class WorkloadParticipant(Participant):
     data: the rows to train on; a Dataset is taken as a table of number columns. They are prepared
         as the model says, by the preprocessing that the coordinator fits from the statistics in
         all profiles.
-    seed: of the shuffles, 0 or more. The same seed, data and model give the same update.
+    seed: of the shuffles, 0 or more. The same seed, data and model give the same update; with the
+        workload "bagging" the participant's name counts, too.
     test: rows that are not trained on. If there are any, the global models that the coordinator
         wants evaluated are measured on them; what is measured is also sent as metrics whose names
         begin with "test_".
@@ -52,6 +53,7 @@ class WorkloadParticipant(Participant):
         self._workload: Workload | None = None
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
+        self._participant_id = ""
         self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
@@ -69,6 +71,7 @@ class WorkloadParticipant(Participant):
 
     def on_round(self, assignment: Assignment) -> None:
         self._is_evaluated = assignment.evaluate
+        self._participant_id = assignment.participant_id
         self._personal.on_round(assignment)
 
     @property
@@ -108,11 +111,18 @@ class WorkloadParticipant(Participant):
             return weights, data.num_samples
         started_at = time.monotonic()
         result = self._workload.train(
-            model, data, epochs=epochs, epoch_base=epoch_base, seed=self._seed
+            model, data, epochs=epochs, epoch_base=epoch_base, seed=self._seed_of_workload()
         )
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
         return self._personal.removed(result.vector, weights), result.num_samples
+
+    def _seed_of_workload(self) -> int:
+        if self._workload is not None and self._workload.name == "bagging":
+            from xain_workloads.bagging import seed_of
+
+            return seed_of(self._seed, self._participant_id)
+        return self._seed
 
     def _datasets(self) -> tuple[Dataset, Dataset | None]:
         """The rows to train on, and those to test on if there are any, as the model takes them.

@@ -14,7 +14,7 @@ from xain_coordinator.aggregation.distances import (
 from xain_coordinator.aggregation.optimizers import OPTIMIZERS, Optimizer
 from xain_coordinator.aggregation.options import WrongOption, make
 from xain_coordinator.aggregation.order_statistics import Median, TrimmedMean
-from xain_coordinator.aggregation.trees import Trees
+from xain_coordinator.aggregation.trees import Ensemble, Trees
 from xain_coordinator.plugins import AGGREGATORS, PluginFailed, known, load
 
 RULES: Mapping[str, type[Aggregator]] = {
@@ -32,8 +32,8 @@ RULES: Mapping[str, type[Aggregator]] = {
     "weighted_average": WeightedAverage,
 }
 
-# With the rule for models of bytes, which do not go through the tile engine.
-BUILT_IN: Mapping[str, type[Aggregator]] = {**RULES, "trees": Trees}
+# With the rules for models of bytes, which do not go through the tile engine.
+BUILT_IN: Mapping[str, type[Aggregator]] = {**RULES, "ensemble": Ensemble, "trees": Trees}
 
 # What a plug-in must have, so that one that lacks it is told apart before the first round has run.
 _PARTS = ("takes_stale", "check", "combine")

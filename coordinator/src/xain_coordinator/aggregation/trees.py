@@ -1,9 +1,11 @@
-"""The rule "trees", which makes the next booster: it grows trees from the histograms that
-participants send, or appends the trees that they send.
+"""The rules for models of bytes. The rule "trees" makes the next booster: it grows trees from the
+histograms that participants send, or appends the trees that they send. The rule "ensemble" appends
+the fitted estimators that participants send.
 
-A booster is a vector of bytes (uint8) whose length differs from update to update, so the tile
+A model is a vector of bytes (uint8) whose length differs from update to update, so the tile
 engine cannot combine it. Memory: the model, and the sum and one update of histograms; or the trees
-of all updates of the round, and one update as parsed JSON, some 20 times as large as its text.
+of all updates of the round, and one update as parsed JSON, some 20 times as large as its text; or
+the ensemble twice, and the updates of the round.
 """
 
 import threading
@@ -22,6 +24,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
+from xain_workloads import ensembles
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.growing import grown
 from xain_workloads.histograms import growing, parse_sums
@@ -50,6 +53,19 @@ class Trees:
         raise RuleFailed('rule "trees" joins trees and cannot combine weights')
 
 
+@dataclass(frozen=True)
+class Ensemble:
+    """Append the fitted estimators of all updates, in the order of the participants' names."""
+
+    takes_stale: ClassVar[bool] = False
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        raise RuleFailed('rule "ensemble" joins estimators and cannot combine weights')
+
+
 def mode_option(rules: Rules) -> Mapping[str, Option]:
     """The rule's mode as an option of the workload, which does its part of it; empty with another
     rule."""
@@ -66,14 +82,18 @@ def join_updates(
     The model depends on the updates and their order alone, so a second call after a crash makes the
     same bytes. Raises UpdateChanged, RuleFailed, Stopped, and the store's errors.
     """
-    if work.rule != "trees":
-        raise RuleFailed(
-            f'rule {work.rule!r} cannot combine models of trees; set aggregation.rule = "trees"'
-        )
     base = work.base
+    expected = "ensemble" if ensembles.KEY in base.metadata else "trees"
+    if work.rule != expected:
+        raise RuleFailed(
+            f"rule {work.rule!r} cannot combine models of bytes of the workload "
+            f'{base.metadata.get("workload")!r}; set aggregation.rule = "{expected}"'
+        )
     try:
         before = _read(store, base.ref, "global model", base.shape[0])
-        if options_of_model(base.metadata).mode == HISTOGRAM:
+        if work.rule == "ensemble":
+            model = ensembles.appended(before, list(_updates(store, work, stop)))
+        elif options_of_model(base.metadata).mode == HISTOGRAM:
             state = growing(before, base.metadata)
             sums = (parse_sums(data, state) for data, _ in _updates(store, work, stop))
             model = grown(before, base.metadata, sums)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_coordinator.export.trained import NoModel
+from xain_workloads import ensembles
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
@@ -30,7 +31,7 @@ WHOLE = "weights"  # name of the one tensor of a model without a layout
 
 # Types of pipelines that skops loads only if they are named as trusted.
 TRUSTED = (
-    "numpy.dtype",
+    *ensembles.TRUSTED,
     "xgboost.core.Booster",
     "xgboost.sklearn.XGBClassifier",
     "xgboost.sklearn.XGBRegressor",
@@ -95,10 +96,10 @@ def pipeline_of(model: Model) -> Any:
     if preprocessing is not None:
         steps.append(("preprocessing", preprocessing.to_sklearn()))
     try:
-        workload = from_metadata(model.metadata)
+        estimator = from_metadata(model.metadata).to_sklearn(model)
     except ValueError as error:
         raise NoModel(f"no estimator can be made of the model: {error}") from None
-    steps.append(("model", workload.to_sklearn(model)))
+    steps.append(("model", estimator))
     return Pipeline(steps)
 
 
@@ -174,6 +175,8 @@ def _read_safetensors(path: Path) -> Exported:
 
 
 def _write_json(path: Path, model: Model, about: Mapping[str, Any]) -> None:
+    if ensembles.KEY in model.metadata:
+        raise NoModel(f"{path}: an ensemble is exported to .skops, which scikit-learn reads")
     if model.vector.dtype == np.uint8:  # XGBoost's model, to which it lets its owner add attributes
         whole = json.loads(model.vector.tobytes())
         whole["learner"].setdefault("attributes", {})[KEY] = json.dumps(about)
@@ -225,6 +228,8 @@ def _write_onnx(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
 
+    if ensembles.KEY in model.metadata:
+        raise NoModel(f"{path}: an ensemble is exported to .skops, which scikit-learn reads")
     if model.vector.dtype == np.uint8:
         raise NoModel(f"{path}: trees are exported to .json, which XGBoost reads")
     pipeline = pipeline_of(model)

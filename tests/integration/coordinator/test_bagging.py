@@ -1,0 +1,148 @@
+"""Sessions of the workload "bagging": agents over real channels, hostile updates, and the export."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import skops.io
+from sklearn.ensemble import BaggingClassifier, BaggingRegressor
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from integration.coordinator.test_trees import (
+    INVALID,
+    array,
+    gather,
+    refused,
+    run_agents,
+    trained,
+)
+from integration.test_bit_rot import flip, stored
+from xain_coordinator.export import formats
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles import Frame, pack, unpack
+from xain_workloads.model import Model
+from xain_workloads.partition import dirichlet
+from xain_workloads.workload import evaluate, predict
+
+
+def settings(num_sites: int, **options: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "rounds": {"rounds": 2, "min_participants": num_sites, "refused_limit": 50},
+        "workload": {"name": "bagging", "options": {"publish": True, **options}},
+        "aggregation": {"rule": "ensemble"},
+    }
+
+
+def halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    """Rows to train on and rows to test with."""
+    rows = np.random.default_rng(0).permutation(data.num_samples)
+    return data.subset(rows[::2]), data.subset(rows[1::2])
+
+
+def model_of(coordinator: Any, vector: np.ndarray) -> Model:
+    return Model(vector, (), dict(coordinator.driver.session.model.metadata))
+
+
+@pytest.mark.parametrize(("num_sites", "alpha"), [(1, None), (3, None), (7, None), (3, 1.0)])
+async def test_agents_learn_as_much_as_bagging_in_one_place(start, join, num_sites, alpha):
+    """Wine at random, within 5 points; and by label, within 10."""
+    train, test = halves(load("wine"))
+    if alpha is None:
+        parts = np.array_split(np.arange(train.num_samples), num_sites)
+    else:
+        parts = dirichlet(train.target, num_sites, alpha=alpha, seed=0)
+    coordinator = await start(**settings(num_sites, estimators=5))
+    await run_agents(coordinator, [train.subset(part) for part in parts])
+    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    frames = unpack(model.vector.tobytes())
+    assert len(frames) == 2 * 5 * num_sites
+    assert len({frame.file for frame in frames}) == len(frames)
+    assert {frame.weight for frame in frames} == {len(part) for part in parts}
+    central = BaggingClassifier(DecisionTreeClassifier(), n_estimators=30, random_state=0)
+    expected = central.fit(train.features, train.target).score(test.features, test.target)
+    bound = 0.05 if alpha is None else 0.1
+    assert evaluate(model, test)["accuracy"] >= expected - bound
+
+
+async def test_agents_bag_regressors(start, join):
+    train, test = halves(load("diabetes", task="regression"))
+    parts = np.array_split(np.arange(train.num_samples), 3)
+    options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
+    coordinator = await start(**settings(3, **options))
+    await run_agents(coordinator, [train.subset(part) for part in parts])
+    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    central = BaggingRegressor(DecisionTreeRegressor(max_depth=4), 30, random_state=0)
+    expected = central.fit(train.features, train.target).score(test.features, test.target)
+    assert evaluate(model, test)["r2"] >= expected - 0.06
+
+
+async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(
+    start, join, tmp_path: Path
+):
+    train, test = halves(load("wine"))
+    parts = np.array_split(np.arange(train.num_samples), 3)
+    coordinator = await start(**settings(3, estimators=2, vote="hard"))
+    await run_agents(coordinator, [train.subset(part) for part in parts])
+    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    path = tmp_path / "model.skops"
+    formats.write(path, model, {"round": 2})
+    pipeline = skops.io.load(path, trusted=["numpy.dtype", "sklearn.tree._tree.Tree"])
+    assert [name for name, _ in pipeline.steps] == ["preprocessing", "model"]
+    assert pipeline.predict(test.features).tolist() == predict(model, test).tolist()
+    assert formats.read(path).pipeline.predict(test.features[:3]).shape == (3,)
+    for suffix in (".json", ".onnx"):
+        with pytest.raises(formats.NoModel, match=r"is exported to \.skops"):
+            formats.write(tmp_path / f"model{suffix}", model, {})
+
+
+async def test_hostile_estimators_are_refused_and_the_round_goes_on(start, join):
+    data = load("wine")
+    parts = [data.subset(np.arange(0, 178, 2)), data.subset(np.arange(1, 178, 2))]
+    rules = settings(2, estimators=2)
+    rules["rounds"]["rounds"] = 1
+    coordinator = await start(**rules)
+    a, b = await gather(coordinator, join, parts)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    good = trained(work, model, parts[0])
+    frames = unpack(good.tobytes())
+    other = skops.io.dumps(DecisionTreeRegressor().fit(data.features, np.arange(178.0)))
+    system = frames[0].file.replace(b'"__class__": "Tree"', b'"__class__": "Popn"')
+    assert system != frames[0].file
+    for update, why in (
+        (b"{}", "no ensemble"),
+        (pack(frames[:1]), "a round adds 2"),
+        (pack([frames[0], Frame(1, other)]), "the model is made of DecisionTreeClassifier"),
+        (pack([frames[0], Frame(1, system)]), "estimator 1: "),
+    ):
+        code, name, details = await refused(a.hand_in(np.frombuffer(update, np.uint8)))
+        assert ((code, name), why in details) == (INVALID, True), details
+    other_order = trained(work, model, parts[1])
+    await b.hand_in(other_order, num_samples=7)
+    await a.hand_in(good, num_samples=5)
+    await a.until(pb.FINISHED, 0)
+    made = unpack(array(await a.download("1/global")).tobytes())
+    assert [frame.weight for frame in made] == [5, 5, 7, 7]
+    assert [frame.file for frame in made[:2]] == [frame.file for frame in frames]
+
+
+async def test_damaged_ensemble_is_rebuilt_to_the_same_bytes(start, join, tmp_path: Path):
+    data = load("wine")
+    parts = [data.subset(np.arange(0, 178, 2)), data.subset(np.arange(1, 178, 2))]
+    rules = settings(2, estimators=2)
+    rules["rounds"]["rounds"] = 5
+    coordinator = await start(**rules)
+    a, b = await gather(coordinator, join, parts)
+    work = await a.start()
+    model = array(await a.download("0/global"))
+    for member, part in ((a, parts[0]), (b, parts[1])):
+        await member.hand_in(trained(work, model, part))
+    await a.until(pb.ROUND, 1)
+    before = await a.download("1/global")
+    await coordinator.stop()
+    flip(stored(tmp_path, "*1/global*"))
+    coordinator = await start(**rules)
+    assert await join(coordinator, "p0").download("1/global") == before

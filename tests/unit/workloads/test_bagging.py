@@ -1,0 +1,329 @@
+"""Bagging: bootstraps, votes against numpy, out-of-bag scores against scikit-learn, frames."""
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import skops.io
+from sklearn.ensemble import BaggingClassifier, BaggingRegressor
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+from xain_workloads import ensembles
+from xain_workloads.bagging import BaggingWorkload, oob_score, seed_of
+from xain_workloads.bagging_options import CLASSIFIERS, REGRESSORS, BaggingOptions
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles import Frame, InvalidEnsemble, appended, check_update, pack, unpack
+from xain_workloads.errors import DataError
+from xain_workloads.model import Model
+from xain_workloads.workload import create, initial_model
+
+TREES = {"parameters": {"max_depth": 4}, "estimators": 3, "publish": True}
+SITES = ("east", "north", "west")
+
+
+def flowers() -> Dataset:
+    """Three classes with names."""
+    data = load("iris")
+    return Dataset(data.features, np.char.add("kind ", data.target.astype(np.str_)))
+
+
+def update(
+    data: Dataset, site: str = "east", whole: Dataset | None = None, epoch_base: int = 0, **given: Any
+) -> tuple[Model, bytes]:
+    """The empty model of all data, and what a site sends of its own."""
+    workload = create("bagging", {**TREES, **given})
+    model = replace(workload.initial_model([(whole or data).profile()]))
+    result = workload.train(
+        model, data, epochs=1, epoch_base=epoch_base, seed=seed_of(0, site)
+    )
+    return model, result.vector.tobytes()
+
+
+def ensemble(whole: Dataset, parts: list[Dataset], **given: Any) -> Model:
+    """The model of one round of sites with these parts."""
+    updates = []
+    for site, part in zip(SITES, parts, strict=False):
+        model, data = update(part, site, whole, **given)
+        updates.append((data, part.num_samples))
+    joined = appended(model.vector.tobytes(), updates)
+    return replace(model, vector=np.frombuffer(joined, np.uint8))
+
+
+def members(model: Model) -> list[tuple[float, Any]]:
+    """Weight and plain estimator of each frame, loaded by skops alone."""
+    return [
+        (frame.weight, skops.io.loads(frame.file, trusted=["sklearn.tree._tree.Tree"]))
+        for frame in unpack(model.vector.tobytes())
+    ]
+
+
+def by_class(data: Dataset) -> list[Dataset]:
+    """Two sites, each of which lacks a class, and one with a single class."""
+    names = sorted(set(data.target.tolist()))
+    masks = [np.isin(data.target, [names[0], names[1]]), data.target == names[2]]
+    third = np.isin(data.target, [names[1], names[2]])
+    third[::2] = False
+    return [data.subset(np.flatnonzero(mask)) for mask in (*masks, third)]
+
+
+# --- bootstraps ---
+
+
+def test_sites_with_equal_rows_fit_different_estimators() -> None:
+    data = flowers()
+    east, west = (unpack(update(data, site)[1]) for site in ("east", "west"))
+    again = unpack(update(data, "east", epoch_base=1)[1])
+    files = {frame.file for frame in (*east, *west, *again)}
+    assert len(files) == 9
+    assert len({frame.file for frame in unpack(update(data, seed=1)[1])} | files) == 12
+
+
+def test_same_inputs_give_the_same_bytes_in_another_process() -> None:
+    code = """
+import sys
+from unit.workloads.test_bagging import flowers, update
+from hashlib import sha256
+for name in ("DecisionTreeClassifier", "HistGradientBoostingClassifier"):
+    print(sha256(update(flowers(), estimator=name, parameters={"max_depth": 2})[1]).hexdigest())
+"""
+    runs = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={"PYTHONPATH": "tests", "PYTHONHASHSEED": str(seed), "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(runs) == 1
+    assert len(set(runs.pop().split())) == 2
+
+
+# --- out of bag ---
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_oob_score_is_that_of_scikit_learn(task: str) -> None:
+    """With so many estimators each row is out of some bootstrap."""
+    is_classes = task == "classification"
+    data = load("wine") if is_classes else load("diabetes", task="regression")
+    target = np.unique(data.target, return_inverse=True)[1] if is_classes else data.target
+    kind = BaggingClassifier if is_classes else BaggingRegressor
+    tree = DecisionTreeClassifier if is_classes else DecisionTreeRegressor
+    bag = kind(tree(max_depth=3), n_estimators=60, oob_score=True, random_state=0)
+    bag.fit(data.features, target)
+    found = oob_score(
+        bag.estimators_, bag.estimators_samples_, data.features, target, 3 if is_classes else 0
+    )
+    assert found == pytest.approx(bag.oob_score_, abs=1e-12)
+
+
+def test_training_reports_the_oob_score() -> None:
+    data = load("wine")
+    workload = create("bagging", {**TREES, "estimators": 20})
+    model = workload.initial_model([data.profile()])
+    result = workload.train(model, data, epochs=1, epoch_base=0, seed=0)
+    assert 0.85 < result.metrics["oob_score"] <= 1
+    one_row = data.subset([0])
+    assert workload.train(model, one_row, epochs=1, epoch_base=0, seed=0).metrics == {}
+
+
+# --- votes ---
+
+
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_votes_of_sites_with_missing_classes_are_those_of_numpy(vote: str) -> None:
+    """String labels; one site knows a single class. Votes weigh as many rows as the site has."""
+    data = flowers()
+    model = ensemble(data, by_class(data), vote=vote)
+    names = sorted(set(data.target.tolist()))
+    votes = np.zeros((data.num_samples, 3))
+    for weight, estimator in members(model):
+        probabilities = estimator.predict_proba(data.features)
+        if vote == "hard":
+            probabilities = np.eye(probabilities.shape[1])[probabilities.argmax(axis=1)]
+        votes[:, estimator.classes_.astype(int)] += weight * probabilities
+    expected = np.array(names)[votes.argmax(axis=1)]
+    workload = create("bagging", json.loads(model.metadata["options"]))
+    assert workload.predict(model, data.features).tolist() == expected.tolist()
+    assert {len(estimator.classes_) for _, estimator in members(model)} == {1, 2}
+    measured = workload.evaluate(model, data)
+    assert measured["accuracy"] == np.mean(expected == data.target)
+    if vote == "soft":
+        votes /= votes.sum(axis=1, keepdims=True)
+        of_target = votes[np.arange(len(votes)), np.searchsorted(names, data.target)]
+        assert measured["loss"] == pytest.approx(-np.log(np.maximum(of_target, 1e-15)).mean())
+
+
+def test_regression_takes_the_weighted_mean() -> None:
+    data = load("diabetes", task="regression")
+    parts = [data.subset(rows) for rows in np.array_split(np.arange(data.num_samples), [100, 150])]
+    model = ensemble(data, parts, estimator="DecisionTreeRegressor")
+    weights, estimators = zip(*members(model), strict=True)
+    expected = np.average([e.predict(data.features) for e in estimators], axis=0, weights=weights)
+    workload = create("bagging", json.loads(model.metadata["options"]))
+    assert np.allclose(workload.predict(model, data.features), expected)
+    assert workload.evaluate(model, data)["r2"] > 0.4
+
+
+@pytest.mark.parametrize("name", ["LinearSVC", "LogisticRegression", "KNeighborsClassifier"])
+def test_other_estimators_vote_where_classes_are_missing(name: str) -> None:
+    """LinearSVC has no probabilities, so its prediction counts as one."""
+    data = flowers()
+    model = ensemble(data, by_class(data), estimator=name, parameters={})
+    workload = create("bagging", json.loads(model.metadata["options"]))
+    assert workload.evaluate(model, data)["accuracy"] > 0.6
+
+
+def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
+    data = flowers()
+    workload = create("bagging", TREES)
+    model = initial_model(workload, [data.profile()])
+    assert workload.evaluate(model, data)["loss"] == pytest.approx(np.log(3))
+    with pytest.raises(ValueError, match="no estimators before the first round"):
+        workload.predict(model, data.features)
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "publish is not true; set it to true if fitted estimators"),
+        ({"publish": False}, "publish is not true"),
+        ({"publish": True, "estimator": "os.system"}, "estimator is 'os.system'; choose one of"),
+        ({"publish": True, "vote": "loud"}, "vote is 'loud'"),
+        ({"publish": True, "estimators": 0}, "estimators is 0"),
+        ({"publish": True, "task": "regression"}, "DecisionTreeClassifier is made for classif"),
+        ({"publish": True, "parameters": {"depth": 3}}, "parameters do not fit DecisionTreeC"),
+        ({"publish": True, "parameters": {"max_depth": -3}}, "'max_depth' parameter"),
+        ({"publish": True, "parameters": {"random_state": 3}}, "set the option seed"),
+        ({"publish": True, "parameters": 3}, "parameters is 3; it must be of type dict"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BaggingWorkload.from_options(options)
+
+
+def test_all_estimators_of_the_tables_exist() -> None:
+    for name in (*CLASSIFIERS, *REGRESSORS):
+        assert BaggingOptions(name, publish=True).estimator_class().__name__ == name
+
+
+def test_rows_that_an_estimator_cannot_be_fitted_on_are_an_error_of_the_data() -> None:
+    data = load("iris")
+    negative = Dataset(data.features - 10, data.target)
+    with pytest.raises(DataError, match="MultinomialNB cannot be fitted"):
+        update(negative, estimator="MultinomialNB", parameters={})
+
+
+# --- hostile bytes ---
+
+
+def rewritten(file: bytes, change: Any = None, compress: int = zipfile.ZIP_STORED) -> bytes:
+    """A file of skops whose members were changed."""
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    if change is not None:
+        change(content)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compress) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def edit_nodes(field: str, value: int) -> Any:
+    def change(content: dict[str, bytes]) -> None:
+        for name in content:
+            if name.endswith(".npy"):
+                array = np.load(io.BytesIO(content[name]), allow_pickle=False)
+                if array.dtype.names:
+                    array[field][0] = value
+                    out = io.BytesIO()
+                    np.save(out, array)
+                    content[name] = out.getvalue()
+
+    return change
+
+
+def edit_schema(old: str, new: str) -> Any:
+    def change(content: dict[str, bytes]) -> None:
+        text = content["schema.json"].decode()
+        assert old in text
+        content["schema.json"] = text.replace(old, new).encode()
+
+    return change
+
+
+def announce_many(content: dict[str, bytes]) -> None:
+    name = next(name for name in content if name.endswith(".npy"))
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+    )
+    content[name] = out.getvalue()
+
+
+def test_hostile_files_are_refused_before_they_are_loaded() -> None:
+    data = flowers()
+    options = BaggingOptions(parameters={"max_depth": 4}, publish=True)
+    _, sent = update(data)
+    good = unpack(sent)[0].file
+    ensembles.check_file(good, options, 4)
+    other = skops.io.dumps(DecisionTreeRegressor().fit(data.features, np.arange(150.0)))
+    function = skops.io.dumps(FunctionTransformer(np.log1p))
+    no_schema = rewritten(good, lambda content: content.pop("schema.json"))
+    for file, why in (
+        (b"", "not of skops"),
+        (b"PK\x03\x04 and so on", "not of skops"),
+        (good[:-40], "not of skops"),
+        (rewritten(good, compress=zipfile.ZIP_DEFLATED), "is compressed"),
+        (no_schema, "has no schema"),
+        (rewritten(good, lambda c: c.update({"x.py": b"1"})), "neither a schema nor an array"),
+        (rewritten(good, lambda c: c.update({"schema.json": b"["})), "not JSON"),
+        (rewritten(good, lambda c: c.update({"schema.json": b"[" * 10**6})), "not JSON"),
+        (other, "is a sklearn.tree._classes.DecisionTreeRegressor, the model is made of Dec"),
+        (function, "the model is made of DecisionTreeClassifier"),
+        (rewritten(good, edit_schema('"Tree"', '"system"')), "not trusted"),
+        (rewritten(good, edit_schema('"sklearn.tree._tree"', '"os"')), "not trusted"),
+        (rewritten(good, edit_schema('"TreeNode"', '"FunctionNode"')), "has a FunctionNode"),
+        (rewritten(good, edit_schema('"TreeNode"', '"MethodNode"')), "has a MethodNode"),
+        (rewritten(good, announce_many), "another size than its header says"),
+        (rewritten(good, edit_nodes("left_child", 10**6)), "left_child is none of the tree's"),
+        (rewritten(good, edit_nodes("right_child", 0)), "right_child is none of the tree's"),
+        (rewritten(good, edit_nodes("feature", 4)), "splits none of the columns"),
+    ):
+        with pytest.raises(InvalidEnsemble, match=why):
+            ensembles.load(file, options, 4)
+
+
+def test_wrong_frames_are_refused() -> None:
+    data = flowers()
+    _, sent = update(data)
+    options = BaggingOptions(parameters={"max_depth": 4}, estimators=3, publish=True)
+    check_update(sent, options, 4)
+    frames = unpack(sent)
+    for wrong, why in (
+        (b"", "no ensemble"),
+        (b"{}", "no ensemble"),
+        (sent[:-1], "ends within frame 2 of 3"),
+        (sent + b"x", "1 bytes follow"),
+        (sent[:8] + b"\xff\xff\xff\xff" + sent[12:], "ends within frame"),
+        (pack(frames[:2]), "has 2 estimators, a round adds 3"),
+        (pack([]), "has 0 estimators"),
+        (pack([*frames[:2], Frame(1, b"hello")]), "estimator 2: the file is not of skops"),
+    ):
+        with pytest.raises(InvalidEnsemble, match=why):
+            check_update(wrong, options, 4)
