@@ -280,7 +280,7 @@ class TreesCheck:
         self._growing: tuple[str, histograms.Growing] | None = None
 
     def check(self, model: GlobalModel, weights: StoredWeights, max_iterations: int) -> None:
-        """Read an update: estimators, or a booster or histograms as the model's mode has it. Blocks.
+        """Read an update: estimators, or a booster or histograms by the model's mode. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         Raises InvalidUpdate, TooLarge, and StoreError.

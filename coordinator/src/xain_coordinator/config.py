@@ -447,7 +447,10 @@ class CoordinatorConfig(Section):
     @model_validator(mode="after")
     def _ensembles_fit(self) -> Self:
         """The rule "ensemble" and the workload that fits estimators need each other."""
-        has_rule, has_workload = self.aggregation.rule == "ensemble", self.workload.name == "bagging"
+        has_rule, has_workload = (
+            self.aggregation.rule == "ensemble",
+            self.workload.name == "bagging",
+        )
         if has_workload and not has_rule:
             raise WrongSetting(
                 "aggregation.rule",

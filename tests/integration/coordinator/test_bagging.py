@@ -1,5 +1,7 @@
-"""Sessions of the workload "bagging": agents over real channels, hostile updates, and the export."""
+"""Sessions of the workload "bagging" over real channels: agents, hostile updates, the export."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from integration.coordinator.test_trees import (
     array,
     gather,
     refused,
-    run_agents,
     trained,
 )
 from integration.test_bit_rot import flip, stored
+from xain_coordinator.app import Coordinator
 from xain_coordinator.export import formats
+from xain_participant import Agent, WorkloadParticipant
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
@@ -40,6 +43,22 @@ def halves(data: Dataset) -> tuple[Dataset, Dataset]:
     """Rows to train on and rows to test with."""
     rows = np.random.default_rng(0).permutation(data.num_samples)
     return data.subset(rows[::2]), data.subset(rows[1::2])
+
+
+async def run_agents(coordinator: Coordinator, data: list[Dataset]) -> None:
+    """Agents in a thread each; asyncio's own pool has too few for seven on two processors."""
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(WorkloadParticipant(part), target, f"p{i}") for i, part in enumerate(data)]
+    pool = ThreadPoolExecutor(len(agents))
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(60):
+            runs = [loop.run_in_executor(pool, agent.run) for agent in agents]
+            assert set(await asyncio.gather(*runs)) == {0}
+    finally:
+        for agent in agents:
+            agent.stop()
+        pool.shutdown(wait=False)
 
 
 def model_of(coordinator: Any, vector: np.ndarray) -> Model:

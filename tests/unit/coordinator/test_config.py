@@ -755,6 +755,49 @@ def test_settings_that_do_not_go_with_trees_are_named(
     assert error_of(**overrides).startswith(told)
 
 
+BAGGING: dict[str, object] = {
+    "workload__name": "bagging",
+    "workload__options": {"publish": True, "estimator": "Ridge"},
+    "aggregation__rule": "ensemble",
+}
+
+
+def test_estimators_are_joined_by_the_rule_for_ensembles() -> None:
+    assert config(**BAGGING).workload.task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            {**BAGGING, "aggregation__rule": "mean"},
+            'aggregation.rule is "mean"; the workload "bagging" fits estimators, which cannot',
+        ),
+        (
+            {"aggregation__rule": "ensemble"},
+            'aggregation.rule is "ensemble"; it joins estimators, which only a workload fits',
+        ),
+        ({**BAGGING, "rounds__epochs": 2}, "rounds.epochs is 2; it must be 1: workload.options"),
+        (
+            {**BAGGING, "aggregation__optimizer": "fedadam"},
+            'aggregation.optimizer is "fedadam"; leave it out with aggregation.rule = "ensemble"',
+        ),
+        (
+            {**BAGGING, "workload__options": {"estimator": "Ridge"}},
+            "settings: workload.options: publish is not true; set it to true if fitted estimators",
+        ),
+        (
+            {**BAGGING, "workload__options": {"publish": False}},
+            "workload.options.publish is ",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_ensembles_are_named(
+    overrides: dict[str, object], told: str
+) -> None:
+    assert error_of(**overrides).startswith(told)
+
+
 def test_unknown_rules_of_aggregation_are_refused() -> None:
     """The line lists the known ones."""
     told = error_of(aggregation__rule="average")

@@ -36,14 +36,16 @@ def flowers() -> Dataset:
 
 
 def update(
-    data: Dataset, site: str = "east", whole: Dataset | None = None, epoch_base: int = 0, **given: Any
+    data: Dataset,
+    site: str = "east",
+    whole: Dataset | None = None,
+    epoch_base: int = 0,
+    **given: Any,
 ) -> tuple[Model, bytes]:
     """The empty model of all data, and what a site sends of its own."""
     workload = create("bagging", {**TREES, **given})
     model = replace(workload.initial_model([(whole or data).profile()]))
-    result = workload.train(
-        model, data, epochs=1, epoch_base=epoch_base, seed=seed_of(0, site)
-    )
+    result = workload.train(model, data, epochs=1, epoch_base=epoch_base, seed=seed_of(0, site))
     return model, result.vector.tobytes()
 
 

@@ -122,9 +122,7 @@ class BaggingWorkload:
             probabilities = np.full((len(target), len(classes)), 1 / len(classes))
         else:
             probabilities = voting.predict_proba(data.features)
-        of_target = np.maximum(
-            probabilities[np.arange(len(target)), target], _SMALLEST_PROBABILITY
-        )
+        of_target = np.maximum(probabilities[np.arange(len(target)), target], _SMALLEST_PROBABILITY)
         return {
             "accuracy": float(np.mean(np.argmax(probabilities, axis=1) == target)),
             "loss": float(-np.log(of_target).mean()),

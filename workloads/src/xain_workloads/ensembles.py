@@ -70,7 +70,7 @@ class InvalidEnsemble(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A fitted estimator as a file of skops. weight: rows of the participant, which its vote has."""
+    """A fitted estimator as a file of skops. weight: of its vote, the rows of its participant."""
 
     weight: int
     file: bytes
@@ -155,9 +155,7 @@ def check_file(file: bytes, options: BaggingOptions, num_features: int) -> None:
     members = _members(file)
     schema = _schema(members)
     allowed = (
-        (options.estimator, ONE_CLASS)
-        if options.task == "classification"
-        else (options.estimator,)
+        (options.estimator, ONE_CLASS) if options.task == "classification" else (options.estimator,)
     )
     found = f"{schema.get('__module__')}.{schema.get('__class__')}"
     modules = {**CLASSIFIERS, **REGRESSORS}
@@ -188,7 +186,9 @@ def check_types(file: bytes) -> None:
     except Exception as error:  # skops raises whatever a damaged schema leads to
         raise InvalidEnsemble(f"skops cannot read the file: {_text(error)}") from None
     if found:
-        raise InvalidEnsemble(f"the file has types that are not trusted: {', '.join(sorted(found))}")
+        raise InvalidEnsemble(
+            f"the file has types that are not trusted: {', '.join(sorted(found))}"
+        )
 
 
 def load(file: bytes, options: BaggingOptions, num_features: int) -> Any:
