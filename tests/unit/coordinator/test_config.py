@@ -784,11 +784,11 @@ def test_estimators_are_joined_by_the_rule_for_ensembles() -> None:
         ),
         (
             {**BAGGING, "workload__options": {"estimator": "Ridge"}},
-            "settings: workload.options: publish is not true; set it to true if fitted estimators",
+            "workload.options: publish is not true; set it to true if fitted estimators",
         ),
         (
             {**BAGGING, "workload__options": {"publish": False}},
-            "workload.options.publish is ",
+            "workload.options.publish is false; set it to true if fitted",
         ),
     ],
 )
