@@ -361,4 +361,7 @@ def test_there_is_no_such_plug_in() -> None:
     with pytest.raises(KeyError):
         make_rule("nobody", {})
     told: Any = error_of(aggregation__rule="nobody")
-    assert "it must be one of: centred_clipping, geometric_median, gradient, identity, " in told
+    assert (
+        "it must be one of: centred_clipping, ensemble, geometric_median, gradient, identity, "
+        in told
+    )

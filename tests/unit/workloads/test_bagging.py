@@ -44,7 +44,7 @@ def update(
 ) -> tuple[Model, bytes]:
     """The empty model of all data, and what a site sends of its own."""
     workload = create("bagging", {**TREES, **given})
-    model = replace(workload.initial_model([(whole or data).profile()]))
+    model = workload.initial_model([(whole or data).profile()])
     result = workload.train(model, data, epochs=1, epoch_base=epoch_base, seed=seed_of(0, site))
     return model, result.vector.tobytes()
 
@@ -309,6 +309,17 @@ def test_hostile_files_are_refused_before_they_are_loaded() -> None:
     ):
         with pytest.raises(InvalidEnsemble, match=why):
             ensembles.load(file, options, 4)
+
+
+def test_estimators_with_classes_that_the_model_lacks_are_refused() -> None:
+    data = flowers()
+    model = ensemble(data, [data])
+    for target in (np.arange(150) % 5, np.char.add("kind ", (np.arange(150) % 3).astype(str))):
+        file = ensembles.dump(DecisionTreeClassifier().fit(data.features, target))
+        broken = replace(model, vector=np.frombuffer(pack([Frame(1, file)]), np.uint8))
+        workload = create("bagging", json.loads(model.metadata["options"]))
+        with pytest.raises(ValueError, match="an estimator of the ensemble has the classes"):
+            workload.predict(broken, data.features)
 
 
 def test_wrong_frames_are_refused() -> None:

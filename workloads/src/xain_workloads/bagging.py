@@ -224,8 +224,9 @@ def _voting_classifier(
     positions = np.arange(len(classes))
     wrapped = []
     for member in members:
-        if not np.isin(np.asarray(member.classes_), positions).all():
-            raise ValueError(f"an estimator of the ensemble has the classes {member.classes_}")
+        known = np.asarray(getattr(member, "classes_", ()))
+        if known.ndim != 1 or known.dtype.kind != "i" or not np.isin(known, positions).all():
+            raise ValueError(f"an estimator of the ensemble has the classes {known}")
         bag = BaggingClassifier(member, n_estimators=1)
         bag.estimators_ = [member]
         bag.estimators_features_ = [np.arange(num_features)]
