@@ -310,7 +310,7 @@ class _Workload:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(self, profiles: Sequence[DataProfile], metadata: object = None) -> Model:
         return Model(initial_model(self._scenario), ())
 
     def __getattr__(self, name: str) -> Any:

@@ -442,7 +442,7 @@ class Workload:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    def initial_model(self, profiles: Sequence[DataProfile]) -> Model:
+    def initial_model(self, profiles: Sequence[DataProfile], metadata: object = None) -> Model:
         assert list(profiles) == [PROFILE]
         if self.error is not None:
             raise self.error
