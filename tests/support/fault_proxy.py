@@ -49,7 +49,7 @@ class FaultProxy:
         self.num_bytes_up = 0
         self.told: list[str] = []
         self._connections: set[_Connection] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._listening: socket.socket | None = None
         self._storm: asyncio.Task[None] | None = None
         self._delay_s = 0.0
         self._bytes_per_s: float | None = None
@@ -131,19 +131,22 @@ class FaultProxy:
 
     async def _listen(self) -> None:
         if self._listening is None:
-            listener = socket.create_server(("127.0.0.1", self.port), backlog=256)
-            listener.setblocking(False)
-            self._listening = self._loop.create_task(self._accept(listener))
+            self._listening = socket.create_server(("127.0.0.1", self.port), backlog=256)
+            self._listening.setblocking(False)
+            # Not sock_accept(): cancelled at the wrong moment, it loses what it has accepted.
+            self._loop.add_reader(self._listening, self._accept, self._listening)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        with listener:
-            while True:
-                client, _ = await self._loop.sock_accept(listener)
-                self.num_accepted += 1
-                connection = _Connection(self, client, silent=self._new_silent)
-                self._connections.add(connection)
-                connection.task = self._loop.create_task(connection.run())
-                connection.task.add_done_callback(lambda _, ended=connection: self._forget(ended))
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the client has gone again
+        client.setblocking(False)
+        self.num_accepted += 1
+        connection = _Connection(self, client, silent=self._new_silent)
+        self._connections.add(connection)
+        connection.task = self._loop.create_task(connection.run())
+        connection.task.add_done_callback(lambda _, ended=connection: self._forget(ended))
 
     def _forget(self, connection: "_Connection") -> None:
         self._connections.discard(connection)
@@ -152,7 +155,8 @@ class FaultProxy:
     async def _refuse(self) -> None:
         listening, self._listening = self._listening, None
         if listening is not None:
-            await _cancelled(listening)
+            self._loop.remove_reader(listening)
+            listening.close()
 
     async def _cut(self, connections: "list[_Connection]", *, reset: bool) -> None:
         for connection in connections:
