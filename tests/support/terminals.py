@@ -94,7 +94,7 @@ class Terminals:
             await asyncio.sleep(0.02)  # a poll, not a race: it ends when the line is there
 
     def log(self) -> str:
-        """What the coordinator has logged. In a file, since a pipe that is not read would fill."""
+        """The log of the coordinator; a file, since a pipe that is not read would fill."""
         return self._log_path.read_text() if self._log_path.exists() else ""
 
     async def stop_coordinator(self) -> None:

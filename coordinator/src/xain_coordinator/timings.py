@@ -35,7 +35,7 @@ class Times:
         self.num_failed += other.num_failed
 
     def numbers(self) -> dict[str, float]:
-        """By the names of _NUMBERS; percentiles are interpolated linearly, as numpy does."""
+        """Numbers by the names of _NUMBERS; percentiles are interpolated linearly, as by numpy."""
         quantiles = np.quantile(np.frombuffer(self.seconds), (0.5, 0.9, 0.99, 1.0))
         values = (len(self.seconds), self.num_failed, *quantiles.tolist())
         return dict(zip(_NUMBERS, values, strict=True))

@@ -44,7 +44,7 @@ def settings(
 
 
 def parts(data: Dataset, num: int, *, by_label: bool) -> list[Dataset]:
-    """By label: most participants have rows of a few classes only, and all have other sizes."""
+    """Parts of unequal sizes; by label, most of them have rows of a few classes only."""
     rows = np.random.default_rng(1).permutation(data.num_samples)
     if by_label:
         rows = rows[np.argsort(data.target[rows], kind="stable")]

@@ -158,7 +158,7 @@ async def test_full_disk_does_not_stop_training(start, tmp_path, join):
 @pytest.mark.e2e
 @pytest.mark.parametrize("key", ["status_file", "latency_file"])
 async def test_unwritable_path_is_refused_with_one_line_and_exit_status_2(tmp_path, key):
-    """By a start and by check-config; and nothing is begun."""
+    """A start and check-config refuse it, and nothing is begun."""
     folder = tmp_path / "folder"
     folder.mkdir()
     refused = CoordinatorProcess(tmp_path, {f"logging.{key}": folder})
