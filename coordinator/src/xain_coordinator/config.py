@@ -543,6 +543,7 @@ class CoordinatorConfig(Section):
             max_participants=rounds.effective_max_participants,
             start_participants=rounds.effective_start_participants,
             start_timeout_s=rounds.start_timeout_s,
+            start=rounds.start or "participants",
             controller=rounds.controller,
             controller_options=rounds.whole_controller_options,
             tags=rounds.tags,

@@ -38,6 +38,7 @@ class RoundsSettings(Section):
     max_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
     start_participants: int | None = Field(default=None, ge=1, le=MAX_PARTICIPANTS)
     start_timeout_s: float = Field(default=60.0, ge=0, le=_MAX_WAIT_S)
+    start: Literal["participants", "request"] | None = None
     controller: str = "random"
     controller_options: dict[str, Option] = Field(default_factory=dict)
     tags: dict[str, TagValues] = Field(default_factory=dict)

@@ -460,8 +460,9 @@ class Driver:
     ) -> AsyncIterator[Advertisement]:
         """The state as this process of a participant sees it: now, and after every change.
 
-        Ends after FINISHED. Raises NotAMember when it is not, or no longer, in the session, and
-        Unavailable when the coordinator stops.
+        Ends after FINISHED. With the start "request" it stays open, so that participants in serve
+        mode hear at once that the next session is opened. Raises NotAMember when the participant
+        is not, or no longer, in the session, and Unavailable when the coordinator stops.
         """
         last: Advertisement | None = None
         while True:
@@ -481,7 +482,7 @@ class Driver:
                 yield seen
                 last = seen
                 continue  # something may have changed while it was being sent
-            if finished:
+            if finished and self.session.rules.start != "request":
                 return
             await self._changes.wait()
 

@@ -47,6 +47,8 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
             )
         case e.ParticipantLeft(participant_id, cause):
             log.info("participant_left", participant=participant_id, cause=cause, **fields)
+        case e.FitRequested():
+            log.info("fit_requested", connected=len(session.members), **fields)
         case e.RoundOpened(number, selected, task=task):
             fields = {"num_participants": len(selected), "task": task.value, **_named(selected)}
             log.info("round_opened", round=number, **fields)

@@ -105,6 +105,7 @@ def run(
     state: Keeper | None = None,
     instance_id: str | None = None,
     tells_messages: bool = False,
+    serve: bool = False,
 ) -> int:
     """Take part until the session is finished. Returns the exit status for the process.
 
@@ -123,6 +124,8 @@ def run(
     two that run at a time may have the same. With a state, the state's counts.
     tells_messages: whether the coordinator may know the text of an exception in the participant's
     code, which may quote the data; type, files, lines and functions always travel.
+    serve: stay after the end of a session, and take part in the coordinator's next one; then only
+    a signal, a failure or a refusal ends the run.
     Signals are handled only if this is the main thread; anywhere else use Agent and stop().
     Logs go to loggers of the standard library's `logging`, below "xain_participant". It stays
     as the caller has configured it: logging.basicConfig(level=logging.INFO) shows every step.
@@ -140,6 +143,7 @@ def run(
         state=state,
         instance_id=instance_id,
         tells_messages=tells_messages,
+        serve=serve,
     )
     with _stopped_by_signals(agent):
         return agent.run()
@@ -179,6 +183,7 @@ class Agent:
         state: Keeper | None = None,
         instance_id: str | None = None,
         tells_messages: bool = False,
+        serve: bool = False,
         runtime: Runtime | None = None,
         channel: Callable[[str], grpc.Channel] = open_channel,
         chance: Random | None = None,
@@ -233,7 +238,9 @@ class Agent:
 
         left = self._work.result  # by an earlier process
         held = Held(left.session_id, left.round) if left is not None else None
-        self._protocol = Protocol(chance, held)
+        self._serve = serve
+        self._finished_session = ""  # the last one whose end was logged, with serve
+        self._protocol = Protocol(chance, held, serve=serve)
         self._timers: dict[Timer, float] = {}  # the runtime's time at which each is due
         self._answers: deque[e.Event] = deque()  # to calls that the loop itself has made
         # The mailbox holds five events at most: the worker has one piece of work, and posts once
@@ -421,13 +428,14 @@ class Agent:
     def _watch(self) -> None:
         failures = 0
         while not self._closing:
-            lost = False
+            lost = has_finished = False
             retry_after_s = 0.0
             try:
                 watch = self._client.watch()
                 for message in watch:
                     # After the end of the session a stream ends, too, and nothing is lost with it.
-                    lost = message.state != pb.FINISHED
+                    has_finished = message.state == pb.FINISHED
+                    lost = not has_finished
                     failures = 0
                     self._watch_credit.get()
                     event = _advertised(message)
@@ -435,11 +443,17 @@ class Agent:
                     self._mailbox.put(_Posted(event, lambda: self._watch_credit.put(None), work))
                 if watch.is_cancelled:
                     lost = False  # it is we who take another way, which was just found
+                elif has_finished:
+                    # A coordinator that is not in serve mode ends the stream with the session.
+                    retry_after_s = NO_WATCH_PAUSE_S
             except Refused as refused:
                 if self._closing:
                     return  # we have hung up ourselves
                 self._log.debug("watch_ended", round=self._protocol.round, reason=str(refused))
                 retry_after_s = refused.retry_after_s
+                lost = lost or (
+                    has_finished and self._serve
+                )  # the coordinator stops, or opens its next session
                 if refused.status is grpc.StatusCode.UNIMPLEMENTED:
                     # A XAIN coordinator has no stream; a proxy says the same while it finds none.
                     self._log.debug("no_watch", reason="heartbeats tell the state meanwhile")
@@ -495,6 +509,12 @@ class Agent:
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
+            case e.Advertised(state=State.FINISHED, session_id=session_id, cause=cause) if (
+                self._serve and session_id != self._finished_session
+            ):
+                self._finished_session = session_id
+                self._info("session_finished", session=session_id, cause=cause)
+                self._tell("waiting", message="the session is finished; waiting for the next one")
             case e.Advertised(warning=warning) if warning != self._warning:
                 self._warning = warning
                 if warning:

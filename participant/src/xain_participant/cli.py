@@ -68,6 +68,8 @@ _EXAMPLES = """**Examples**
 - `xain-participant --data digits --partition iid --num-parts 4 --index 0` : the first quarter of a
   data set that scikit-learn brings along; start three more with --index 1, 2 and 3
 
+- `xain-participant --data patients.csv --id ward-7 --serve` : for one training after the other
+
 - `xain-participant --config ward-7.toml --set training.seed=3` : settings from a file, one changed
 
 - `xain-participant new --template sklearn study` : a small project to begin with
@@ -244,6 +246,14 @@ def _run(
             "[participant.tags]",
         ),
     ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="Stay after the end of the training, and take part in the coordinator's next one. "
+            "[participant.serve]",
+        ),
+    ] = False,
     assignments: Assignments = None,
     version: Annotated[bool, version_option(PROGRAM)] = False,
     **data: Any,
@@ -254,6 +264,7 @@ def _run(
         "coordinator.port": port,
         "participant.id": participant_id,
         "participant.state_dir": state_dir,
+        "participant.serve": True if serve else None,
         **_data_values(**data),
     }
     values |= parse_assignments(PROGRAM, assignments, "training.seed=3")
@@ -285,6 +296,7 @@ def _run(
             state=state,
             instance_id=settings.participant.instance_id or None,
             tells_messages=settings.participant.report_failures == "full",
+            serve=settings.participant.serve,
         )
     raise typer.Exit(status)
 

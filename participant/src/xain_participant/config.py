@@ -82,6 +82,7 @@ class ParticipantSettings(Section):
     instance_id: ParticipantName = ""
     alive_file: FilePath | None = None
     state_dir: FilePath | None = None
+    serve: bool = False
     report_failures: Literal["type", "full"] = "type"
     tags: dict[str, TagValue] = Field(default_factory=dict)
 

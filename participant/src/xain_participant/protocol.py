@@ -22,6 +22,9 @@ A result may have taken hours. It is kept until the coordinator has accepted it 
 update_accepted) or refuses it (the round is over, the update invalid), until another round is to be
 trained, or until the session is another one. While a result is held its round is not trained again.
 An adapter that keeps results on disk begins with the kept one, as Held.
+
+With `serve` the end of a session is not the end of the participant: it drops what it holds, goes on
+with its heartbeats, and joins the next session as soon as the coordinator has one.
 """
 
 from collections import deque
@@ -105,10 +108,12 @@ class Protocol:
     """The decisions of one participant, from Started to Exit.
 
     chance: spreads retries over time, so that a fleet does not come back at the same instant.
+    serve: stay after the end of a session, and take part in the next one.
     """
 
-    def __init__(self, chance: Random, held: Held | None = None) -> None:
+    def __init__(self, chance: Random, held: Held | None = None, *, serve: bool = False) -> None:
         self._chance = chance
+        self._serve = serve
         self._out: list[a.Action] = []
 
         self._contact = _Contact.JOINING
@@ -237,7 +242,7 @@ class Protocol:
     def _on_advertised(self, event: e.Advertised) -> None:
         if event.session_id and event.session_id == self._previous_session_id:
             return  # late: said by a coordinator that has been replaced meanwhile
-        if event.state is State.FINISHED:
+        if event.state is State.FINISHED and not self._serve:
             self._on_finished(event.cause)
             return
         if self._contact is not _Contact.JOINED:
@@ -263,6 +268,8 @@ class Protocol:
             # The same advertisement once more says nothing of what made us wait, such as a full
             # disk: a heartbeat must not send the update again.
             self._backing_off = False
+        if event.state is State.FINISHED:
+            self._stay()
         self._work()
 
     def _on_finished(self, cause: str) -> None:
@@ -274,6 +281,14 @@ class Protocol:
                 self._out.append(a.SetTimer(Timer.WORK, FINISHING_S))
             return
         self._exit_finished()
+
+    def _stay(self) -> None:
+        """Drop the work of a finished session and wait for the next one. An update that is being
+        sent gets its answer first."""
+        if self._busy is None:
+            self._drop("the session is finished")
+        elif self._busy.call is not Call.HAND_IN:
+            self._busy.void = True
 
     def _rejoin(self) -> None:
         """Rendezvous again. A result that is held stays, and so does work that is under way."""
@@ -407,6 +422,8 @@ class Protocol:
     def _on_contact_refused(self, event: e.RefusedBy, verdict: Verdict) -> None:
         if self._finishing:
             return
+        if self._serve and event.reason == "PROFILE_MISMATCH":
+            verdict = Verdict.RETRY  # the data do not fit this session, and may fit the next one
         if verdict is Verdict.FATAL:
             self._give_up(event)
         elif verdict is Verdict.REJOIN:

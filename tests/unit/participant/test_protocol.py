@@ -24,8 +24,10 @@ from xain_participant.values import Call, State, Timer
 class Talk:
     """A protocol and what it has said. Timers are left out unless a test asks for them."""
 
-    def __init__(self, session: str = "s1", held: Held | None = None) -> None:
-        self.protocol = Protocol(Random(1), held)
+    def __init__(
+        self, session: str = "s1", held: Held | None = None, *, serve: bool = False
+    ) -> None:
+        self.protocol = Protocol(Random(1), held, serve=serve)
         self.session = session
         self.timers: dict[Timer, float] = {}
 
@@ -929,3 +931,61 @@ def test_the_same_events_and_chance_give_the_same_actions() -> None:
 
     assert actions(1) == actions(1)
     assert actions(1) != actions(2)
+
+
+# --- serve mode ---
+
+
+@pytest.fixture
+def serving() -> Talk:
+    talk = Talk(serve=True)
+    talk.hear(e.Started(), e.TimerFired(Timer.CONTACT), e.Joined(talk.session, 5.0))
+    return talk
+
+
+def test_serving_participant_stays_after_the_end_and_joins_the_next_session(serving: Talk) -> None:
+    serving.advertise(0)
+    serving.hear(e.Assigned(0))
+    serving.hear(e.Trained(0))
+    serving.hear(e.HandedIn(0))
+    assert serving.advertise(0, State.FINISHED) == []
+    assert serving.hear(e.TimerFired(Timer.CONTACT)) == [a.SendHeartbeat(training=False, round=0)]
+    assert serving.advertise(0, State.FINISHED) == []
+    # The coordinator has opened another session, which does not know us.
+    serving.refuse(Call.HEARTBEAT, "NOT_A_MEMBER", "PERMISSION_DENIED")
+    assert serving.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+    serving.session = "s2"
+    serving.hear(e.Joined("s2", 5.0))
+    assert serving.advertise(0) == [a.BeginRound(0)], "round 0 of the other session is a new one"
+
+
+def test_serving_participant_drops_work_of_a_finished_session(serving: Talk) -> None:
+    """A straggler's result is dropped when its training is over."""
+    serving.advertise(0)
+    serving.hear(e.Assigned(0))
+    assert serving.advertise(0, State.FINISHED) == []
+    assert [type(action) for action in serving.hear(e.Trained(0))] == [a.Drop]
+
+
+def test_serving_participant_waits_for_its_last_acknowledgement(serving: Talk) -> None:
+    serving.advertise(0)
+    serving.hear(e.Assigned(0))
+    serving.hear(e.Trained(0, is_durable=True))
+    assert serving.advertise(0, State.FINISHED) == []
+    assert serving.hear(e.HandedIn(0)) == [a.Drop(0, "it is handed in", accepted=True)]
+    assert serving.advertise(0, State.FINISHED) == [a.Drop(0, "the session is finished")]
+
+
+def test_serving_participant_waits_for_a_session_that_its_data_fit() -> None:
+    """Without serve mode, data that do not fit end the participant."""
+    talk = Talk(serve=True)
+    talk.hear(e.Started(), e.TimerFired(Timer.CONTACT))
+    assert talk.refuse(Call.RENDEZVOUS, "PROFILE_MISMATCH", "INVALID_ARGUMENT") == []
+    assert Timer.CONTACT in talk.timers
+    assert talk.hear(e.TimerFired(Timer.CONTACT)) == [a.Rendezvous()]
+
+
+def test_stopped_serving_participant_leaves(serving: Talk) -> None:
+    serving.advertise(0, State.FINISHED)
+    actions = serving.hear(e.StopRequested(143))
+    assert [type(action) for action in actions] == [a.Leave, a.Exit]

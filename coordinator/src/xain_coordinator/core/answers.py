@@ -58,6 +58,10 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _note_failure(session, command), r.Done(), ()
         case c.NoteDamagedUpdates(reasons):
             return tuple(_damaged(session, reasons, now)), r.Done(), ()
+        case c.RequestFit():
+            if not session.waits_for_request:
+                raise errors.AlreadyFitting(_why_not_waiting(session))
+            return (e.FitRequested(now),), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)
@@ -79,6 +83,15 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             if session.phase is Phase.FINISHED:
                 return (), r.Done(), ()
             return (e.SessionFinished(cause, now),), r.Done(), ()
+
+
+def _why_not_waiting(session: Session) -> str:
+    name = f"session {session.session_id}"
+    if session.phase is Phase.FINISHED:
+        return f"{name} is finished; a fit opens a new session"
+    if session.rules.start != "request":
+        return f"{name} starts by itself as soon as enough participants are connected"
+    return f"{name} is fitting; wait until it is finished"
 
 
 def _require_waiting_for_model(session: Session) -> None:
@@ -209,8 +222,13 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = advertise(session, participant_id)
     known = session.heard.get(participant_id)
-    if participant_id not in session.members or (known is not None and known.state is finished):
+    if participant_id not in session.members:
         return (), reply, ()
+    if known is not None and known.state is finished:
+        if session.rules.start != "request":
+            return (), reply, ()
+        # In serve mode one that has heard of the end, and goes on, stays for the next session.
+        return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
     heard = e.ParticipantHeard(participant_id, finished, command.round, now)
     return (heard,), reply, (participant_point(participant_id, finished, session.round),)
 

@@ -123,6 +123,11 @@ class NoteDamagedUpdates:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFit:
+    """Somebody wants the session to train, for which a session with the start "request" waits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see next_deadline.
 
@@ -181,6 +186,7 @@ Command = (
     | NoteRefusedUpdate
     | NoteFailure
     | NoteDamagedUpdates
+    | RequestFit
     | Tick
     | InitialisationDone
     | InitialisationFailed

@@ -206,7 +206,8 @@ def next_wait(session: Session) -> float | None:
     if session.phase is Phase.FINISHED:
         return None
     due: list[float] = []
-    if not session.gathered and session.num_eligible >= session.rules.num_required:
+    is_awaited = not session.gathered and not session.waits_for_request
+    if is_awaited and session.num_eligible >= session.rules.num_required:
         due.append(session.starts_at)
     waits = (session.gives_up_at, session.note_at, due_of_round(session))
     due += [at for at in waits if at is not None]

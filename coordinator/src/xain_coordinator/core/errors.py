@@ -162,6 +162,12 @@ class UnknownModel(Refusal):
     code = "UNKNOWN_MODEL"
 
 
+class AlreadyFitting(Refusal):
+    """The fit of this session has been requested before."""
+
+    code = "ALREADY_FITTING"
+
+
 class Unavailable(Refusal):
     """Not now: starting, shutting down, or the store is away. Ask again."""
 

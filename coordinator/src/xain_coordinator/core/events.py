@@ -62,6 +62,13 @@ class ParticipantLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class FitRequested:
+    """Somebody has requested the fit; the session starts when enough participants are there."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ParticipantsGathered:
     """Enough have come for the session to start.
 
@@ -319,6 +326,7 @@ DurableEvent = (
     | TimePassed
     | ParticipantJoined
     | ParticipantLeft
+    | FitRequested
     | ParticipantsGathered
     | ModelRequested
     | InitialisationRefused

@@ -121,6 +121,7 @@ class Session:
         evaluated: the last one that was trained.
     lineage: where the first model comes from, if it was not made for this session.
     epoch_base: epochs trained before this round, also by the sessions that this one extends.
+    fit_requested: by somebody; see waits_for_request.
     requested: the profiles that the initial model is being made from.
     refused, trouble: the profiles that no model could be made from, and why; "" if all is well.
     open_round, last_round: the last one is kept to recognise updates that are sent again.
@@ -147,6 +148,7 @@ class Session:
     phase: Phase = Phase.STANDBY
     round: int = 0
     epoch_base: int = 0
+    fit_requested: bool = False
     gathered: bool = False
     requested: tuple[DataProfile, ...] | None = None
     refused: tuple[DataProfile, ...] | None = None
@@ -306,6 +308,12 @@ class Session:
         return not is_synchronous and self.model is not None and not self.is_untrained
 
     @property
+    def waits_for_request(self) -> bool:
+        """Nothing starts before somebody has requested the fit."""
+        is_open = self.phase is not Phase.FINISHED
+        return is_open and self.rules.start == "request" and not self.fit_requested
+
+    @property
     def gives_up_at(self) -> float | None:
         """When it ends if nothing changes until then; None if something else comes before."""
         idle_s = self.rules.idle_timeout_s
@@ -317,6 +325,8 @@ class Session:
         if self.phase is Phase.AGGREGATING:
             began = self.since
         if idle_s is None or began is None or self.phase is Phase.FINISHED:
+            return None
+        if self.waits_for_request:
             return None
         return began + idle_s
 
@@ -396,7 +406,7 @@ class Session:
     def note_at(self) -> float | None:
         """When the session time is to be written down; None if nothing waits for it."""
         every_s = noted_every_s(self.rules, self.open_round)
-        if every_s is None or self.phase is Phase.FINISHED:
+        if every_s is None or self.phase is Phase.FINISHED or self.waits_for_request:
             return None
         return self.noted_at + every_s
 
@@ -490,6 +500,8 @@ def evolve(session: Session, event: e.Event) -> Session:
             return replace(session, rules=rules)
         case e.TimePassed(at):
             return replace(session, noted_at=at)
+        case e.FitRequested(at):
+            return replace(session, fit_requested=True, since=at)
         case e.ParticipantsGathered(at):
             # The wait for participants is over. That for a model begins, at its full length.
             return replace(session, gathered=True, since=session.since if at is None else at)

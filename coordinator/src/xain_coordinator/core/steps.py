@@ -161,6 +161,8 @@ def _next_step_between_rounds(
     session: Session, now: float, controller: Controller
 ) -> e.Event | None:
     rules = session.rules
+    if session.waits_for_request:
+        return None
     if not session.gathered:
         return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:

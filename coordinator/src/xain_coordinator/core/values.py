@@ -324,6 +324,8 @@ class Rules:
     refused_rounds: for how many rounds after the one in which that happens.
     workload: name of the one that makes the initial model; "": none, or not written down.
     workload_options: JSON object of those that were given; "": none.
+    start: "participants": the session starts as soon as enough have gathered. "request": not before
+        somebody has requested the fit.
     preprocessing: JSON object of how columns are prepared for a workload; "": not written down, as
         in sessions of earlier versions.
     max_lost_share: share of the samples that three rounds in a row may lose without a warning.
@@ -384,6 +386,7 @@ class Rules:
     workload: str = ""
     workload_options: str = ""
     preprocessing: str = ""
+    start: Literal["participants", "request"] = "participants"
 
     def evaluates(self, number: int) -> bool:
         """Whether the global model of this number is evaluated, even if it is not the last."""

@@ -390,6 +390,11 @@ def waiting_for(session: Session, trouble: str = "") -> str:
             if session.open_round.is_evaluation:
                 return _evaluations_awaited(session, session.open_round)
             return _updates_awaited(session, session.open_round)
+        case _ if session.waits_for_request:
+            return (
+                f"A request to fit, POST /v1/fit: {connected} of {rules.num_required} participants "
+                f"connected.{_not_eligible(session)}"
+            )
         case _ if not session.gathered and connected >= rules.num_required:
             more = _more_participants(rules.start_participants - connected, rules)
             return f"{more}, or {rules.start_timeout_s:g} s after the first arrival."

@@ -34,6 +34,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.StaleRound: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
     # It is done already.
     errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
     # Send less.

@@ -1,0 +1,95 @@
+"""Sessions that wait for a request: serve mode of the coordinator."""
+
+import pytest
+from tests.unit.core.bench import IDLE_S, TIMED, Bench, make_rules, replay
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_wait
+from xain_coordinator.core.membership import is_connected_after_end
+from xain_coordinator.core.values import Phase
+
+RULES = make_rules(rounds=1, min_participants=2, start="request", **TIMED)
+
+
+def test_session_opens_no_round_before_the_fit_is_requested() -> None:
+    bench = Bench(RULES)
+    bench.join("a", "b")
+    assert bench.session.phase is Phase.STANDBY
+    assert not bench.happened(e.ParticipantsGathered)
+    bench.send(c.RequestFit())
+    assert len(bench.happened(e.FitRequested)) == 1
+    bench.end_all()
+    assert bench.session.phase is Phase.FINISHED
+    assert replay(bench.journal) == bench.session
+
+
+def test_waiting_for_a_request_has_no_timeout() -> None:
+    """The idle timeout is counted from the request."""
+    bench = Bench(RULES)
+    assert next_wait(bench.session) is None, "the journal does not grow meanwhile"
+    bench.tick(at=10 * IDLE_S)
+    assert bench.session.phase is Phase.STANDBY
+    bench.send(c.RequestFit())
+    assert bench.session.gives_up_at == bench.now + IDLE_S
+    bench.tick(at=bench.now + IDLE_S)
+    assert bench.session.phase is Phase.FINISHED
+
+
+def test_requested_fit_waits_for_participants() -> None:
+    bench = Bench(RULES)
+    bench.send(c.RequestFit())
+    bench.join("a")
+    assert not bench.session.gathered
+    bench.join("b")
+    assert bench.session.gathered
+
+
+def test_second_request_is_refused_in_every_phase() -> None:
+    bench = Bench(RULES)
+    bench.send(c.RequestFit())
+    with pytest.raises(errors.AlreadyFitting, match="is fitting"):
+        bench.send(c.RequestFit())
+    bench.join("a", "b")
+    with pytest.raises(errors.AlreadyFitting, match="is fitting"):
+        bench.send(c.RequestFit())
+    bench.end_all()
+    with pytest.raises(errors.AlreadyFitting, match="a fit opens a new session"):
+        bench.send(c.RequestFit())
+
+
+def test_session_that_starts_by_itself_refuses_a_request() -> None:
+    bench = Bench(make_rules(rounds=1))
+    with pytest.raises(errors.AlreadyFitting, match="starts by itself"):
+        bench.send(c.RequestFit())
+
+
+def test_participant_that_stays_after_the_end_is_connected() -> None:
+    """One that has heard of the end once may leave; one that is heard again has stayed."""
+    bench = Bench(RULES)
+    bench.send(c.RequestFit())
+    bench.join("a", "b")
+    bench.end_all()
+
+    def connected() -> list[str]:
+        session = bench.session
+        return [
+            name
+            for name, member in session.members.items()
+            if is_connected_after_end(
+                member,
+                session.heard.get(name),
+                session.lease_floor,
+                session.rules.lease_s,
+                bench.now,
+            )
+        ]
+
+    for name in ("a", "b"):
+        assert bench.heartbeat(name).phase is Phase.FINISHED
+    assert connected() == []
+    bench.heartbeat("a")
+    assert connected() == ["a"]
+    bench.now += RULES.lease_s
+    assert connected() == []
