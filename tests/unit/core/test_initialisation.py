@@ -177,6 +177,36 @@ def test_session_without_initial_weights_ends_after_the_idle_timeout() -> None:
     assert "waited for initial weights" in bench.session.cause
 
 
+def test_participant_that_joins_again_with_initial_weights_within_its_lease_makes_them() -> None:
+    bench = waiting()
+    bench.join("b")
+    assert bench.selected == ("b",)
+    bench.restart()
+    bench.end("b")
+    assert bench.session.round == 1
+    assert bench.session.num_eligible == 2
+
+
+def test_participant_that_joins_again_without_initial_weights_is_not_asked_for_them() -> None:
+    bench = waiting()
+    bench.join("a")
+    assert bench.selected == ("a",)
+    bench.join("a", can_initialise=False)
+    assert bench.session.lacks_initialisers
+    bench.join("b")
+    assert bench.selected == ("b",)
+
+
+def test_participant_of_a_trained_model_keeps_its_work_whatever_weights_it_has() -> None:
+    bench = waiting()
+    bench.join("b")
+    bench.end("b")
+    assert set(bench.selected) == {"a", "b"}
+    bench.join("a")
+    assert set(bench.selected) == {"a", "b"}
+    assert not bench.happened(e.ParticipantLeft)[1:], "b left once, when it came with weights"
+
+
 def test_round_is_paused_when_the_only_one_with_initial_weights_leaves() -> None:
     bench = waiting()
     bench.join("c")

@@ -113,6 +113,10 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     if member is not None:
         heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
         opened = session.open_round
+        if session.is_untrained and command.can_initialise != member.can_initialise:
+            # A process of another script has taken the place. Only initial weights can be lost.
+            left = e.ParticipantLeft(participant_id, "left")
+            return (left, _joined_again(member, command, now)), accepted, ()
         if opened is not None and participant_id in opened.failed:
             return (e.ParticipantReturned(participant_id), heard), accepted, ()
         return (heard,), accepted, ()
@@ -137,6 +141,19 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         command.can_initialise,
     )
     return (joined,), accepted, ()
+
+
+def _joined_again(member: Member, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
+    """A connected participant joins with what its new process can do, and keeps its profile."""
+    return e.ParticipantJoined(
+        member.participant_id,
+        member.profile,
+        now,
+        member.tags,
+        command.can_evaluate,
+        member.instance_id,
+        command.can_initialise,
+    )
 
 
 def _id_in_use(session: Session, member: Member, command: c.Rendezvous, now: float) -> Answer:
