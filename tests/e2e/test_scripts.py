@@ -180,6 +180,7 @@ async def scripts(tmp_path: Path) -> AsyncIterator[Callable[..., Script]]:
             "rounds.initial_weights": "first",
             "rounds.controller": "ordered",
             "server.heartbeat_time_s": 0.5,
+            "server.heartbeat_timeout_s": 600,  # no lease ends before its test does
         },
     )
     await process.start()
@@ -227,6 +228,22 @@ async def test_scripts_without_a_model_are_told_why_their_session_waits(
     )
     await c.start()
     for script in (a, b, c):
+        assert await script.died() == 0, script.log()
+        assert [number for number, _ in script.book()] == [1, 2, 3, 4]
+
+
+async def test_killed_script_that_returns_with_a_model_makes_the_initial_weights(
+    scripts: Callable[..., Script], tmp_path: Path
+) -> None:
+    """Its lease has not ended, and the process of before had no model."""
+    a, b = scripts("a"), scripts("b")
+    state = f"--state-dir={tmp_path / 'state'}"
+    await a.start("--no-model", state)
+    await b.start("--no-model")
+    await a.until_coordinator_says('"no_initial_weights"')
+    await a.kill()
+    await a.start(state)
+    for script in (a, b):
         assert await script.died() == 0, script.log()
         assert [number for number, _ in script.book()] == [1, 2, 3, 4]
 

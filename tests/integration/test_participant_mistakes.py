@@ -1,7 +1,11 @@
 """Mistakes at a site, over real processes: what the participant says, what the coordinator's log
 and status say, and that the others go on."""
 
+import asyncio
 import json
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -20,23 +24,33 @@ SETTINGS: dict[str, object] = {
 }
 
 SCRIPT = """
-import sys, time
+import os, signal, sys, time
 import numpy as np
-from xain_participant import Participant, run
+from xain_participant import CoordinatorClient, Participant, run
 
 class Site(Participant):
     def init_weights(self):
         return np.zeros(3, np.float32)
 
     def train_round(self, weights, epochs, epoch_base):
-        if {how!r} == "fails":
+        if {how!r} in ("fails", "fails and is killed"):
             raise ValueError("patient 4711 has no age")
         if {how!r} == "hangs":
             time.sleep(3600)
         time.sleep(0.05)
+        if {how!r} == "diverges":
+            return weights * np.float32("nan"), 10
         return weights + 1, 10
 
-sys.exit(run(Site(), {target!r}, {name!r}, tells_messages={tells}))
+if {how!r} == "fails and is killed":
+    report = CoordinatorClient.report_failure
+
+    def report_and_die(*told):
+        report(*told)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    CoordinatorClient.report_failure = report_and_die
+sys.exit(run(Site(), {target!r}, {name!r}, instance_id={instance!r}, tells_messages={tells}))
 """
 
 
@@ -44,10 +58,19 @@ class Site(Process):
     """A participant of a script of its own."""
 
     def __init__(
-        self, folder: Path, target: str, name: str, how: str = "trains", *, log: str = ""
+        self,
+        folder: Path,
+        target: str,
+        name: str,
+        how: str = "trains",
+        *,
+        log: str = "",
+        instance: str | None = None,
     ) -> None:
         super().__init__(folder, log or name)
-        text = SCRIPT.format(how=how, target=target, name=name, tells=how == "tells")
+        text = SCRIPT.format(
+            how=how, target=target, name=name, instance=instance, tells=how == "tells"
+        )
         self._command = ["-c", "import logging; logging.basicConfig(level=20)\n" + text]
 
     async def start(self) -> None:
@@ -109,6 +132,18 @@ def target_of(coordinator: CoordinatorProcess) -> str:
 def lines(coordinator: CoordinatorProcess, event: str) -> list[dict[str, object]]:
     found = (json.loads(line) for line in coordinator.log().splitlines() if line.startswith("{"))
     return [line for line in found if line["event"] == event]
+
+
+async def printed(*words: str) -> str:
+    """Standard output of `xain-coordinator`, on one line."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "xain_coordinator", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "300"},
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 0
+    return " ".join(output.decode().split())
 
 
 # --- two processes with one id ---
@@ -214,6 +249,64 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(
     assert accounts["good"].rounds_contributed == 4
     assert accounts["bad"].rounds_contributed == 1, "of the initial weights"
     assert lines(coordinator, "participation") != []
+
+
+async def test_failed_participant_that_returns_within_its_lease_trains_the_same_round(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    """The process that failed was killed before it could leave, and is started again, mended."""
+    coordinator = await begin(rounds__min_participants=2, server__heartbeat_timeout_s=600)
+    target = target_of(coordinator)
+    good = await launch(Site(tmp_path, target, "good"))
+    bad = await launch(Site(tmp_path, target, "bad", "fails and is killed", instance="pod-7"))
+    assert await bad.died() == -signal.SIGKILL
+    await coordinator.until_logged("training_failed")
+    (failed,) = lines(coordinator, "training_failed")
+    assert (failed["round"], failed["participant"], failed["reason"]) == (1, "bad", "ValueError")
+    mended = await launch(Site(tmp_path, target, "bad", log="mended", instance="pod-7"))
+    for site in (good, mended):
+        assert await site.died() == 0, site.log()
+    assert lines(coordinator, "participant_left") == []
+    for one in fetch(target, everything=True).rounds.rounds:
+        assert sorted(one.selected) == sorted(one.contributors) == ["bad", "good"]
+        assert dict(one.missing) == {}
+
+
+async def test_refused_updates_reach_the_participant_the_record_log_and_status(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    """After two in a row its sender is left out, and at the end all are told that it never
+    counted."""
+    coordinator = await begin(
+        rounds__initial_weights="first", rounds__refused_limit=2, rounds__refused_rounds=100
+    )
+    target = target_of(coordinator)
+    good = await launch(Site(tmp_path, target, "good"))
+    bad = await launch(Site(tmp_path, target, "bad", "diverges"))
+    for site in (good, bad):
+        assert await site.died() == 0, site.log()
+    why = "the weights are not finite, first at index 0; train with a smaller learning rate"
+    assert bad.log().count(f"update_invalid participant='bad' round=1 reason='{why}'") == 2
+    refused = lines(coordinator, "update_refused")
+    assert [one["participant"] for one in refused] == ["bad", "bad"]
+    assert {one["reason"] for one in refused} == {why}
+    assert [one["participant"] for one in lines(coordinator, "participant_left_out")] == ["bad"]
+    snapshot = fetch(target, everything=True)
+    _, record, *later = snapshot.rounds.rounds
+    assert sorted(record.selected) == ["bad", "good"]
+    assert list(record.contributors) == ["good"]
+    assert dict(record.missing) == {"bad": f"refused: {why}"}
+    assert [list(one.selected) for one in later] == [["good"]] * 3
+    # The same at the end, in the log and on the operator's screen.
+    assert lines(coordinator, "participation")[0]["rounds_contributed"] == {"good": 4}
+    assert lines(coordinator, "participants_never_counted")[0]["participant"] == ["bad"]
+    assert list(snapshot.status.warnings) == [
+        "bad has never counted; it was selected for 1 round: left out until round 102.",
+        "50% of the samples were lost in the latest rounds; rounds.max_lost_share is 20%.",
+    ]
+    told = await printed("status", "--address", target)
+    assert "bad has never counted" in told
+    assert "the weights are not finite" in told
 
 
 # --- participants that hang ---
