@@ -73,6 +73,8 @@ async def test_the_demo_reaches_the_centralised_accuracy(tmp_path):
     federated, centralised = map(float, re.findall(r"(\d+\.\d)%\s*│\n", shown.output)[-2:])
     assert centralised > 90
     assert federated >= centralised - 2.0
+    (difference,) = re.findall(r"([+-]\d+\.\d) points", shown.output)
+    assert float(difference) == pytest.approx(federated - centralised), "of the two that are shown"
 
 
 async def test_the_demo_survives_what_is_killed(tmp_path):

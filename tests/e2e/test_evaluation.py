@@ -167,6 +167,9 @@ async def test_session_stops_early_when_the_metric_does_not_improve(launch, tmp_
         await coordinator.stop()
         await coordinator.start()
     assert because in await status(coordinator)
+    models = coordinator.folder / "weights" / shown["session_id"] / "models"
+    assert (models / "best.npy").readlink() == Path("round-0002.npy")
+    assert (models / "last.npy").readlink() == Path("round-0006.npy")
     assert ("evaluated", 6) in member.book()
 
 

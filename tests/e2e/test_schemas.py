@@ -180,6 +180,31 @@ async def test_every_mistake_in_data_is_told_at_both_ends(tmp_path: Path) -> Non
             await second.kill()
 
 
+async def test_labels_of_another_coding_are_refused(tmp_path: Path) -> None:
+    """0/1 at one site and 1/2 at another one would be three classes, and one of them wrong."""
+    coded = {
+        "one-two": (
+            labelled("1", "2", "1"),
+            (),
+            "label '2' of the target 'status' is unknown to the session, whose classes are '0', '1'",
+        ),
+        "words": (
+            labelled("dead", "alive", "dead"),
+            (),
+            "labels 'alive', 'dead' of the target 'status' are unknown to the session, whose"
+            " classes are '0', '1'",
+        ),
+    }
+    async with waiting_coordinator(tmp_path / "coordinator", {}) as coordinator:
+        first = Site(tmp_path, "first", labelled("0", "1", "0"), (), coordinator.port)
+        try:
+            await first.start()
+            await coordinator.until_logged('"participant": "first"')
+            await require_refused(coordinator, tmp_path, coded)
+        finally:
+            await first.kill()
+
+
 async def test_schema_of_the_configuration_refuses_the_first_participant(tmp_path: Path) -> None:
     """With [schema] nobody's data decide by having come first."""
     settings = {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess
+from support.process import PATIENCE_S, CoordinatorProcess, ParticipantProcess, Process
 from support.wire import Member
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -92,6 +93,30 @@ async def test_after_the_end_participants_that_left_are_not_connected(launch, tm
         assert "gone" in told
         await coordinator.stop()
         await coordinator.start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs an address of the loopback of its own")
+async def test_address_without_a_port_means_the_same_port_everywhere(launch, tmp_path):
+    """Operator and participant reach a coordinator at the default port by its host alone; where
+    none listens, the message names the port."""
+    high, low = divmod(os.getpid() % 2**16, 2**8)
+    host, nobody = f"127.{high}.{low}.51", f"127.{high}.{low}.52"
+    coordinator = launch(server__host=host, workload__name="sgd", rounds__min_participants=2)
+    coordinator.port = 50051
+    await coordinator.start()
+    flags = ("--coordinator", host, "--data", "iris", "--id", "north")
+    process = await Process(tmp_path, "north").run(["-m", "xain_participant", *flags])
+    try:
+        await logged(coordinator, "participant_joined")
+        code, output, errors = await command("status", "--json", "--address", host)
+        assert code == 0, errors
+        assert json.loads(output)["participants"][0]["participant_id"] == "north"
+    finally:
+        process.kill()
+        await process.wait()
+    code, _, errors = await command("status", "--address", nobody)
+    assert code == 1
+    assert f"{nobody}:50051" in errors
 
 
 async def test_check_config_in_a_pipe_has_one_line_for_each_setting(tmp_path):
@@ -201,6 +226,14 @@ async def test_extend_trains_a_finished_session_further(launch, tmp_path):
     assert model["ref"]["digest"] == last["ref"]["digest"]
     await trained(tmp_path, coordinator, "a")
     assert (await status_of(coordinator))["status"]["cause"] == "completed"
+    await coordinator.stop()
+    # Files of the two sessions are told apart, and say what they are.
+    points = map(json.loads, (coordinator.folder / "metrics.jsonl").read_text().splitlines())
+    assert {point["tags"]["session"] for point in points} == {first, second}
+    folders = [coordinator.folder / "weights" / session / "models" for session in (first, second)]
+    ended, began = (np.load(folders[0] / "last.npy"), np.load(folders[1] / "round-0000.npy"))
+    assert ended.tolist() == began.tolist()
+    assert (folders[1] / "last.npy").readlink() == Path("round-0003.npy")
 
 
 async def test_a_session_begins_with_the_model_of_a_file(launch, tmp_path):
