@@ -186,7 +186,8 @@ async def test_labels_of_another_coding_are_refused(tmp_path: Path) -> None:
         "one-two": (
             labelled("1", "2", "1"),
             (),
-            "label '2' of the target 'status' is unknown to the session, whose classes are '0', '1'",
+            "label '2' of the target 'status' is unknown to the session, whose classes are"
+            " '0', '1'",
         ),
         "words": (
             labelled("dead", "alive", "dead"),
