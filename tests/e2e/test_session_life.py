@@ -153,6 +153,9 @@ async def test_other_settings_refuse_the_start_and_name_themselves(launch):
     await coordinator.start()
     session = told(coordinator, "serving")["session"]
     await coordinator.stop()
+    code, _, errors = await command("extend", f"--data-dir={coordinator.folder}", "--rounds=+2")
+    assert code == 1
+    assert f"the session {session} is not finished" in errors
     other = ("--set=rounds.epochs=3", "--set=aggregation.rule=median")
     assert await coordinator.fails(*other) == 2
     error = told(coordinator, "cannot_start")["error"]
