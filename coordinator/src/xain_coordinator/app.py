@@ -74,6 +74,7 @@ from xain_messaging.process.commands import EXIT_BAD_CONFIG
 from xain_messaging.process.fields import WrongSetting
 from xain_workloads import workload as workloads
 from xain_workloads.errors import DataError
+from xain_workloads.neural_builders import allow_builders
 from xain_workloads.table import Table
 
 if TYPE_CHECKING:
@@ -464,6 +465,8 @@ def run(
     """Run a coordinator until it is told to stop. Returns the exit status of the process."""
     logging = config.logging
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
+    # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
+    allow_builders(filter(None, [config.workload.options.get("builder")]))
     _raise_file_limit()
     share_one_heap()
     with contextlib.ExitStack() as at_end:

@@ -514,6 +514,17 @@ class CoordinatorConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        """The rule "assemble" and participants that train stages of a network need each other."""
+        if self.workload.options.get("mode") == "pipeline" and self.aggregation.rule != "assemble":
+            raise WrongSetting(
+                "aggregation.rule",
+                'participants train stages with workload.options.mode = "pipeline"; set it to '
+                '"assemble"',
+            )
+        return self
+
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
             return "workload"

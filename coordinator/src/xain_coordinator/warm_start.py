@@ -301,10 +301,10 @@ def _require_same_updates(first: FirstModel, config: CoordinatorConfig) -> None:
     if mode == "gradient" and not takes_gradients:
         raise CannotStartFrom(
             f'{first.lineage.source} trains in the mode "gradient"; set aggregation.rule = '
-            '"gradient", or workload.name = "sgd" and workload.options.mode = "federated"'
+            '"gradient", or workload.options.mode = "federated"'
         )
     if "workload" in first.metadata and takes_gradients and mode != "gradient":
         raise CannotStartFrom(
             f"{first.lineage.source} trains models, and aggregation.rule takes gradients; set "
-            'workload.name = "sgd" and workload.options.mode = "gradient"'
+            'workload.options.mode = "gradient"'
         )

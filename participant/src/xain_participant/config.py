@@ -176,6 +176,7 @@ class TrainingSettings(Section):
     """[training]"""
 
     seed: int = Field(default=0, ge=0)
+    builders: Texts = ()
 
 
 _NO_STORAGE = "is gone: weights travel through the coordinator, and no participant needs a store"

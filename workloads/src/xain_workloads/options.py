@@ -11,7 +11,7 @@ Options = TypeVar("Options")
 
 def from_mapping(cls: type[Options], options: Mapping[str, object], *, workload: str) -> Options:
     """Build the options dataclass `cls`, whose fields are of type str, bool, int, float,
-    tuple[int, ...] or dict[str, Any].
+    tuple[int, ...], dict[str, Any] or tuple[dict[str, Any], ...].
 
     A whole number is accepted for a float, since TOML writes 1 where 1.0 is meant.
     Raises ValueError that names the key if it is unknown or its value is of another type; the
@@ -79,6 +79,10 @@ def _convert(key: str, value: object, expected: type) -> object:
         if isinstance(value, list | tuple) and all(type(item) is int for item in value):
             return tuple(value)
         raise ValueError(f"{key} is {value!r}; it must be a list of whole numbers")
+    elif expected == tuple[dict[str, Any], ...]:
+        if isinstance(value, list | tuple) and all(isinstance(item, dict) for item in value):
+            return tuple(value)
+        raise ValueError(f"{key} is {value!r}; it must be a list of tables")
     else:
         matches = isinstance(value, get_origin(expected) or expected)
     if not matches:

@@ -99,6 +99,7 @@ class Workload(Protocol):
 _WORKLOADS = {
     "bagging": "xain_workloads.bagging:BaggingWorkload",
     "mlp": "xain_workloads.mlp:MlpWorkload",
+    "neural": "xain_workloads.neural:NeuralWorkload",
     "sgd": "xain_workloads.sgd:SgdWorkload",
     "xgboost": "xain_workloads.boosting:BoostingWorkload",
 }
