@@ -248,9 +248,10 @@ class Inspector:
             self._distance.close()
 
 
-def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
+def check_announced_size(model: GlobalModel, size_bytes: int, *, is_slice: bool = False) -> None:
     """Refuse what cannot be an update of this model before its bytes come.
 
+    is_slice: updates are slices of the model's vector.
     Raises InvalidUpdate, and TooLarge for bytes.
     """
     if model.dtype == BYTES:
@@ -261,6 +262,8 @@ def check_announced_size(model: GlobalModel, size_bytes: int) -> None:
             )
         return
     data_bytes = math.prod(model.shape) * np.dtype(model.dtype).itemsize
+    if is_slice and size_bytes <= data_bytes + MAX_HEADER_BYTES:
+        return
     if not data_bytes + MIN_HEADER_BYTES <= size_bytes <= data_bytes + MAX_HEADER_BYTES:
         raise InvalidUpdate(
             f"an upload of {size_bytes} bytes cannot be {model.dtype} weights of shape "

@@ -515,15 +515,65 @@ class CoordinatorConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> Self:
-        """The rule "assemble" and participants that train stages of a network need each other."""
-        if self.workload.options.get("mode") == "pipeline" and self.aggregation.rule != "assemble":
+    def _slices_fit(self) -> Self:
+        """The rule "assemble" and participants that train stages of one model need each other."""
+        has_rule = self.aggregation.rule == "assemble"
+        has_stages = self.workload.options.get("mode") == "pipeline"
+        if has_stages and not has_rule:
             raise WrongSetting(
                 "aggregation.rule",
                 'participants train stages with workload.options.mode = "pipeline"; set it to '
                 '"assemble"',
             )
+        if not has_rule:
+            return self
+        if self.workload.name and not has_stages:
+            raise WrongSetting(
+                "aggregation.rule", 'it takes slices: set workload.options.mode = "pipeline"'
+            )
+        for name, value, default in (
+            ("aggregation.optimizer", self.aggregation.optimizer, ""),
+            ("model.personal", self.model.personal, ()),
+            ("rounds.over_selection", self.rounds.over_selection, 0),
+            ("rounds.quorum", self.rounds.quorum, ""),
+            ("server.max_update_norm", self.server.max_update_norm, None),
+            ("server.update_encoding", self.server.update_encoding, "plain"),
+            ("storage.format", self.storage.format, "npy"),
+        ):
+            if value != default:
+                raise WrongSetting(name, 'leave it out with aggregation.rule = "assemble"')
+        if self.rounds.initial_weights == "average":
+            raise WrongSetting(
+                "rounds.initial_weights", 'aggregation.rule = "assemble" averages nothing'
+            )
+        if self.rounds.epochs == 0:
+            raise WrongSetting(
+                "rounds.epochs", 'it must be at least 1 with aggregation.rule = "assemble"'
+            )
+        if self.workload.name and "stages" in self.aggregation.options:
+            raise WrongSetting("aggregation.options.stages", "set workload.options.stages")
+        if 0 < self._num_stages < self.rounds.min_participants:
+            raise WrongSetting(
+                "rounds.min_participants",
+                f"it must not be more than the number of stages, {self._num_stages}: one "
+                "participant trains each",
+            )
         return self
+
+    @property
+    def _num_stages(self) -> int:
+        """Stages that the rule "assemble" puts together; 0: one for each participant."""
+        options = self.workload.options
+        if not self.workload.name:
+            return int(self.aggregation.options.get("stages", 0))
+        cuts = options.get("cuts")
+        return int(options.get("stages", 0)) or (len(cuts) + 1 if cuts else 0)
+
+    def _rule_options(self) -> Mapping[str, Option]:
+        options = self.aggregation.whole_options
+        if self.aggregation.rule != "assemble":
+            return options
+        return {**options, "stages": self._num_stages}
 
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
@@ -570,7 +620,7 @@ class CoordinatorConfig(Section):
             evaluate_deadline_s=self.evaluate.deadline_s,
             train_config=json.dumps(self.train, sort_keys=True) if self.train else "",
             aggregation=self.aggregation.rule,
-            aggregation_options=self.aggregation.whole_options,
+            aggregation_options=self._rule_options(),
             optimizer=self.aggregation.optimizer,
             optimizer_options=options_of(self.aggregation.made_optimizer(), {}),
             seed=rounds.seed,

@@ -147,6 +147,17 @@ class RoundRecord:
                     missing[participant_id] = f"refused: {reason}"
                 case e.TrainingFailed(participant_id):
                     missing[participant_id] = failed(event)
+                case e.GroupBroken(participant_id, reason=reason):
+                    miss(participant_id, f"group broke: {reason}", over=_OPEN)
+                case e.RoundRestarted(selected=more, missed=missed):
+                    for participant_id in missed:
+                        miss(participant_id, _DEADLINE)
+                    for participant_id in contributors:
+                        missing[participant_id] = "replaced"  # unless its stage is trained again
+                    selected |= dict.fromkeys(more)
+                    for participant_id in more:
+                        missing.pop(participant_id, None)
+                    contributors, sites, num_samples = {}, {}, 0
                 case e.ParticipantsSelected(_, more):
                     selected |= dict.fromkeys(more)
                     for participant_id in more:
@@ -283,11 +294,16 @@ class History:
             case e.ParticipantLeft(participant_id):
                 self._note(event)
                 self._leave(participant_id)
+            case e.RoundRestarted(number, _, selected):
+                for participant_id in self.rounds[-1].contributors:
+                    self.contributions[participant_id] -= 1
+                self._note(event)
+                self.accounts.select(number, selected)
             case e.ParticipantsSelected(number, selected):
                 self._note(event)
                 if self._is_training:
                     self.accounts.select(number, selected)
-            case e.ParticipantLeftOut() | e.UpdateRefused():
+            case e.ParticipantLeftOut() | e.UpdateRefused() | e.GroupBroken():
                 self._note(event)
             case e.TrainingFailed() | e.RoundOverdue() | e.RoundClosed():
                 self._note(event)

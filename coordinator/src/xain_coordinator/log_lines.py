@@ -83,6 +83,22 @@ def log_event(before: Session, session: Session, event: e.DurableEvent, history:
                 # The line that failed first, and all on one line.
                 **({"traceback": " < ".join(reversed(trace.splitlines()))} if trace else {}),
             )
+        case e.GroupBroken(participant_id, number, attempt, reason):
+            log.warning(
+                "group_broken",
+                round=number,
+                attempt=attempt,
+                participant=participant_id,
+                reason=reason,
+            )
+        case e.RoundRestarted(number, attempt, selected, _, reason):
+            log.warning(
+                "round_restarted",
+                round=number,
+                attempt=attempt,
+                reason=reason,
+                **_named(selected),
+            )
         case e.UpdateDamaged(participant_id, number, reason=reason):
             log.warning("update_damaged", round=number, participant=participant_id, reason=reason)
         case e.ParticipantLeftOut(participant_id, until):

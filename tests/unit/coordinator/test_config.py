@@ -798,6 +798,25 @@ def test_settings_that_do_not_go_with_ensembles_are_named(
     assert error_of(**overrides).startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({"aggregation__optimizer": "fedadam"}, "aggregation.optimizer is "),
+        ({"server__update_encoding": "int8"}, "server.update_encoding is "),
+        ({"server__max_update_norm": 3.0}, "server.max_update_norm is "),
+        ({"model__personal": ["head.*"]}, "model.personal is "),
+        ({"rounds__quorum": "participant:update:1"}, "rounds.quorum is "),
+        ({"rounds__epochs": 0}, "rounds.epochs is 0; it must be at least 1"),
+        ({"rounds__initial_weights": "average"}, "rounds.initial_weights is "),
+        ({"workload__name": "sgd"}, 'aggregation.rule is "assemble"; it takes slices'),
+    ],
+)
+def test_settings_that_do_not_go_with_slices_are_named(
+    overrides: dict[str, object], told: str
+) -> None:
+    assert error_of(aggregation__rule="assemble", **overrides).startswith(told)
+
+
 def test_unknown_rules_of_aggregation_are_refused() -> None:
     """The line lists the known ones."""
     told = error_of(aggregation__rule="average")

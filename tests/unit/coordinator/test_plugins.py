@@ -362,6 +362,6 @@ def test_there_is_no_such_plug_in() -> None:
         make_rule("nobody", {})
     told: Any = error_of(aggregation__rule="nobody")
     assert (
-        "it must be one of: centred_clipping, ensemble, geometric_median, gradient, identity, "
-        in told
+        "it must be one of: assemble, centred_clipping, ensemble, geometric_median, gradient, "
+        "identity, " in told
     )

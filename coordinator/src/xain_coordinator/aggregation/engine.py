@@ -39,6 +39,7 @@ from xain_coordinator.aggregation.aggregator import (
     Weights,
     is_surveyor,
 )
+from xain_coordinator.aggregation.assembling import assemble_slices
 from xain_coordinator.aggregation.averages import WeightedAverage
 from xain_coordinator.aggregation.crew import Crew, Job
 from xain_coordinator.aggregation.optimizers import MAX_DIFFERENCE, Optimizer
@@ -47,6 +48,7 @@ from xain_coordinator.aggregation.rules import RULES, optimizer_of_session, rule
 from xain_coordinator.aggregation.staleness import mixing_weights
 from xain_coordinator.aggregation.tiles import DType, Slot, Tiles, Vector, spans
 from xain_coordinator.aggregation.trees import join_updates
+from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout
@@ -92,6 +94,8 @@ def aggregate(
     """
     if work.base.dtype == BYTES:
         return join_updates(store, work, stop)
+    if work.rule == ASSEMBLE:
+        return assemble_slices(store, work, stop)
     rule = _rule(work)
     optimizer = None
     # An initialisation comes from nowhere, so there is no direction to step in.

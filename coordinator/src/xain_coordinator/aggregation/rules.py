@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from xain_coordinator.aggregation.aggregator import Aggregator, is_surveyor
+from xain_coordinator.aggregation.assembling import Assemble
 from xain_coordinator.aggregation.averages import Gradient, Identity, Mean, Sum, WeightedAverage
 from xain_coordinator.aggregation.distances import (
     CentredClipping,
@@ -32,8 +33,13 @@ RULES: Mapping[str, type[Aggregator]] = {
     "weighted_average": WeightedAverage,
 }
 
-# With the rules for models of bytes, which do not go through the tile engine.
-BUILT_IN: Mapping[str, type[Aggregator]] = {**RULES, "ensemble": Ensemble, "trees": Trees}
+# With the rules whose updates are not as long as the model, and do not go through the tile engine.
+BUILT_IN: Mapping[str, type[Aggregator]] = {
+    **RULES,
+    "assemble": Assemble,
+    "ensemble": Ensemble,
+    "trees": Trees,
+}
 
 # What a plug-in must have, so that one that lacks it is told apart before the first round has run.
 _PARTS = ("takes_stale", "check", "combine")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from xain_coordinator.core import attempts, errors
 from xain_coordinator.core import commands as c
-from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
 from xain_coordinator.core import replies as r
 from xain_coordinator.core.keys import update_key
@@ -25,6 +25,7 @@ from xain_coordinator.core.values import (
     ParticipantState,
     Phase,
     Point,
+    ProcessGroup,
     Round,
     Task,
     Update,
@@ -56,6 +57,8 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             return _note_refused(session, command), r.Done(), ()
         case c.NoteFailure():
             return _note_failure(session, command), r.Done(), ()
+        case c.NoteGroupBroken():
+            return _note_group_broken(session, command), r.Done(), ()
         case c.NoteDamagedUpdates(reasons):
             return tuple(_damaged(session, reasons, now)), r.Done(), ()
         case c.RequestFit():
@@ -111,15 +114,18 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         check_name(command.instance_id)  # it is kept for a while
         return _id_in_use(session, member, command, now)
     if member is not None:
-        heard = e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)
+        known: list[e.Event] = [e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)]
         opened = session.open_round
         if session.is_untrained and command.can_initialise != member.can_initialise:
             # A process of another script has taken the place. Only initial weights can be lost.
             left = e.ParticipantLeft(participant_id, "left")
             return (left, _joined_again(member, command, now)), accepted, ()
         if opened is not None and participant_id in opened.failed:
-            return (e.ParticipantReturned(participant_id), heard), accepted, ()
-        return (heard,), accepted, ()
+            known.insert(0, e.ParticipantReturned(participant_id))
+        address = _group_address(session, command)
+        if address != member.group_address:
+            known.insert(0, e.GroupAddressChanged(participant_id, address))
+        return tuple(known), accepted, ()
     check_name(participant_id)
     check_tags(command.tags)
     if command.instance_id:
@@ -129,6 +135,7 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         return (), r.Later(rules.lease_s), ()
     try:
         _check_profile(session, command.profile)
+        _check_group_address(session, command.group_address)
     except errors.ProfileMismatch as refusal:
         raise errors.ProfileMismatch(f"participant {participant_id!r}: {refusal}") from None
     joined = e.ParticipantJoined(
@@ -139,6 +146,7 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         command.can_evaluate,
         command.instance_id,
         command.can_initialise,
+        _group_address(session, command),
     )
     return (joined,), accepted, ()
 
@@ -199,6 +207,20 @@ def _check_profile(session: Session, profile: DataProfile | None) -> None:
         is_model_requested=session.requested is not None,
         first=lambda: _first_with_data(session),
     )
+
+
+def _group_address(session: Session, command: c.Rendezvous) -> str:
+    """Sessions without process groups keep no address."""
+    return command.group_address if session.rules.aggregation == attempts.RULE else ""
+
+
+def _check_group_address(session: Session, address: str) -> None:
+    """Raises ProfileMismatch."""
+    if session.rules.aggregation == attempts.RULE and not address:
+        raise errors.ProfileMismatch(
+            "the participants of this session train one model in a process group, which this one "
+            "cannot join; install xain-participant[torch]"
+        )
 
 
 def _first_with_data(session: Session) -> str:
@@ -262,7 +284,9 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
     # At the end it is the last round for everybody, whatever they have trained.
     finished = phase is Phase.FINISHED
     number = session.round if finished else session.trained_by(participant_id)
-    return r.Advertisement(phase, number, done, is_damaged, _warning(session, participant_id))
+    attempt = round_.attempt if selected and round_ is not None else 0
+    warning = _warning(session, participant_id)
+    return r.Advertisement(phase, number, done, is_damaged, warning, attempt)
 
 
 def _warning(session: Session, participant_id: str) -> str:
@@ -295,7 +319,17 @@ def _assignment(session: Session, participant_id: str) -> r.Assignment:
         train_config=session.rules.train_config,
         task=Task.INITIALISE if base.model.is_empty else round_.task,
         evaluate=round_.is_evaluation or (rules.evaluates(number) and not base.model.is_empty),
+        process_group=_process_group(session, round_, participant_id) if round_.attempt else None,
     )
+
+
+def _process_group(session: Session, round_: Round, participant_id: str) -> ProcessGroup:
+    """The participant's part in the attempt. Without an address it reports that the group broke, as
+    the other members of a broken attempt have done."""
+    first = session.members.get(round_.selected[0])
+    address = "" if round_.broken or first is None else first.group_address
+    rank = round_.selected.index(participant_id)
+    return ProcessGroup(round_.attempt, rank, len(round_.selected), address)
 
 
 def _begin_upload(session: Session, command: c.BeginUpload) -> r.Reply:
@@ -334,6 +368,8 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
     if round_.is_evaluation:
         evaluated = e.EvaluationAccepted(number, participant_id, evaluation)
         return (evaluated,), r.Done(), command.metrics
+    if round_.attempt != command.attempt and round_.attempt:
+        raise errors.StaleAttempt(number, command.attempt, round_.attempt)
     if known is not None:
         raise errors.DuplicateUpdate(participant_id, number)
     bound = _bind_upload_name(session, round_, participant_id, command.upload_name)
@@ -341,8 +377,8 @@ def _end_training_round(session: Session, command: c.EndTrainingRound) -> Answer
         key = update_key(number, command.upload_name)
         raise errors.UploadMissing(f"there is no such upload under {key!r}; upload it first")
     is_initial = _model(session).is_empty
-    # A trained model keeps its layout, whatever an update says.
-    layout = command.layout if is_initial else ()
+    # A trained model keeps its layout, whatever an update says. A slice needs one of its own.
+    layout = command.layout if is_initial or round_.attempt else ()
     update = Update(participant_id, command.weights, command.num_samples, layout)
     check_update(_model(session), round_, update)
     is_evaluated = session.rules.evaluates(number) and not is_initial
@@ -385,6 +421,19 @@ def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ..
         command.traceback[:MAX_TRACEBACK],
     )
     return failed, *_left_out(session, participant_id)
+
+
+def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.Event, ...]:
+    participant_id = command.participant_id
+    _require_member(session, participant_id)
+    round_ = session.open_round
+    is_owed = round_ is not None and _is_owed(session, participant_id, command.round)
+    if not is_owed or round_ is None or round_.attempt != command.attempt:
+        return ()
+    if not round_.attempt or participant_id in round_.broken:
+        return ()
+    reason = _printable(command.reason)[:MAX_REASON]
+    return (e.GroupBroken(participant_id, command.round, command.attempt, reason),)
 
 
 def _is_owed(session: Session, participant_id: str, round_: int) -> bool:

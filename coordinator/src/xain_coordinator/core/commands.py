@@ -23,6 +23,8 @@ class Rendezvous:
     can_initialise: it can make initial weights.
     instance_id: tells processes with one participant id apart; "" if the sender has none, as a XAIN
         client. origin: where the call comes from, for an operator.
+    group_address: HOST:PORT at which the participant would listen as rank 0 of a process group; ""
+        if it takes part in none.
     """
 
     participant_id: str
@@ -32,6 +34,7 @@ class Rendezvous:
     instance_id: str = ""
     origin: str = ""
     can_initialise: bool = True
+    group_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ class EndTrainingRound:
         holds nothing, or other bytes than the sender means.
     metrics: points for the metrics store. training: the newest value of each of their names.
     evaluation: of the model that the round started from; in an EVALUATE round all that is sent.
-    layout: how to cut initial weights, where the sender declares it.
+    layout: how to cut initial weights, where the sender declares it; with the rule "assemble", the
+        tensors of the slice.
+    attempt: with that rule, the attempt at the round that the slice was trained in.
     """
 
     participant_id: str
@@ -84,6 +89,7 @@ class EndTrainingRound:
     training: Mapping[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     layout: Layout = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,17 @@ class NoteFailure:
     kind: str
     message: str = ""
     traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteGroupBroken:
+    """The process group of an attempt at a round broke, as one of its members reports. That is no
+    fault of the member."""
+
+    participant_id: str
+    round: int
+    attempt: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,7 @@ Command = (
     | EndTrainingRound
     | NoteRefusedUpdate
     | NoteFailure
+    | NoteGroupBroken
     | NoteDamagedUpdates
     | RequestFit
     | Tick

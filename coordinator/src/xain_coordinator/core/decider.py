@@ -112,6 +112,7 @@ _NOTIFYING = (
     e.ParticipantLeft,
     e.ParticipantLeftOut,
     e.TrainingFailed,
+    e.RoundRestarted,
     e.UpdateDamaged,
     e.RoundOpened,
     e.ParticipantsSelected,
@@ -220,6 +221,7 @@ def due_of_round(session: Session) -> float | None:
     if round_ is None or session.phase is Phase.AGGREGATING:
         return None
     # While it is paused, it can be closed, but nobody could be late.
-    if session.phase is Phase.STANDBY and not has_enough(round_, session.rules):
+    is_paused = session.phase is Phase.STANDBY
+    if is_paused and (round_.attempt or not has_enough(round_, session.rules)):
         return None
     return round_deadline(round_, session.rules)

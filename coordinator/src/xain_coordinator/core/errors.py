@@ -115,6 +115,18 @@ class StaleRound(LateUpdate):
         )
 
 
+class StaleAttempt(LateUpdate):
+    """The slice was trained in an attempt that is over."""
+
+    code = "STALE_ROUND"
+
+    def __init__(self, round_: int, sent: int, current: int) -> None:
+        super().__init__(
+            f"the slice is of attempt {sent} at round {round_}, and attempt {current} goes on; "
+            "drop it"
+        )
+
+
 class NotSelected(Refusal):
     """The participant is not selected for the open round."""
 

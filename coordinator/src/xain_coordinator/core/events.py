@@ -42,7 +42,8 @@ class HeartbeatChanged:
 @dataclass(frozen=True, slots=True)
 class ParticipantJoined:
     """can_evaluate: it has held-out data, and knows rounds that only evaluate. instance_id: of the
-    process that has joined; "" if it has none. can_initialise: it can make initial weights."""
+    process that has joined; "" if it has none. can_initialise: it can make initial weights.
+    group_address: at which it would listen as rank 0 of a process group; "" if it has none."""
 
     participant_id: str
     profile: DataProfile | None
@@ -51,6 +52,16 @@ class ParticipantJoined:
     can_evaluate: bool = False
     instance_id: str = ""
     can_initialise: bool = True
+    group_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAddressChanged:
+    """A connected participant has another address for process groups: its process is another one,
+    which knows nothing of a group that it was a member of."""
+
+    participant_id: str
+    group_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +211,34 @@ class TrainingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """A member of an attempt at a round of the rule "assemble" trains in it no more, since the
+    process group broke."""
+
+    participant_id: str
+    round: int
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRestarted:
+    """A round of the rule "assemble" starts again from the same global model. Slices that came in
+    are dropped.
+
+    selected: their order gives the ranks. reason: why the attempt before is over.
+    missed: participants that owed a slice at the deadline.
+    """
+
+    round: int
+    attempt: int
+    selected: tuple[str, ...]
+    at: float
+    reason: str = ""
+    missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ParticipantReturned:
     """A connected participant whose code failed in the open round has joined again, and may be
     selected once more in this round. Its process may be another one, which was mended."""
@@ -325,6 +364,7 @@ DurableEvent = (
     | HeartbeatChanged
     | TimePassed
     | ParticipantJoined
+    | GroupAddressChanged
     | ParticipantLeft
     | FitRequested
     | ParticipantsGathered
@@ -340,6 +380,8 @@ DurableEvent = (
     | EvaluationAccepted
     | UpdateRefused
     | TrainingFailed
+    | GroupBroken
+    | RoundRestarted
     | ParticipantReturned
     | UpdateDamaged
     | ParticipantLeftOut

@@ -34,6 +34,8 @@ class Member:
     can_evaluate: it has held-out data, and knows rounds that only evaluate.
     instance_id: of its process; "" if that has none.
     can_initialise: it can make initial weights.
+    group_address: HOST:PORT at which it would listen as rank 0 of a process group; "" if it takes
+        part in none.
     """
 
     participant_id: str
@@ -44,6 +46,7 @@ class Member:
     can_evaluate: bool = False
     instance_id: str = ""
     can_initialise: bool = True
+    group_address: str = ""
 
     def is_instance(self, instance_id: str) -> bool:
         """Whether a call with this instance id is the member's own. A call without one is."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xain_coordinator.core.values import GlobalModel, Phase, Task, WeightsRef
+from xain_coordinator.core.values import GlobalModel, Phase, ProcessGroup, Task, WeightsRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Advertisement:
     update_accepted: its update for this round is in.
     update_damaged: its accepted update is damaged in the store, and must be handed in again.
     warning: what is wrong with the participant; "" if nothing is.
+    attempt: at the round, with the rule "assemble"; else 0.
     """
 
     phase: Phase
@@ -47,6 +48,7 @@ class Advertisement:
     update_accepted: bool
     update_damaged: bool = False
     warning: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Assignment:
 
     train_config: as in Rules.
     evaluate: whether the model is to be measured on held-out data first.
+    process_group: with the rule "assemble", the part in the attempt at the round.
     """
 
     round: int
@@ -65,6 +68,7 @@ class Assignment:
     train_config: str = ""
     task: Task = Task.TRAIN
     evaluate: bool = False
+    process_group: ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)

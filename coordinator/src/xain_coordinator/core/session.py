@@ -25,6 +25,9 @@ Whoever is not eligible, for its tags, is connected and nothing else: it is neve
 where participants are counted it is not. Whoever has had too many updates refused in a row is left
 out for some rounds: others are selected instead, as long as there are enough.
 
+With the rule "assemble" the selected train as one process group. When it breaks the round starts
+again with those who are there: see attempts.py.
+
 An accepted update that is found damaged in the store no longer counts: its round collects updates
 again, and asks the sender for the same update. A sender that has left is replaced.
 
@@ -43,7 +46,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xain_coordinator.core import descent
+from xain_coordinator.core import attempts, descent
 from xain_coordinator.core import events as e
 from xain_coordinator.core.descent import NOT_BEGUN, Descent
 from xain_coordinator.core.evaluation import (
@@ -318,7 +321,11 @@ class Session:
         """When it ends if nothing changes until then; None if something else comes before."""
         idle_s = self.rules.idle_timeout_s
         began: float | None = self.since
-        overdue_at = self.open_round.overdue_at if self.open_round is not None else None
+        overdue_at = None
+        if self.open_round is not None:
+            # A round that is started again and again ends, too.
+            overdue_at = self.open_round.overdue_at
+            overdue_at = self.open_round.restarted_at if overdue_at is None else overdue_at
         if self.phase is Phase.COLLECTING or overdue_at is not None:
             # Also while it is paused: whoever comes back must not make it end earlier.
             began = overdue_at
@@ -453,7 +460,7 @@ def evolve(session: Session, event: e.Event) -> Session:
         case e.InstanceRefused():
             return _with_contender(session, event)
         case e.ParticipantJoined(
-            participant_id, profile, at, tags, can_evaluate, instance_id, can_initialise
+            participant_id, profile, at, tags, can_evaluate, instance_id, can_initialise, address
         ):
             is_eligible = session.rules.is_eligible(tags)
             if session.model is not None and profile is not None:
@@ -468,6 +475,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 can_evaluate,
                 instance_id,
                 can_initialise,
+                address,
             )
             # A participant that handed in, left and came back is still one of the selected.
             opened = session.open_round
@@ -491,6 +499,10 @@ def evolve(session: Session, event: e.Event) -> Session:
                 unselected=unselected,
                 left_out=left_out,
             )
+        case e.GroupAddressChanged(participant_id, address):
+            member = dataclasses.replace(session.members[participant_id], group_address=address)
+            session = replace(session, members=including(session.members, participant_id, member))
+            return _with_broken(session, participant_id, "its process is another one")
         case e.ParticipantLeft(participant_id):
             return _without(session, participant_id)
         case e.HeartbeatChanged(time_s, timeout_s):
@@ -528,6 +540,7 @@ def evolve(session: Session, event: e.Event) -> Session:
                 num_wanted=len(selected) if wanted is None else wanted,
                 carried=session.carried,
                 task=task,
+                attempt=int(_is_attempted(session, task)),
             )
             session = _to(session, Phase.COLLECTING, at)
             session = _take_turns(session, number, selected[len(session.carried) :])
@@ -555,7 +568,12 @@ def evolve(session: Session, event: e.Event) -> Session:
             names = including(session.upload_names, name, participant_id)
             return replace(session, upload_names=names)
         case e.UpdateRefused(participant_id):
+            session = _with_broken(session, participant_id, "its update was refused")
             return _with_fault(session, participant_id, num_refused=1)
+        case e.GroupBroken(participant_id, reason=reason):
+            return _with_broken(session, participant_id, reason)
+        case e.RoundRestarted():
+            return _restarted(session, event)
         case e.TrainingFailed(participant_id):
             return _with_failed(session, participant_id)
         case e.ParticipantReturned(participant_id):
@@ -633,12 +651,55 @@ def _with_fault(session: Session, participant_id: str, *, num_refused: int = 0) 
 
 def _with_failed(session: Session, participant_id: str) -> Session:
     """Release a participant whose own code failed, and do not select it again in this round."""
+    session = _with_broken(session, participant_id, "its training failed")
     session = _released(_with_fault(session, participant_id), participant_id)
     round_ = session.open_round
     if round_ is None:
         return session
     failed = including(round_.failed, participant_id, None)
     return replace(session, open_round=replace(round_, failed=failed))
+
+
+def _is_attempted(session: Session, task: Task) -> bool:
+    """Whether a round of this task is trained in process groups."""
+    is_trained = task is Task.TRAIN and not session.is_untrained
+    return session.rules.aggregation == attempts.RULE and is_trained
+
+
+def _with_broken(session: Session, participant_id: str, reason: str) -> Session:
+    """Note that a participant trains no more in the attempt at the open round, if it does."""
+    round_ = session.open_round
+    if round_ is None or not round_.attempt or not round_.owes(participant_id):
+        return session
+    if participant_id in round_.broken:
+        return session
+    broken = including(round_.broken, participant_id, reason)
+    return replace(session, open_round=replace(round_, broken=broken))
+
+
+def _restarted(session: Session, event: e.RoundRestarted) -> Session:
+    """Begin the open round once more, without the slices that came in."""
+    session = _having_missed(session, event.missed)
+    before = session.opened
+    opened = replace(
+        before,
+        selected=Names.of(event.selected),
+        target=len(event.selected),
+        num_wanted=len(event.selected),
+        updates={},
+        places={},
+        evaluations={},
+        damaged={},
+        failed={p: None for p in before.failed if p not in event.selected},
+        attempt=event.attempt,
+        broken={},
+        reopened_at=event.at,
+        restarted_at=event.at if before.restarted_at is None else before.restarted_at,
+    )
+    unselected = {p: None for p, member in session.members.items() if member.is_eligible}
+    session = replace(session, unselected=unselected)
+    session = _take_turns(session, event.round, event.selected)
+    return replace(session, open_round=opened, num_draws=session.num_draws + 1)
 
 
 def _having_missed(session: Session, missed: Iterable[str]) -> Session:
@@ -745,6 +806,7 @@ def _without_update(session: Session, participant_id: str, at: float) -> Session
         overdue_at=None if is_first else round_.overdue_at,
     )
     session = replace(session, open_round=round_)
+    session = _with_broken(session, participant_id, "its slice is damaged in the store")
     member = session.members.get(participant_id)
     if member is not None and member.is_eligible:
         return session
@@ -787,6 +849,7 @@ def _released(session: Session, participant_id: str) -> Session:
     """Take a participant that owes an update out of the selection. An accepted update stays."""
     if not session.owes_update(participant_id):
         return session
+    session = _with_broken(session, participant_id, "it has left")
     round_ = session.open_round
     if round_ is not None:
         selected = Names.of(round_.selected).excluding(participant_id)

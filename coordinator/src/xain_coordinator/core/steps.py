@@ -1,5 +1,6 @@
 """The events that follow from the state, or from time: the second step of `decide`."""
 
+from xain_coordinator.core import attempts
 from xain_coordinator.core import events as e
 from xain_coordinator.core.evaluation import why_stopped
 from xain_coordinator.core.pacing import (
@@ -30,6 +31,8 @@ def next_step(session: Session, now: float, controller: Controller) -> e.Event |
         return _next_step_at_the_end(session, now)
     if open_round is None:
         step = _next_step_between_rounds(session, now, controller)
+    elif open_round.attempt and session.phase is not Phase.AGGREGATING:
+        step = _next_step_of_attempt(session, open_round, now, controller)
     elif session.phase is not Phase.AGGREGATING:
         step = _next_step_of_round(session, open_round, now, controller)
     gives_up_at = session.gives_up_at
@@ -69,6 +72,11 @@ def _why_given_up(session: Session) -> str:
     waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
     if session.phase is Phase.AGGREGATING:
         return f"the model of round {session.round} could not be made {waited}"
+    if round_ is not None and round_.restarted_at is not None:
+        return (
+            f"round {round_.number} was started again {round_.attempt - 1} times, and was not "
+            f"completed {waited}"
+        )
     if round_ is not None and round_.overdue_at is not None:
         return (
             f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
@@ -111,6 +119,51 @@ def _next_step_of_round(
     if is_late and session.phase is Phase.COLLECTING:
         return e.RoundOverdue(round_.number, now, _missed(session, round_))
     return None
+
+
+def _next_step_of_attempt(
+    session: Session, round_: Round, now: float, controller: Controller
+) -> e.Event | None:
+    """The same for a round of the rule "assemble". Nobody takes the place of a member: the round
+    starts again."""
+    if attempts.is_whole(round_):
+        return e.RoundClosed(round_.number, now)
+    enough = session.num_eligible >= session.rules.num_required
+    if session.phase is Phase.COLLECTING and not enough:
+        return e.RoundPaused(round_.number, now)
+    if not enough:
+        return None
+    if session.phase is Phase.STANDBY:
+        return e.RoundResumed(round_.number)
+    deadline = round_deadline(round_, session.rules)
+    is_late = deadline is not None and deadline <= now
+    if not is_late and not attempts.is_over(round_):
+        return None
+    there = tuple(p for p, member in session.members.items() if member.is_eligible)
+    if not is_late:  # at a deadline those that failed are asked once more
+        there = tuple(p for p in there if p not in round_.failed)
+    selected = _members_of_attempt(session, there, len(there), controller)
+    if not selected:
+        return None  # all have failed: they are asked once more at the deadline
+    owing = _missed(session, round_) if is_late else ()
+    missed = tuple(p for p in owing if p not in round_.broken)
+    who, reason = next(iter(round_.broken.items()), ("", "its deadline has passed"))
+    reason = f"{who}: {reason}" if who else reason
+    attempt = round_.attempt + 1
+    return e.RoundRestarted(round_.number, attempt, selected, now, reason, missed)
+
+
+def _members_of_attempt(
+    session: Session, candidates: tuple[str, ...], k: int, controller: Controller
+) -> tuple[str, ...]:
+    """At most one participant for each stage, and those that are left out only if the others are
+    too few."""
+    pool = tuple(p for p in candidates if p not in session.left_out)
+    if len(pool) < session.rules.min_participants:
+        pool = candidates
+    assert session.model is not None, "a round is open without a model"
+    k = min(k, attempts.max_stages(session.rules, session.model))
+    return _draw(session, pool, k, controller)[:k]
 
 
 def _missed(session: Session, round_: Round) -> tuple[str, ...]:
@@ -183,6 +236,9 @@ def _next_step_between_rounds(
     # A participant that trains for longer than a round may take occupies no slot.
     num_busy = sum(not _is_past(session.bases[n].opened_at, rules, now) for n in carried_rounds)
     drawn = _draw(session, session.pool, max(0, k - num_busy), controller)
+    if rules.aggregation == attempts.RULE and not session.is_untrained:
+        selected = _members_of_attempt(session, session.available, k, controller)
+        return e.RoundOpened(session.round, selected, epochs, now)
     selected = (*carried, *drawn)
     missing = rules.min_participants - len(selected)
     if missing > 0 and session.reserve:

@@ -5,6 +5,7 @@ one.
 """
 
 from xain_coordinator.core import errors
+from xain_coordinator.core.attempts import check_slice
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Round, Update
 from xain_workloads.model import size_of
@@ -38,6 +39,9 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
             f"the number of samples must not be negative, got {update.num_samples}"
         )
     shape, dtype = _expected(model, round_)
+    if round_.attempt:
+        check_slice(model, round_, update)
+        shape = weights.shape
     if shape is None:
         if len(weights.shape) != 1 or weights.shape[0] == 0:
             raise errors.InvalidUpdate(
@@ -58,7 +62,8 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         )
     elif weights.dtype != dtype:
         raise errors.InvalidUpdate(f"the weights are {weights.dtype}, the global model is {dtype}")
-    _check_layout(update)
+    if not round_.attempt:
+        _check_layout(update)
     if weights.first_bad is not None:
         raise errors.InvalidUpdate(
             f"the weights are not finite, first at {_place(model.layout, weights.first_bad)}; "

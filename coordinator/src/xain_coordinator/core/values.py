@@ -27,6 +27,7 @@ __all__ = [
     "ParticipantState",
     "Phase",
     "Point",
+    "ProcessGroup",
     "Round",
     "Rules",
     "Schema",
@@ -213,6 +214,10 @@ class Round:
         before it is overdue.
     losses: with the rule "gradient", the loss that each participant has measured at the model.
     learning_rate: with that rule, the rate of the round's step, once it is closed.
+    attempt: with the rule "assemble", the number of the attempt at this round, from 1; else 0.
+    broken: members of the attempt that are gone, or have reported that its process group broke, and
+        why. Not empty: the attempt is broken.
+    restarted_at: when the round was first started again, with that rule.
     """
 
     number: int
@@ -233,6 +238,9 @@ class Round:
     failed: Mapping[str, None] = field(default_factory=dict)
     losses: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float | None = None
+    attempt: int = 0
+    broken: Mapping[str, str] = field(default_factory=dict)
+    restarted_at: float | None = None
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.
@@ -266,6 +274,20 @@ class Round:
     def trained_by(self, participant_id: str) -> int:
         """The round that one of the selected trains, or has trained."""
         return self.carried.get(participant_id, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """One participant's part in an attempt at a round of the rule "assemble".
+
+    address: HOST:PORT at which the member of rank 0 listens; "" if the attempt is over, or that
+        member has gone.
+    """
+
+    attempt: int
+    rank: int
+    world_size: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,10 @@ from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
 from xain_coordinator.server.translate import (
+    group_address,
     layout_message,
     layout_of,
+    process_group_message,
     ref_message,
     transfer_of,
     wire_state,
@@ -128,6 +130,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     instance_of(context),
                     context.peer(),
                     not request.cannot_initialise,
+                    group_address(request.process_group_address, context.peer()),
                 )
             )
         except (InvalidTags, ProfileMismatch) as refusal:
@@ -204,6 +207,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             reconnect_spread_ms=self._reconnect_spread_ms(),
             update_damaged=reply.update_damaged,
             warning=reply.warning,
+            attempt=reply.attempt,
         )
 
     def _reconnect_spread_ms(self) -> int:
@@ -256,6 +260,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             task=wire_task(reply.task),
             evaluate=reply.evaluate,
             train_config=reply.train_config,
+            process_group=process_group_message(reply.process_group),
         )
         if self._downloads.access is None or (data and not reply.model.is_empty):
             self._work[is_known] = (reply, work)  # it offers nobody a place of its own in the store
@@ -303,6 +308,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                         training=newest_metrics(points, evaluation),
                         evaluation=evaluation,
                         layout=layout_of(request.layout),
+                        attempt=request.attempt,
                     )
                 )
         except errors.UnusableUpdate as refusal:
@@ -371,6 +377,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             cause=session.cause,  # of the end, which changes the phase too
             update_damaged=seen.update_damaged,
             warning=seen.warning,
+            attempt=seen.attempt,
         )
         self._news = (seen, message)
         return message
@@ -458,9 +465,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def ReportFailure(
         self, request: pb.ReportFailureRequest, context: Context
     ) -> pb.ReportFailureResponse:
+        participant_id = self._caller(context)
+        if request.HasField("attempt"):
+            await self._driver.submit(
+                c.NoteGroupBroken(participant_id, request.round, request.attempt, request.message)
+            )
+            return pb.ReportFailureResponse()
         await self._driver.submit(
             c.NoteFailure(
-                self._caller(context),
+                participant_id,
                 request.round,
                 request.kind,
                 request.message,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from typing import Any, cast
+from urllib.parse import unquote
 
 from xain_coordinator.core.errors import InvalidUpdate
 from xain_coordinator.core.points import STATE_NUMBERS
@@ -11,6 +12,7 @@ from xain_coordinator.core.values import (
     Layout,
     ParticipantState,
     Phase,
+    ProcessGroup,
     Task,
     Transfer,
     WeightsRef,
@@ -83,6 +85,28 @@ def layout_of(tensors: Iterable[pb.Tensor]) -> Layout:
         kind: Any = tensor.kind or "weight"
         layout.append(TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype, kind))
     return tuple(layout)
+
+
+def process_group_message(group: ProcessGroup | None) -> pb.ProcessGroup | None:
+    if group is None:
+        return None
+    return pb.ProcessGroup(
+        attempt=group.attempt,
+        rank=group.rank,
+        world_size=group.world_size,
+        address=group.address,
+    )
+
+
+def group_address(address: str, peer: str) -> str:
+    """HOST:PORT of a participant, with the host that it calls from if it names none.
+
+    peer: as gRPC names it, such as "ipv4:10.0.0.7:41232" or "ipv6:%5B::1%5D:41232".
+    """
+    if not address.startswith(":"):
+        return address
+    host = unquote(peer).partition(":")[2].rpartition(":")[0]
+    return f"{host or 'localhost'}{address}"
 
 
 def model_message(model: GlobalModel) -> inspection.ModelStatus:

@@ -24,6 +24,7 @@ from xain_coordinator.admission import (
     measure_bytes,
 )
 from xain_coordinator.bundles import Bundles
+from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, NotAMember, TooLarge, Unavailable
 from xain_coordinator.core.keys import incoming_key, piece_of, place_of, update_key
@@ -450,7 +451,8 @@ class Uploads:
             return begun.ref
         model = self._rounds.model_of(announced.round)
         if model is not None:
-            check_announced_size(model, size_bytes)
+            is_slice = self.driver.session.rules.aggregation == ASSEMBLE and not model.is_empty
+            check_announced_size(model, size_bytes, is_slice=is_slice)
         assert isinstance(begun, UploadTo)
         return begun.key
 

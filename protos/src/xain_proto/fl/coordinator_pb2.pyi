@@ -222,10 +222,15 @@ class RendezvousRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     CAN_EVALUATE_FIELD_NUMBER: _builtins.int
     CANNOT_INITIALISE_FIELD_NUMBER: _builtins.int
+    PROCESS_GROUP_ADDRESS_FIELD_NUMBER: _builtins.int
     can_evaluate: _builtins.bool
     """the caller has held-out data, and knows the task EVALUATE"""
     cannot_initialise: _builtins.bool
     """the caller has no initial weights, and is never asked for them"""
+    process_group_address: _builtins.str
+    """HOST:PORT where the caller would listen as rank 0 of a process group. Without HOST: the address
+    that it connects from. Empty: the caller takes part in no process group.
+    """
     @_builtins.property
     def profile(self) -> Global___DataProfile: ...
     @_builtins.property
@@ -239,10 +244,11 @@ class RendezvousRequest(_message.Message):
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         can_evaluate: _builtins.bool = ...,
         cannot_initialise: _builtins.bool = ...,
+        process_group_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "cannot_initialise", b"cannot_initialise", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_evaluate", b"can_evaluate", "cannot_initialise", b"cannot_initialise", "process_group_address", b"process_group_address", "profile", b"profile", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,6 +372,7 @@ class HeartbeatResponse(_message.Message):
     RECONNECT_SPREAD_MS_FIELD_NUMBER: _builtins.int
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     """ROUND only for those selected to train it"""
     round: _builtins.int
@@ -382,6 +389,8 @@ class HeartbeatResponse(_message.Message):
     """
     warning: _builtins.str
     """what is wrong with the caller, such as a second process with its id"""
+    attempt: _builtins.int
+    """at this round, with process groups: a higher one starts the round again"""
     def __init__(
         self,
         *,
@@ -393,10 +402,11 @@ class HeartbeatResponse(_message.Message):
         reconnect_spread_ms: _builtins.int = ...,
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "reconnect_spread_ms", b"reconnect_spread_ms", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -436,6 +446,7 @@ class WatchResponse(_message.Message):
     WORK_FIELD_NUMBER: _builtins.int
     UPDATE_DAMAGED_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
@@ -445,6 +456,8 @@ class WatchResponse(_message.Message):
     update_damaged: _builtins.bool
     """as in HeartbeatResponse"""
     warning: _builtins.str
+    """as in HeartbeatResponse"""
+    attempt: _builtins.int
     """as in HeartbeatResponse"""
     @_builtins.property
     def work(self) -> Global___StartTrainingRoundResponse:
@@ -463,10 +476,11 @@ class WatchResponse(_message.Message):
         work: Global___StartTrainingRoundResponse | None = ...,
         update_damaged: _builtins.bool = ...,
         warning: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "round", b"round", "session_id", b"session_id", "state", b"state", "update_accepted", b"update_accepted", "update_damaged", b"update_damaged", "warning", b"warning", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +591,39 @@ class StartTrainingRoundRequest(_message.Message):
 Global___StartTrainingRoundRequest: _TypeAlias = StartTrainingRoundRequest  # noqa: Y015
 
 @_typing.final
+class ProcessGroup(_message.Message):
+    """The caller's part in an attempt at a round: the selected participants train one model together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """from 1"""
+    rank: _builtins.int
+    """from 0; also the number of the stage that the caller trains"""
+    world_size: _builtins.int
+    address: _builtins.str
+    """HOST:PORT of rank 0. Empty: the attempt is over"""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attempt", b"attempt", "rank", b"rank", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessGroup: _TypeAlias = ProcessGroup  # noqa: Y015
+
+@_typing.final
 class StartTrainingRoundResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -613,6 +660,7 @@ class StartTrainingRoundResponse(_message.Message):
     EVALUATE_FIELD_NUMBER: _builtins.int
     TRAIN_CONFIG_FIELD_NUMBER: _builtins.int
     METADATA_DIGEST_FIELD_NUMBER: _builtins.int
+    PROCESS_GROUP_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     epoch_base: _builtins.int
     round: _builtins.int
@@ -642,6 +690,10 @@ class StartTrainingRoundResponse(_message.Message):
     def upload(self) -> Global___WeightsRef:
         """Where the update may be put directly: key and url. Who does so hands in this key."""
 
+    @_builtins.property
+    def process_group(self) -> Global___ProcessGroup:
+        """absent unless the round is trained in one"""
+
     def __init__(
         self,
         *,
@@ -658,10 +710,11 @@ class StartTrainingRoundResponse(_message.Message):
         evaluate: _builtins.bool = ...,
         train_config: _builtins.str = ...,
         metadata_digest: _builtins.bytes = ...,
+        process_group: Global___ProcessGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "upload", b"upload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process_group", b"process_group", "upload", b"upload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "model", b"model", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoding", b"encoding", "epoch_base", b"epoch_base", "epochs", b"epochs", "evaluate", b"evaluate", "layout", b"layout", "metadata", b"metadata", "metadata_digest", b"metadata_digest", "model", b"model", "process_group", b"process_group", "round", b"round", "task", b"task", "train_config", b"train_config", "update_accepted", b"update_accepted", "upload", b"upload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,6 +731,7 @@ class EndTrainingRoundRequest(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     """the upload's name: last part of its key"""
     number_samples: _builtins.int
@@ -685,13 +739,17 @@ class EndTrainingRoundRequest(_message.Message):
     """JSON list of points; "" or "[]" for none"""
     round: _builtins.int
     """the round this update belongs to"""
+    attempt: _builtins.int
+    """that the update was trained in, with a process group"""
     @_builtins.property
     def update(self) -> Global___WeightsRef:
         """as PutWeights answered, with the object inside, or put at upload.url"""
 
     @_builtins.property
     def layout(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
-        """with initial weights: how to cut the vector"""
+        """With initial weights: how to cut the vector. With a process group: the tensors of the model that
+        the update holds, which are those of the caller's stage.
+        """
 
     @_builtins.property
     def evaluation(self) -> Global___Evaluation:
@@ -707,10 +765,11 @@ class EndTrainingRoundRequest(_message.Message):
         update: Global___WeightsRef | None = ...,
         layout: _abc.Iterable[Global___Tensor] | None = ...,
         evaluation: Global___Evaluation | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "evaluation", b"evaluation", "round", b"round", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "evaluation", b"evaluation", "layout", b"layout", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "attempt", b"attempt", "evaluation", b"evaluation", "layout", b"layout", "metrics", b"metrics", "number_samples", b"number_samples", "participant_id", b"participant_id", "round", b"round", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
@@ -789,12 +848,15 @@ class ReportFailureRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     kind: _builtins.str
     """the exception's type"""
     message: _builtins.str
     traceback: _builtins.str
     """file names, line numbers and functions; empty: not told"""
+    attempt: _builtins.int
+    """The attempt whose process group broke, which is no failure of the caller's own code."""
     def __init__(
         self,
         *,
@@ -802,12 +864,15 @@ class ReportFailureRequest(_message.Message):
         kind: _builtins.str = ...,
         message: _builtins.str = ...,
         traceback: _builtins.str = ...,
+        attempt: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "message", b"message", "round", b"round", "traceback", b"traceback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "attempt", b"attempt", "kind", b"kind", "message", b"message", "round", b"round", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
+    _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
 
 Global___ReportFailureRequest: _TypeAlias = ReportFailureRequest  # noqa: Y015
 

@@ -1,0 +1,99 @@
+"""The rule "assemble": the next model is the slices of all participants put together.
+
+In model parallelism each participant trains one stage of the model, and hands in the slice of the
+flat vector that its stage owns. Nothing is combined, so the slices are copied in their order.
+Memory: one piece of a slice.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from xain_coordinator.aggregation.aggregator import Float64, RuleFailed, Tile, Weights
+from xain_coordinator.aggregation.crew import Stopped
+from xain_coordinator.aggregation.publishing import publication
+from xain_coordinator.aggregation.sources import Source
+from xain_coordinator.core.attempts import slice_of
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.keys import model_key
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.ports import WeightsStore
+from xain_proto.np import npy_header
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Assemble:
+    """Each update is the slice of the model that its sender owns. The slices put together are the
+    next model.
+
+    stages: participants that train a round, at most; 0: all that are connected. With a workload it
+        follows from the workload's options.
+    Source: Huang et al. 2019, GPipe: Efficient Training of Giant Neural Networks using Pipeline
+    Parallelism, whose partitions of a network are the slices.
+    """
+
+    takes_stale: ClassVar[bool] = False
+
+    stages: Annotated[int, Field(ge=0)] = 0
+
+    def check(self, num_updates: int) -> None:
+        pass
+
+    def combine(self, tile: Tile, weights: Weights) -> Float64:
+        raise RuleFailed('rule "assemble" puts slices together and cannot combine whole models')
+
+
+def assemble_slices(
+    store: WeightsStore, work: Aggregate, stop: threading.Event | None = None
+) -> GlobalModel:
+    """Make and store the model of the round after `work.round`. Blocks; runs in a thread.
+
+    A second call after a crash makes the same bytes. Raises RuleFailed if slices overlap or leave a
+    gap, UpdateChanged, Stopped, and the store's errors.
+    """
+    base = work.base
+    try:
+        cut = [(*slice_of(base.layout, u.layout), u.weights) for u in work.updates]
+    except InvalidUpdate as error:
+        raise RuleFailed(f"an accepted update of round {work.round}: {error}") from error
+    slices = sorted(cut, key=lambda one: one[:2])
+    ends = [0, *(stop_at for _, stop_at, _ in slices)]
+    starts = [*(start for start, _, _ in slices), base.shape[0]]
+    if starts != ends:
+        raise RuleFailed(
+            f"the slices of round {work.round} begin at {starts[:-1]} and end at {ends[1:]}; they "
+            f"do not make up the {base.shape[0]} elements of the model"
+        )
+    dtype = np.dtype(base.dtype).newbyteorder("<")
+    piece = np.empty(_PIECE_BYTES // dtype.itemsize, dtype)
+    with publication(store, model_key(work.round + 1)) as begun:
+        begun.write(npy_header(dtype, base.shape))
+        for start, end, weights in slices:
+            source = Source(
+                store, weights.ref, "accepted update", dtype, end - start, keep_open=True
+            )
+            try:
+                for at in range(start, end, len(piece)):
+                    if stop is not None and stop.is_set():
+                        raise Stopped
+                    values = piece[: min(len(piece), end - at)]
+                    source.read_into(values)
+                    begun.write(values.tobytes())
+                source.check()
+            finally:
+                source.close()
+        ref = begun.commit()
+    return GlobalModel(
+        round=work.round + 1,
+        ref=ref,
+        dtype=base.dtype,
+        shape=base.shape,
+        layout=base.layout,
+        metadata=base.metadata,
+    )

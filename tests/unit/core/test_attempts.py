@@ -1,0 +1,323 @@
+"""Rounds of the rule "assemble": attempts, their slices, and rounds that start again."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from tests.unit.core.bench import (
+    DEADLINE_S,
+    IDLE_S,
+    LEASE_S,
+    PROFILE,
+    TIMED,
+    Bench,
+    make_rules,
+    replay,
+    stored,
+)
+
+from xain_coordinator.core import commands as c
+from xain_coordinator.core import errors
+from xain_coordinator.core import events as e
+from xain_coordinator.core.decider import next_deadline
+from xain_coordinator.core.effects import Aggregate
+from xain_coordinator.core.keys import model_key, update_key
+from xain_coordinator.core.values import (
+    GlobalModel,
+    Layout,
+    Phase,
+    ProcessGroup,
+    Rules,
+    WeightsRef,
+)
+from xain_workloads.model import TensorSpec, size_of
+
+LAYOUT = tuple(TensorSpec(name, (2,), "float32") for name in "pqrs")
+
+
+def rules(stages: int = 2, **given: Any) -> Rules:
+    made = make_rules(**{**TIMED, **given})
+    return replace(made, aggregation="assemble", aggregation_options={"stages": stages})
+
+
+class Group(Bench):
+    """A bench whose participants train one model of four tensors together."""
+
+    def __init__(self, *names: str, stages: int = 2, **given: Any) -> None:
+        given = {"start_participants": len(names), **given}
+        super().__init__(rules(stages, **given), answers=False)
+        self.enter(*names)
+
+    def enter(self, *names: str, port: int = 1) -> None:
+        for name in names:
+            self.send(c.Rendezvous(name, PROFILE, group_address=f"{name}:{port}"))
+        self._work()
+
+    def _work(self) -> None:
+        while self.owed:
+            effect = self.owed.pop(0)
+            number = effect.round + 1 if isinstance(effect, Aggregate) else 0
+            ref = WeightsRef(model_key(number), 128, str(number))
+            model = GlobalModel(number, ref, "float32", (8,), LAYOUT)
+            done = c.AggregationDone if number else c.InitialisationDone
+            self.send(done(model))
+
+    def group(self, name: str) -> ProcessGroup:
+        group = self.start(name).process_group
+        assert group is not None
+        return group
+
+    def hand_in(self, name: str, tensors: str, attempt: int | None = None) -> None:
+        owned: Layout = tuple(spec for spec in LAYOUT if spec.name in tensors)
+        number = self.session.round
+        weights = stored(update_key(number, name), f"{name}{attempt}", shape=(size_of(owned),))
+        opened = self.session.open_round
+        assert opened is not None
+        self.send(
+            c.EndTrainingRound(
+                name,
+                name,
+                number,
+                1,
+                weights,
+                layout=owned,
+                attempt=opened.attempt if attempt is None else attempt,
+            )
+        )
+        self._work()
+
+    def report(self, name: str) -> None:
+        opened = self.session.open_round
+        assert opened is not None
+        self.send(c.NoteGroupBroken(name, opened.number, opened.attempt, "connection reset"))
+
+    @property
+    def attempt(self) -> int:
+        assert self.session.open_round is not None
+        return self.session.open_round.attempt
+
+
+def test_selection_in_its_order_gives_the_ranks_and_rank_0_the_address() -> None:
+    bench = Group("a", "b", "c", stages=3)
+    groups = [bench.group(name) for name in bench.selected]
+    address = f"{bench.selected[0]}:1"
+    assert groups == [ProcessGroup(1, rank, 3, address) for rank in range(3)]
+    assert bench.heartbeat("a").attempt == 1
+
+
+def test_round_closes_when_all_slices_are_in() -> None:
+    bench = Group("a", "b", rounds=2)
+    bench.hand_in(bench.selected[0], "p")
+    assert bench.session.round == 0
+    bench.hand_in(bench.selected[1], "qrs")
+    assert bench.session.round == 1
+    assert len(bench.aggregates[0].updates) == 2
+    assert bench.aggregates[0].rule == "assemble"
+
+
+def test_no_more_participants_are_selected_than_the_model_has_layers() -> None:
+    assert len(Group(*"abcdef", stages=0).selected) == len(LAYOUT)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_at_most_one_participant_is_selected_for_each_stage(stages: int) -> None:
+    assert len(Group("a", "b", "c", "d", "e", stages=stages).selected) == stages
+
+
+def test_fewer_participants_than_stages_train_fewer_stages() -> None:
+    bench = Group("a", "b", stages=4)
+    assert bench.group("a").world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ("pq", "qrs", "overlaps"),
+        ("p", "rs", "6 of the 8 elements"),
+        ("p", "qs", "where the model has 'r'"),
+        ("p", "", "does not say which tensors"),
+    ],
+)
+def test_gaps_and_overlaps_of_slices_are_refused(first: str, second: str, why: str) -> None:
+    bench = Group("a", "b")
+    bench.hand_in("a", first)
+    with pytest.raises(errors.InvalidUpdate, match=why):
+        bench.hand_in("b", second)
+
+
+def test_round_starts_again_when_the_others_have_reported_that_the_group_broke() -> None:
+    bench = Group("a", "b", "c", stages=3)
+    bench.leave("b")
+    assert bench.attempt == 1, "a and c still train"
+    assert bench.group("a").address == "", "a member that begins only now reports at once"
+    bench.report("a")
+    bench.report("c")
+    assert bench.attempt == 2
+    assert bench.notified
+    assert set(bench.selected) == {"a", "c"}
+    assert bench.group("a").world_size == 2
+    [restarted] = bench.happened(e.RoundRestarted)
+    assert (restarted.attempt, restarted.reason) == (2, "b: it has left")
+
+
+def test_member_whose_lease_runs_out_ends_the_attempt() -> None:
+    bench = Group("a", "b")
+    bench.report("a")
+    assert bench.attempt == 1, "b may be about to report"
+    bench.expire("b")
+    assert (bench.attempt, bench.selected) == (2, ("a",))
+
+
+def test_slices_of_an_attempt_that_is_over_are_dropped() -> None:
+    bench = Group("a", "b")
+    bench.hand_in("a", "pq")
+    bench.leave("b")
+    assert (bench.attempt, bench.selected) == (2, ("a",))
+    assert not bench.heartbeat("a").update_accepted
+    with pytest.raises(errors.StaleAttempt):
+        bench.hand_in("a", "pq", attempt=1)
+    bench.hand_in("a", "pqrs")
+    assert bench.session.round == 1
+
+
+def test_accepted_slice_outlives_its_sender() -> None:
+    bench = Group("a", "b")
+    bench.hand_in("a", "pq")
+    bench.leave("a")
+    bench.hand_in("b", "rs")
+    assert bench.session.round == 1
+    assert not bench.happened(e.RoundRestarted)
+
+
+def test_participant_that_joins_waits_for_the_next_attempt() -> None:
+    bench = Group("a", "b", stages=3)
+    bench.enter("c")
+    assert bench.selected == ("a", "b")
+    bench.report("a")
+    bench.report("b")
+    assert set(bench.selected) == {"a", "b", "c"}
+
+
+def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() -> None:
+    bench = Group("a", "b", "c", stages=3)
+    bench.send(c.NoteFailure("a", 0, "TypeError"))
+    bench.report("b")
+    bench.report("c")
+    assert set(bench.selected) == {"b", "c"}
+    assert bench.session.in_a_row("a") == 1
+    assert bench.session.in_a_row("b") == 0
+
+
+def test_process_that_took_the_place_of_a_killed_one_ends_the_attempt() -> None:
+    bench = Group("a", "b")
+    bench.report("b")
+    bench.enter("a", port=2)
+    assert bench.attempt == 2
+    assert bench.group("b").address == f"{bench.selected[0]}:{2 if bench.selected[0] == 'a' else 1}"
+
+
+def test_refused_and_damaged_slices_end_the_attempt() -> None:
+    bench = Group("a", "b")
+    bench.send(c.NoteRefusedUpdate("a", 0, "not finite"))
+    bench.hand_in("b", "rs")
+    assert bench.attempt == 2
+    bench.hand_in("a", "pq")
+    assert bench.session.open_round is not None
+    key = bench.session.open_round.updates["a"].weights.ref.key
+    bench.send(c.NoteDamagedUpdates({key: "other bytes"}))
+    bench.report("b")
+    assert bench.attempt == 3
+
+
+def test_round_starts_again_at_its_deadline_and_the_session_ends_when_that_goes_on() -> None:
+    bench = Group("a", "b", refused_limit=0)
+    bench.hand_in("a", "pq")
+    bench.pass_time(DEADLINE_S)
+    assert bench.attempt == 2
+    assert bench.happened(e.RoundRestarted)[0].missed == ("b",)
+    bench.pass_time(DEADLINE_S)
+    assert bench.attempt == 3
+    bench.pass_time(IDLE_S)
+    assert bench.phase is Phase.FINISHED
+    assert "was started again" in bench.session.cause
+
+
+def test_late_reports_and_those_of_strangers_change_nothing() -> None:
+    bench = Group("a", "b", "c")
+    before = bench.session
+    stranger = next(p for p in "abc" if p not in bench.selected)
+    bench.report(stranger)
+    bench.send(c.NoteGroupBroken("a", 0, 7, "late"))
+    bench.send(c.NoteGroupBroken("a", 1, 1, "early"))
+    assert bench.session == before
+    bench.refuses(c.NoteGroupBroken("x", 0, 1), errors.NotAMember)
+
+
+def test_participant_without_process_groups_is_refused() -> None:
+    bench = Group("a", "b")
+    bench.refuses(c.Rendezvous("old", PROFILE), errors.ProfileMismatch)
+
+
+def test_broken_attempt_waits_for_participants_before_it_starts_again() -> None:
+    bench = Group("a", "b", min_participants=2)
+    bench.leave("b")
+    bench.report("a")
+    assert (bench.phase, bench.attempt) == (Phase.STANDBY, 1)
+    bench.pass_time(DEADLINE_S + 1)
+    assert bench.phase is Phase.STANDBY, "its deadline does not make the driver spin"
+    bench.enter("b")
+    assert (bench.phase, bench.attempt) == (Phase.COLLECTING, 2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_session_completes_after_losses_and_restarts_at_any_point(seed: int) -> None:
+    """Members leave, expire, report and come back, and the coordinator dies. The journal always
+    folds to the same session, and once all is quiet the session completes."""
+    chance, names = Random(seed), "abcd"
+    bench = Group(*names, stages=chance.randint(1, 4), rounds=3)
+    for _ in range(60):
+        if bench.phase is Phase.FINISHED:
+            break
+        name = chance.choice(names)
+        owes = bench.session.owes_update(name) and bench.phase is Phase.COLLECTING
+        match chance.choice(["leave", "join", "report", "restart", "expire", "hand in", "time"]):
+            case "leave" if name in bench.session.members:
+                bench.leave(name)
+            case "join":
+                bench.enter(name, port=chance.randint(1, 2))
+            case "report" if owes:
+                bench.report(name)
+            case "expire":
+                bench.expire(name)
+            case "restart":
+                bench.restart()
+            case "hand in" if owes:
+                _hand_in_share(bench, name)
+            case "time":
+                bench.pass_time(chance.choice([1.0, LEASE_S]))
+        assert replay(bench.journal) == bench.session
+        due = next_deadline(bench.session)
+        assert bench.phase is Phase.FINISHED or due is None or due >= bench.now
+    for _ in range(20):
+        if bench.phase is Phase.FINISHED:
+            break
+        bench.enter(*names)
+        for name in bench.outstanding:
+            assert bench.session.open_round is not None
+            if bench.session.open_round.broken:
+                bench.report(name)
+            else:
+                _hand_in_share(bench, name)
+    assert bench.session.cause == "completed"
+
+
+def _hand_in_share(bench: Group, name: str) -> None:
+    """The tensors of the participant's stage, with an even cut."""
+    opened = bench.session.open_round
+    assert opened is not None
+    if not opened.broken:
+        group = bench.group(name)
+        size, rank = group.world_size, group.rank
+        cut = [len(LAYOUT) * stage // size for stage in range(size + 1)]
+        bench.hand_in(name, "pqrs"[cut[rank] : cut[rank + 1]])
