@@ -19,20 +19,20 @@ from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import KEY, Frame, dump, load, num_features_of, pack, unpack
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.options import from_mapping, require_range
+from xain_workloads.options import from_mapping
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     Array,
     classes_of,
     classes_to_learn,
     coded_target,
+    cross_entropy,
     regression_metrics,
+    require_training,
     require_width,
     rows_to_predict,
 )
 from xain_workloads.workload import TrainResult
-
-_SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ class BaggingWorkload:
         Metrics: "oob_score" of the new estimators; see oob_score(). Left out if no row is out of
             a bootstrap.
         """
-        require_range("epochs", epochs, at_least=1)
-        require_range("epoch_base", epoch_base, at_least=0)
-        require_range("seed", seed, at_least=0)
+        require_training(epochs, epoch_base, seed)
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         rows = rows_to_predict(num_features, data.features)
@@ -122,10 +120,9 @@ class BaggingWorkload:
             probabilities = np.full((len(target), len(classes)), 1 / len(classes))
         else:
             probabilities = voting.predict_proba(data.features)
-        of_target = np.maximum(probabilities[np.arange(len(target)), target], _SMALLEST_PROBABILITY)
         return {
             "accuracy": float(np.mean(np.argmax(probabilities, axis=1) == target)),
-            "loss": float(-np.log(of_target).mean()),
+            "loss": cross_entropy(probabilities[np.arange(len(target)), target]),
         }
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:

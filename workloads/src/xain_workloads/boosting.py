@@ -21,7 +21,7 @@ from xain_workloads.boosting_options import HISTOGRAM, BoostingOptions
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError
 from xain_workloads.model import Model
-from xain_workloads.options import from_mapping, require_range, to_text
+from xain_workloads.options import from_mapping, to_text
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.statistics import from_json
@@ -30,14 +30,16 @@ from xain_workloads.supervised import (
     classes_of,
     classes_to_learn,
     coded_target,
+    cross_entropy,
+    epoch_seed,
     regression_metrics,
+    require_training,
     require_width,
 )
 from xain_workloads.trees import BoosterKind
 from xain_workloads.workload import TrainResult
 
 _DEFAULTS = BoostingOptions()
-_SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,7 @@ class BoostingWorkload:
         Metrics: as evaluate(), of the model with the new trees. In the mode "histogram" they are
         of the model that was given, since the coordinator grows the trees.
         """
-        require_range("epochs", epochs, at_least=1)
-        require_range("epoch_base", epoch_base, at_least=0)
-        require_range("seed", seed, at_least=0)
+        require_training(epochs, epoch_base, seed)
         xgboost = _xgboost()
         classes, kind = self._open(model)
         matrix, target = self._matrix(kind, classes, data)
@@ -107,7 +107,7 @@ class BoostingWorkload:
         parameters = {
             **{name: options[name] for name in options if name not in ("mode", "task")},
             "objective": kind.objective,
-            "seed": int(np.random.SeedSequence((seed, epoch_base)).generate_state(1)[0] >> 1),
+            "seed": epoch_seed(seed, epoch_base) >> 1,
             "tree_method": "hist",
             "nthread": 1,  # sums in one order: the same inputs give the same bytes
         }
@@ -206,7 +206,7 @@ class BoostingWorkload:
             of_target = predicted[np.arange(len(target)), target]
         return {
             "accuracy": float(np.mean(_best(predicted) == target)),
-            "loss": float(-np.log(np.maximum(of_target, _SMALLEST_PROBABILITY)).mean()),
+            "loss": cross_entropy(of_target),
         }
 
 

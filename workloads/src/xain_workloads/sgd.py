@@ -23,13 +23,17 @@ from xain_workloads.options import from_mapping, require_choice, require_range, 
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
+    DIVERGED_SCORE,
     Array,
     best_class,
     classes_of,
     classes_to_learn,
     coded_target,
+    epoch_seed,
     num_outputs,
+    predictions,
     regression_metrics,
+    require_training,
     require_width,
     rows_to_predict,
 )
@@ -49,11 +53,6 @@ PENALTIES = ("l2", "l1", "elasticnet", "none")
 MODES = ("federated", "gradient")
 # Without "adaptive", which watches one long fit and cannot look across rounds.
 LEARNING_RATES = ("constant", "invscaling", "optimal")
-
-# scikit-learn cuts the derivative of the loss at 1e12, so squared losses that diverge seldom reach
-# infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
-# a factor of ten to spare, since one participant's would spoil the average of all.
-DIVERGED_SCORE = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +163,7 @@ class SgdWorkload:
         In mode "gradient" the vector is the gradient at the model, and the metrics are those of the
         model before the step; "objective" is the loss with the penalty.
         """
-        require_range("epochs", epochs, at_least=1)
-        require_range("epoch_base", epoch_base, at_least=0)
-        require_range("seed", seed, at_least=0)
+        require_training(epochs, epoch_base, seed)
         classes, coef, intercept = self._open(model)
         target = coded_target(self.options.task, classes, data)
         require_width(coef.shape[1], data.features)
@@ -183,9 +180,7 @@ class SgdWorkload:
         # that they had as many rows. A float, because scikit-learn's loop takes a C double.
         estimator.t_ = float(epoch_base * data.num_samples + 1)
         for epoch in range(epoch_base, epoch_base + epochs):
-            # partial_fit shuffles anew from random_state each time. Without a seed of its own,
-            # every epoch would walk through the rows in the same order.
-            estimator.random_state = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
+            estimator.random_state = epoch_seed(seed, epoch)  # of the shuffle of partial_fit()
             try:
                 estimator.partial_fit(data.features, target)
             except ValueError as error:
@@ -285,10 +280,7 @@ class SgdWorkload:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
         classes, coef, intercept = self._open(model)
         scores = rows_to_predict(coef.shape[1], features) @ coef.T + intercept
-        if not classes:
-            scale = target_scale(model.metadata)
-            return np.asarray(scores[:, 0] * scale.scale + scale.center)
-        return np.array(classes, dtype=np.str_)[best_class(scores)]
+        return predictions(scores, classes, model.metadata)
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an SGDClassifier or SGDRegressor."""

@@ -9,9 +9,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, NoData
+from xain_workloads.options import require_range
+from xain_workloads.preprocessing import target_scale
 from xain_workloads.profile import DataProfile
 
 Array = NDArray[np.float64]
+
+# scikit-learn cuts the derivative of the loss at 1e12, so squared losses that diverge seldom reach
+# infinity: they hover around 1e12 and look like weights. Such scores are taken for divergence, with
+# a factor of ten to spare, since one participant's would spoil the average of all.
+DIVERGED_SCORE = 1e11
+_SMALLEST_PROBABILITY = 1e-15  # so that the loss of a wrong certainty is finite
 
 
 def classes_to_learn(task: str, profile: DataProfile) -> tuple[str, ...]:
@@ -45,6 +53,19 @@ def classes_of(task: str, metadata: Mapping[str, str]) -> tuple[str, ...]:
 def num_outputs(classes: tuple[str, ...]) -> int:
     """Outputs of a model: one per class, but one for two classes and for regression."""
     return len(classes) if len(classes) > 2 else 1
+
+
+def require_training(epochs: int, epoch_base: int, seed: int) -> None:
+    """Raise ValueError unless the arguments of Workload.train() are in range."""
+    require_range("epochs", epochs, at_least=1)
+    require_range("epoch_base", epoch_base, at_least=0)
+    require_range("seed", seed, at_least=0)
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of an epoch, 32 bits. Without one of its own, each epoch would walk through the rows
+    in the same order."""
+    return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
 
 
 def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[Any]:
@@ -93,6 +114,24 @@ def best_class(scores: Array) -> NDArray[np.intp]:
         return (scores[:, 0] > 0).astype(np.intp)
     best: NDArray[np.intp] = np.argmax(scores, axis=1)
     return best
+
+
+def predictions(
+    scores: Array, classes: tuple[str, ...], metadata: Mapping[str, str]
+) -> NDArray[Any]:
+    """(n, k) scores to (n,) class names, or numbers in the unit of the target.
+
+    metadata: of the model, which say how the target was scaled for training.
+    """
+    if classes:
+        return np.array(classes, dtype=np.str_)[best_class(scores)]
+    scale = target_scale(metadata)
+    return np.asarray(scores[:, 0] * scale.scale + scale.center)
+
+
+def cross_entropy(probabilities: Array) -> float:
+    """The mean loss of the probabilities, (n,), that a model gave the classes of the rows."""
+    return float(-np.log(np.maximum(probabilities, _SMALLEST_PROBABILITY)).mean())
 
 
 def regression_metrics(predicted: Array, target: Array) -> dict[str, float]:
