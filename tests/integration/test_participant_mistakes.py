@@ -91,6 +91,17 @@ class Csv(Process):
         self._process = await self.run(self._command)
 
 
+class CsvWithoutTorch(Csv):
+    """A table's participant in an environment in which PyTorch is not installed."""
+
+    async def start(self) -> None:
+        program = (
+            "import sys; sys.modules['torch'] = None\n"
+            "from xain_participant.cli import main\nsys.exit(main())"
+        )
+        self._process = await self.run(["-c", program, *self._command[2:]])
+
+
 Begin = Callable[..., Awaitable[CoordinatorProcess]]
 Run = Callable[[Process], Awaitable[Process]]
 
@@ -359,6 +370,21 @@ async def test_data_of_another_task_are_refused_at_both_sides(
     (warning,) = fetch(target).status.warnings
     assert "wrong" in warning
     assert "regression" in warning
+
+
+# --- packages that are missing ---
+
+
+async def test_engine_that_is_not_installed_is_named_with_its_extra(
+    begin: Begin, launch: Run, tmp_path: Path
+) -> None:
+    coordinator = await begin(
+        rounds__start_participants=1, workload__name="mlp", workload__options__engine="torch"
+    )
+    site = await launch(CsvWithoutTorch(tmp_path, target_of(coordinator), "site", CLASSES))
+    assert await site.died() == 1
+    assert "pip install 'xain-participant[torch]'" in site.log()
+    await coordinator.until_logged("training_failed")
 
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE_S)

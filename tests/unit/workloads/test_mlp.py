@@ -1,5 +1,7 @@
 """Multi-layer perceptrons by scikit-learn, driven by their weights."""
 
+import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from sklearn.neural_network import MLPClassifier
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
-from xain_workloads.mlp import ACTIVATIONS, MlpWorkload
+from xain_workloads.mlp import ACTIVATIONS, NUM_WEIGHTS_FOR_TORCH, MlpWorkload
 from xain_workloads.model import Model, unflatten
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata
 
@@ -150,6 +152,26 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
     assert from_metadata(model.metadata) == workload
 
 
+def test_participants_of_earlier_versions_know_the_options_of_models(iris: Dataset) -> None:
+    """An unknown option is refused, so `engine` travels only if it was chosen."""
+    assert "engine" not in json.loads(mlp().initial_model([iris.profile()]).metadata["options"])
+    chosen = mlp(engine="sklearn")
+    assert from_metadata(chosen.initial_model([iris.profile()]).metadata) == chosen
+
+
+def test_missing_torch_is_named_or_done_without(
+    iris: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    layers = {"hidden_layers": [NUM_WEIGHTS_FOR_TORCH // 5]}
+    model = mlp(**layers).initial_model([iris.profile()])
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'xain-participant\[torch\]'"):
+        train(mlp(engine="torch", **layers), model, iris)
+    first_rows = iris.subset([0, 60])
+    by_sklearn = train(mlp(engine="sklearn", **layers), model, first_rows)
+    assert train(mlp(**layers), model, first_rows).vector.tobytes() == by_sklearn.vector.tobytes()
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -162,6 +184,7 @@ def test_metadata_alone_are_enough_to_go_on(iris: Dataset) -> None:
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"learning_rate_init": 0}, "learning_rate_init is 0"),
         ({"batch_size": -1}, "batch_size is -1"),
+        ({"engine": "jax"}, "engine is 'jax'; choose one of: auto, sklearn, torch"),
         ({"dropout": 0.5}, "unknown option 'dropout'"),
     ],
 )
