@@ -29,16 +29,17 @@ from xain_workloads.neural_modules import (
     vector_of,
 )
 from xain_workloads.neural_options import NeuralOptions
-from xain_workloads.options import from_mapping, require_range
+from xain_workloads.options import from_mapping
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     Array,
-    best_class,
     classes_of,
     classes_to_learn,
     coded_target,
+    predictions,
     regression_metrics,
+    require_training,
     require_width,
     rows_to_predict,
 )
@@ -100,9 +101,7 @@ class NeuralWorkload:
         model before the step, on the rows of the step; "objective" is the loss with the penalty of
         weight_decay.
         """
-        require_range("epochs", epochs, at_least=1)
-        require_range("epoch_base", epoch_base, at_least=0)
-        require_range("seed", seed, at_least=0)
+        require_training(epochs, epoch_base, seed)
         classes, width = self._opened(model)
         codes = coded_target(self.options.task, classes, data)
         require_width(width, data.features)
@@ -204,10 +203,7 @@ class NeuralWorkload:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
         classes, width = self._opened(model)
         scores = self.network(model).scores(rows_to_predict(width, features))
-        if not classes:
-            scale = target_scale(model.metadata)
-            return np.asarray(scores[:, 0] * scale.scale + scale.center)
-        return np.asarray(classes, dtype=np.str_)[best_class(scores)]
+        return predictions(scores, classes, model.metadata)
 
     def to_sklearn(self, model: Model) -> Any:
         """See Workload.to_sklearn: an MLPClassifier or MLPRegressor, for a list of linear layers
