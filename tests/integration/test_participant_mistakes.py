@@ -66,11 +66,10 @@ class Site(Process):
         *,
         log: str = "",
         instance: str | None = None,
+        tells: bool = False,
     ) -> None:
         super().__init__(folder, log or name)
-        text = SCRIPT.format(
-            how=how, target=target, name=name, instance=instance, tells=how == "tells"
-        )
+        text = SCRIPT.format(how=how, target=target, name=name, instance=instance, tells=tells)
         self._command = ["-c", "import logging; logging.basicConfig(level=20)\n" + text]
 
     async def start(self) -> None:
@@ -265,15 +264,18 @@ async def test_failure_of_a_participant_reaches_log_record_and_status(
 async def test_failed_participant_that_returns_within_its_lease_trains_the_same_round(
     begin: Begin, launch: Run, tmp_path: Path
 ) -> None:
-    """The process that failed was killed before it could leave, and is started again, mended."""
+    """The process that failed was killed before it could leave, and is started again, mended. It
+    was allowed to tell its message."""
     coordinator = await begin(rounds__min_participants=2, server__heartbeat_timeout_s=600)
     target = target_of(coordinator)
     good = await launch(Site(tmp_path, target, "good"))
-    bad = await launch(Site(tmp_path, target, "bad", "fails and is killed", instance="pod-7"))
+    how = "fails and is killed"
+    bad = await launch(Site(tmp_path, target, "bad", how, instance="pod-7", tells=True))
     assert await bad.died() == -signal.SIGKILL
     await coordinator.until_logged("training_failed")
     (failed,) = lines(coordinator, "training_failed")
-    assert (failed["round"], failed["participant"], failed["reason"]) == (1, "bad", "ValueError")
+    assert (failed["round"], failed["participant"]) == (1, "bad")
+    assert failed["reason"] == "ValueError: patient 4711 has no age"
     mended = await launch(Site(tmp_path, target, "bad", log="mended", instance="pod-7"))
     for site in (good, mended):
         assert await site.died() == 0, site.log()
@@ -289,7 +291,10 @@ async def test_refused_updates_reach_the_participant_the_record_log_and_status(
     """After two in a row its sender is left out, and at the end all are told that it never
     counted."""
     coordinator = await begin(
-        rounds__initial_weights="first", rounds__refused_limit=2, rounds__refused_rounds=100
+        rounds__initial_weights="first",
+        rounds__refused_limit=2,
+        rounds__refused_rounds=100,
+        server__heartbeat_timeout_s=600,
     )
     target = target_of(coordinator)
     good = await launch(Site(tmp_path, target, "good"))
