@@ -6,11 +6,12 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,6 +79,7 @@ from xain_workloads.neural_builders import allow_builders
 from xain_workloads.table import Table
 
 if TYPE_CHECKING:
+    from xain_coordinator.sessions import Sessions
     from xain_coordinator.xain06.bucket import XainBucket
 
 T = TypeVar("T")
@@ -211,6 +213,17 @@ class Coordinator:
         """The service that tells how the session stands, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.inspection
+
+    @property
+    def journal(self) -> Journal:
+        """The journal with all sessions."""
+        return self._journal
+
+    @property
+    def weights(self) -> WeightsStore:
+        """The store with the weights of all sessions."""
+        assert self._opened is not None, "it is opened with the coordinator"
+        return self._opened.store
 
     async def start(self) -> None:
         """Listen, and go on with the session, or open it.
@@ -475,15 +488,26 @@ def run(
         except WrongSetting as error:
             log.error("cannot_start", error=str(error))
             return EXIT_BAD_CONFIG
-        make = partial(
-            Coordinator,
+        listener = None
+        if config.http.is_on:
+            from xain_coordinator.http_face.server import CannotServe, open_listener
+
+            try:
+                listener = at_end.enter_context(open_listener(config.http))
+            except CannotServe as error:
+                log.error("cannot_start", error=str(error))
+                return EXIT_ERROR
+        make = partial(Coordinator, latencies=latencies)
+        make_first = partial(
+            make,
             config,
-            resume=resume,
+            # In serve mode each session has rules of its own, which a request may have changed.
+            resume=resume or config.http.is_on,
             new_session=new_session,
             from_model=from_model,
-            latencies=latencies,
         )
-        return asyncio.run(_run(config, make, at_end))
+        make_next = partial(make, new_session=True)
+        return asyncio.run(_run(config, make_first, make_next, listener, at_end))
 
 
 def _open_log_files(
@@ -506,15 +530,21 @@ def _open_log_files(
 
 
 async def _run(
-    config: CoordinatorConfig, make: Callable[[], Coordinator], at_end: contextlib.ExitStack
+    config: CoordinatorConfig,
+    make: Callable[[], Coordinator],
+    make_next: Callable[[CoordinatorConfig], Coordinator],
+    listener: socket.socket | None,
+    at_end: contextlib.ExitStack,
 ) -> int:
+    """listener: of the HTTP face; None without one."""
+    from xain_coordinator.sessions import Sessions  # which imports this module
+
     stop = asyncio.Event()
     _on_signals(stop)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, "store"))
     coordinator = await _start(config, make, stop, at_end)
     if not isinstance(coordinator, Coordinator):
         return coordinator
-    driver = coordinator.driver
     # Imported objects stay until the end; a look at them in every collection would cost a small
     # round a tenth of its time.
     gc.freeze()
@@ -526,15 +556,19 @@ async def _run(
     # Python's default: a whole small round takes but four times that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
-    waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(driver.failed.wait())]
-    async with _view(config, coordinator):
+    sessions = Sessions(config, coordinator, make_next)
+    async with _http_face(sessions, listener), _view(config, sessions):
+        waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
-    log.info("stopping", round=driver.session.round, drain_s=config.server.drain_s)
+        for wait in waits:
+            wait.cancel()
+        log.info("stopping", round=sessions.session.round, drain_s=config.server.drain_s)
+        sessions.stopping.set()
+    await sessions.close()
+    coordinator, driver = sessions.current, sessions.current.driver
     status = EXIT_OK
-    if driver.failure is not None:
-        status = _status_after(driver.failure)
+    if sessions.failure is not None:
+        status = _status_after(sessions.failure)
     at_end.callback(_exit_after(config.server.drain_s + LAST_STEPS_S, status).cancel)
     if not await _stopped(coordinator):
         return EXIT_ERROR
@@ -659,17 +693,32 @@ def _on_signals(stop: asyncio.Event) -> None:
             loop.add_signal_handler(signal_, stop.set)
 
 
+@contextlib.asynccontextmanager
+async def _http_face(sessions: "Sessions", listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve HTTP at the listener, if there is one."""
+    if listener is None:
+        yield
+        return
+    from xain_coordinator.http_face.server import serving
+
+    await sessions.load_fitted()
+    async with serving(sessions, listener):
+        yield
+
+
 def _view(
-    config: CoordinatorConfig, coordinator: Coordinator
+    config: CoordinatorConfig, sessions: "Sessions"
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """A live view below the log lines, on a terminal and unless [logging] console is set."""
     if config.logging.console is not None or not sys.stderr.isatty():
         return contextlib.nullcontext()
     from xain_coordinator import live_view
-    from xain_coordinator.status_view import ask_service
+    from xain_coordinator.status_view import Snapshot, ask_service
 
-    inspection = coordinator.inspection
-    return live_view.on_terminal(partial(ask_service, inspection, num_rounds=live_view.ROUNDS))
+    def ask() -> Awaitable[Snapshot]:
+        return ask_service(sessions.current.inspection, num_rounds=live_view.ROUNDS)
+
+    return live_view.on_terminal(ask)
 
 
 def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
@@ -694,7 +743,7 @@ def _greet(config: CoordinatorConfig, coordinator: Coordinator) -> None:
             hint="the session goes on with the rules it was opened with; "
             "--new-session opens one with the configured rules",
         )
-    if session.phase is Phase.FINISHED:
+    if session.phase is Phase.FINISHED and not config.http.is_on:
         log.warning(
             "session_is_finished",
             round=session.round,

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config_evaluate import EvaluateSettings
 from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
+from xain_coordinator.config_http import HttpSettings
 from xain_coordinator.config_rounds import RoundsSettings
 from xain_coordinator.config_schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
@@ -349,6 +350,7 @@ class CoordinatorConfig(Section):
     journal: JournalSettings = JournalSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: CoordinatorLoggingSettings = CoordinatorLoggingSettings()
+    http: HttpSettings = HttpSettings()
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",
@@ -575,6 +577,12 @@ class CoordinatorConfig(Section):
             return options
         return {**options, "stages": self._num_stages}
 
+    @model_validator(mode="after")
+    def _can_be_requested(self) -> Self:
+        if self.rounds.start == "request" and not self.http.is_on:
+            raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
+        return self
+
     def _initial(self) -> Literal["first", "empty", "workload"]:
         if self.workload.name:
             return "workload"
@@ -604,7 +612,7 @@ class CoordinatorConfig(Section):
             max_participants=rounds.effective_max_participants,
             start_participants=rounds.effective_start_participants,
             start_timeout_s=rounds.start_timeout_s,
-            start=rounds.start or "participants",
+            start=rounds.start or ("request" if self.http.is_on else "participants"),
             controller=rounds.controller,
             controller_options=rounds.whole_controller_options,
             tags=rounds.tags,

@@ -472,7 +472,8 @@ class Driver:
             if not finished and not self.session.is_member(participant_id, instance_id):
                 raise NotAMember(participant_id)
             seen = advertise(self.session, participant_id)
-            if finished and seen != last:
+            is_last = finished and self.session.rules.start != "request"
+            if is_last and seen != last:
                 # Written down before it is sent: a participant that has read it closes the stream.
                 with contextlib.suppress(Unavailable):
                     await self.submit(
@@ -482,7 +483,7 @@ class Driver:
                 yield seen
                 last = seen
                 continue  # something may have changed while it was being sent
-            if finished and self.session.rules.start != "request":
+            if is_last:
                 return
             await self._changes.wait()
 

@@ -275,6 +275,13 @@ class Journal(Protocol):
     def has_session(self) -> bool:
         """Whether there are any records."""
 
+    def session_ids(self) -> list[str]:
+        """The sessions whose records can be read, oldest first. Raises JournalError."""
+
+    def records_of(self, session_id: str, after: int = 0) -> Iterator[Record] | None:
+        """The records of one of the sessions without the first `after`, oldest first; None if there
+        is no such session. Raises JournalError, while iterating too."""
+
     def append(self, records: Sequence[Record]) -> None:
         """Add all of them, or none, durably. A SessionOpened begins a new session.
 

@@ -20,7 +20,6 @@ from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.events import DurableEvent, ModelInitialised, ModelRequested
 from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules, WeightsRef
-from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
@@ -107,7 +106,7 @@ def model_of_session(
 
     extends: the new session goes on with the training, its epochs and the optimiser's state.
     """
-    records = journal.records_of(session_id) if isinstance(journal, SqliteJournal) else None
+    records = journal.records_of(session_id)
     if records is None:
         raise CannotStartFrom(
             f"{session_id}/{round_}: this journal has no session {session_id}, and without it the "

@@ -13,7 +13,7 @@ from xain_coordinator.core.commands import RequestFit
 from xain_coordinator.core.values import Phase
 from xain_participant import Agent
 
-ROUNDS = {"rounds": 2, "min_participants": 2, "start": "request"}
+ROUNDS = {"rounds": 2, "min_participants": 2}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -39,7 +39,7 @@ async def fit(coordinator: Coordinator) -> None:
 
 async def test_participants_that_serve_take_part_in_the_next_session(tmp_path: Path) -> None:
     """The second coordinator opens a new session on the same port and journal."""
-    sections = {"rounds": ROUNDS, "server": {"heartbeat_time_s": 0.5}}
+    sections = {"rounds": ROUNDS, "server": {"heartbeat_time_s": 0.5}, "http": {"port": 0}}
     config = config_for(tmp_path, **sections)
     coordinator = Coordinator(config)
     await coordinator.start()

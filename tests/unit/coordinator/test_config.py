@@ -1006,6 +1006,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "rounds.start_participants",
         "rounds.initial_weights",
         "rounds.start",
+        "http.port",
         "logging.console",
     ):
         del told[key]

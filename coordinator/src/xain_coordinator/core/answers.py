@@ -257,17 +257,17 @@ def _heartbeat(session: Session, command: c.Heartbeat, now: float) -> Answer:
 
 
 def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answer:
-    """Answer members and others. A member has heard of the end with this answer, and leaves."""
+    """Answer members and others. A member has heard of the end with this answer, and leaves, unless
+    the next session follows on request."""
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = advertise(session, participant_id)
     known = session.heard.get(participant_id)
     if participant_id not in session.members:
         return (), reply, ()
-    if known is not None and known.state is finished:
-        if session.rules.start != "request":
-            return (), reply, ()
-        # In serve mode one that has heard of the end, and goes on, stays for the next session.
+    if session.rules.start == "request":  # in serve mode it may stay for the next session
         return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
+    if known is not None and known.state is finished:
+        return (), reply, ()
     heard = e.ParticipantHeard(participant_id, finished, command.round, now)
     return (heard,), reply, (participant_point(participant_id, finished, session.round),)
 

@@ -30,7 +30,7 @@ def models(config: CoordinatorConfig, address: str | None, *, as_json: bool = Fa
     """
     with _opened(config, address) as trained:
         if as_json:
-            listed = [_described(trained, entry) for entry in trained.entries.values()]
+            listed = [described(trained, entry) for entry in trained.entries.values()]
             typer.echo(json.dumps(listed))
         else:
             _show(trained)
@@ -50,7 +50,7 @@ def export(
     with _opened(config, address) as trained:
         entry = trained.choose(which)
         model = trained.load(entry.model)
-        about = _described(trained, entry)
+        about = described(trained, entry)
     told = f"model {entry.model.round} of session {trained.session_id}"
     if to is not None:
         formats.write(to, model, about)
@@ -86,7 +86,7 @@ def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextMa
 # --- lineage and metrics of a model ---
 
 
-def _described(trained: Trained, entry: Entry) -> dict[str, Any]:
+def described(trained: Trained, entry: Entry) -> dict[str, Any]:
     """The lineage and metrics of a model, its columns and classes, as a JSON object."""
     model, metadata = entry.model, entry.model.metadata
     return {

@@ -1,7 +1,7 @@
 """A journal in memory, for tests and for sessions that nobody wants to keep."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import Row, decode_record, encode_record
@@ -24,6 +24,19 @@ class MemoryJournal:
         with self._lock:
             self._require_open()
             return [decode_record(row) for row in self._rows[after:]]
+
+    def session_ids(self) -> list[str]:
+        return [self._session_id()] if self._rows else []
+
+    def records_of(self, session_id: str, after: int = 0) -> Iterator[Record] | None:
+        if not self._rows or session_id != self._session_id():
+            return None
+        return iter(self.load(after))
+
+    def _session_id(self) -> str:
+        opened = decode_record(self._rows[0]).event
+        assert isinstance(opened, SessionOpened), "a session begins with it"
+        return opened.session_id
 
     def has_session(self) -> bool:
         return bool(self._rows)

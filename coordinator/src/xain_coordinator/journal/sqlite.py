@@ -114,8 +114,15 @@ class SqliteJournal:
     def has_session(self) -> bool:
         return self._session > 0
 
-    def records_of(self, session_id: str) -> Iterator[Record] | None:
-        """All records of one of the sessions, oldest first; None if there is none of this id."""
+    def session_ids(self) -> list[str]:
+        with self._lock, self._explained():
+            query = (
+                "SELECT json_extract(body, '$.session_id') FROM record WHERE seq = 0 "
+                "ORDER BY session"
+            )
+            return [str(row[0]) for row in self._open_db().execute(query)]
+
+    def records_of(self, session_id: str, after: int = 0) -> Iterator[Record] | None:
         with self._lock, self._explained():
             query = (
                 "SELECT session, (SELECT max(seq) + 1 FROM record r WHERE r.session = o.session) "
@@ -123,7 +130,7 @@ class SqliteJournal:
                 "ORDER BY session DESC LIMIT 1"
             )
             row = self._open_db().execute(query, (session_id,)).fetchone()
-        return None if row is None else self._read(row[0], 0, row[1])
+        return None if row is None else self._read(row[0], after, row[1])
 
     def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
         for start in range(begin, end, PAGE_RECORDS):

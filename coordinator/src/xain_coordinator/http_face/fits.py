@@ -1,0 +1,258 @@
+"""What fit, predict and the questions do, for /v1 and Chimera's paths alike.
+
+The handlers run on the event loop of the HTTP server. What concerns the session runs on the event
+loop of the gRPC server, and what takes time in threads of its own.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase
+from xain_coordinator.export.trained import Entry, NoModel, Trained
+from xain_coordinator.http_face import bodies
+from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
+from xain_coordinator.http_face.predicting import Predicted, Predictor, Rows
+from xain_coordinator.server.inspection_service import waiting_for
+from xain_coordinator.sessions import COMPLETED, Sessions
+from xain_coordinator.status_view import Snapshot, ask_service
+from xain_messaging.process.fields import WrongSetting
+
+T = TypeVar("T")
+
+# One at a time, so that a burst of predictions leaves the processors to the training; those that
+# wait are bounded, and the others are told to come again.
+PREDICTING_THREADS = 1
+MAX_WAITING = 32
+
+# Code that a site or the coordinator would import. Only the configuration may name it.
+_NOT_FROM_REQUESTS = ("builder",)
+
+
+class Fits:
+    """sessions: of the event loop `loop`."""
+
+    def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop) -> None:
+        self.sessions = sessions
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(PREDICTING_THREADS, "predict")
+        self._num_waiting = 0
+        self._predictor: Predictor | None = None  # the latest
+
+    def close(self) -> None:
+        """Wait for the prediction that is under way."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.sessions.stopping.is_set() or self.sessions.failed.is_set()
+
+    async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop of the sessions. Raises HttpError."""
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        except KNOWN as error:
+            refuse(error)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what takes time. Raises HttpError."""
+        if self._num_waiting >= MAX_WAITING:
+            raise HttpError("TOO_BUSY", "too many requests are being answered; try again")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except KNOWN as error:
+            refuse(error)
+        finally:
+            self._num_waiting -= 1
+
+    # --- fit ---
+
+    async def fit(self, request: bodies.FitRequest) -> str:
+        """Request a fit. Returns the session's id; the fit goes on whatever happens. Raises
+        HttpError."""
+        config = changed(self.sessions.config, request)
+        return await self.on_loop(self.sessions.fit(config))
+
+    async def ended(self, session_id: str) -> None:
+        """Wait for the end of a fit. Raises HttpError if it has no result."""
+        end = await self.on_loop(self.sessions.ended(session_id))
+        if end.cause != COMPLETED:
+            raise HttpError(
+                "FIT_FAILED", f"session {session_id} has ended without a result: {end.cause}"
+            )
+
+    # --- predict ---
+
+    async def predict(
+        self,
+        columns: Sequence[str],
+        rows: Rows,
+        which: str = "last",
+        *,
+        probabilities: bool = False,
+    ) -> tuple[Predictor, Predicted]:
+        """Raises HttpError."""
+        trained = await self.fitted()
+
+        def work() -> tuple[Predictor, Predicted]:
+            predictor = self._open(trained, trained.choose(which))
+            return predictor, predictor.predict(columns, rows, probabilities=probabilities)
+
+        return await self.in_thread(work)
+
+    async def predictor(self, which: str = "last") -> Predictor:
+        """Raises HttpError."""
+        trained = await self.fitted()
+        return await self.in_thread(lambda: self._open(trained, trained.choose(which)))
+
+    async def fitted(self) -> Trained:
+        """The models that predictions are made with. Raises HttpError."""
+
+        async def find() -> Trained | None:
+            return self.sessions.fitted()
+
+        trained = await self.on_loop(find())
+        if trained is None:
+            raise HttpError("NOT_FITTED", f"there is no fitted model: {self._why_not_fitted()}")
+        return trained
+
+    def _why_not_fitted(self) -> str:
+        session = self.sessions.session
+        if session.phase is Phase.FINISHED:
+            return f"session {session.session_id} has ended without a result: {session.cause}"
+        if session.waits_for_request:
+            return "request one with POST /v1/fit"
+        return f"session {session.session_id} is fitting; see GET /v1/status"
+
+    def _open(self, trained: Trained, entry: Entry) -> Predictor:
+        """In the thread pool."""
+        known, round_ = self._predictor, entry.model.round
+        if known is None or (known.session_id, known.round) != (trained.session_id, round_):
+            model = trained.load(entry.model)
+            self._predictor = known = Predictor(trained.session_id, round_, model)
+        return known
+
+    # --- questions ---
+
+    async def status(self) -> bodies.Status:
+        """How the present session stands."""
+
+        async def find() -> tuple[Session, Trained | None]:
+            return self.sessions.session, self.sessions.fitted()
+
+        session, trained = await self.on_loop(find())
+        fitted = None
+        if trained is not None:
+            fitted = bodies.Fitted(session=trained.session_id, last=trained.last, best=trained.best)
+        finished = session.phase is Phase.FINISHED
+        state = "fitting"
+        if finished:
+            state = "finished" if session.cause == COMPLETED else "failed"
+        elif session.waits_for_request:
+            state = "waiting"
+        share = min(1.0, session.num_trained / session.rules.rounds)
+        return bodies.Status.model_validate(
+            {
+                "state": state,
+                "session": session.session_id,
+                "phase": session.phase.value,
+                "round": session.round,
+                "rounds": session.rules.rounds,
+                "progress": 1.0 if state == "finished" else share,
+                "connected": await self.on_loop(self._num_connected()),
+                "required": session.rules.num_required,
+                "waiting_for": waiting_for(session),
+                "cause": session.cause,
+                "workload": session.rules.workload,
+                "fitted": fitted,
+            }
+        )
+
+    async def _num_connected(self) -> int:
+        return self.sessions.num_connected()
+
+    async def snapshot(self) -> Snapshot:
+        """All that the Inspection service tells."""
+
+        async def ask() -> Snapshot:
+            return await ask_service(self.sessions.current.inspection, everything=True)
+
+        return await self.on_loop(ask())
+
+    async def models(self) -> Trained | None:
+        """The models of the present session; None if there are none yet."""
+
+        async def find() -> Trained | None:
+            try:
+                return self.sessions.models()
+            except NoModel:
+                return None
+
+        return await self.on_loop(find())
+
+
+def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> CoordinatorConfig:
+    """The configuration with what a request changes. Raises HttpError that names the key."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key in ("rounds", "epochs", "seed", "min_participants"):
+        if (value := getattr(request, key)) is not None:
+            sections.setdefault("rounds", {})[key] = value
+    if (change := request.workload) is not None:
+        name = change.name if change.name is not None else config.workload.name
+        kept = config.workload.options if name == config.workload.name else {}
+        if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
+            key = f"workload.options.{refused[0]}"
+            raise HttpError(
+                "INVALID_SETTING", f"{key}: only the configuration may name code to import"
+            )
+        sections["workload"] = {"name": name, "options": {**kept, **change.options}}
+    if (other := request.aggregation) is not None:
+        rule = other.rule or config.aggregation.rule
+        optimizer = config.aggregation.optimizer if other.optimizer is None else other.optimizer
+        kept_options: Mapping[str, Any] = {}
+        if rule == config.aggregation.rule:
+            kept_options = config.aggregation.options
+        kept_of_optimizer: Mapping[str, Any] = {}
+        if optimizer == config.aggregation.optimizer:
+            kept_of_optimizer = config.aggregation.optimizer_options
+        sections["aggregation"] = {
+            "rule": rule,
+            "options": {**kept_options, **other.options},
+            "optimizer": optimizer,
+            "optimizer_options": {**kept_of_optimizer, **other.optimizer_options},
+        }
+    if not sections:
+        return config
+    fields = type(config).model_fields
+    whole: dict[str, Any] = {
+        field.alias or name: getattr(config, name) for name, field in fields.items()
+    }
+    for name, changes in sections.items():
+        section = whole[name]
+        whole[name] = _checked(
+            type(section), {**section.model_dump(exclude_unset=True), **changes}, name
+        )
+    made: CoordinatorConfig = _checked(type(config), whole, "")
+    return made
+
+
+def _checked(kind: Any, values: Mapping[str, Any], section: str) -> Any:
+    """Raises HttpError with the first wrong key."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        where = [section, *map(str, first["loc"])] if section else [*map(str, first["loc"])]
+        text = first["msg"]
+        if isinstance(cause, WrongSetting):
+            where.append(cause.key)
+            text = cause.text
+        key = ".".join(filter(None, where))
+        raise HttpError("INVALID_SETTING", f"{key}: {text}") from None

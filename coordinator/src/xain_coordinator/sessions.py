@@ -1,0 +1,291 @@
+"""The sessions of one process, one after the other: serve mode.
+
+A fit that is requested while a session waits for it starts that session. After the end of a session
+a fit opens the next one: its coordinator, with the gRPC server, is stopped, and another one is
+started on the same port, journal and weights store. Participants find it as they find a coordinator
+that was restarted.
+
+All of it runs on the event loop of the gRPC server.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from xain_coordinator.admission import chunks
+from xain_coordinator.app import Coordinator
+from xain_coordinator.bundles import open_weights
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.commands import RequestFit
+from xain_coordinator.core.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.membership import is_connected_after_end
+from xain_coordinator.core.session import Session
+from xain_coordinator.core.values import Phase, WeightsRef
+from xain_coordinator.history import History
+from xain_coordinator.restore import restore_session
+from xain_coordinator.stores.prefixed import PrefixedStore
+
+if TYPE_CHECKING:  # the program's tables come with it, which a start need not wait for
+    from xain_coordinator.export.trained import Trained
+
+log = structlog.get_logger(__name__)
+
+COMPLETED = "completed"
+
+# How long a fit waits for the participants of the session before, beyond those that it needs.
+REJOIN_S = 5.0
+POLL_S = 0.05  # joining notifies nobody
+
+MAX_ENDS = 100  # ends of sessions that are remembered for those who wait for them
+
+
+class NoParticipants(Exception):
+    """Too few participants are connected."""
+
+
+class Stopping(Exception):
+    """The process is shutting down."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a session. cause: "completed", or what went wrong."""
+
+    session_id: str
+    cause: str
+
+
+class Sessions:
+    """current: the coordinator of the present session.
+
+    make: the coordinator of a new session; blocks. Its configuration has the ports in use.
+    failed: set when the process cannot go on, because of `failure`.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        coordinator: Coordinator,
+        make: Callable[[CoordinatorConfig], Coordinator],
+    ) -> None:
+        self.current = coordinator
+        server = config.server.model_copy(update={"port": coordinator.port})
+        self.config = config.model_copy(update={"server": server})
+        self._make = make
+        self._opening = asyncio.Lock()
+        self.failed = asyncio.Event()
+        self.failure: BaseException | None = None
+        self.stopping = asyncio.Event()
+        self._ends: dict[str, End] = {}
+        self._fitted: Trained | None = None  # the latest one that is known
+        self._watching = asyncio.create_task(self._watch(coordinator))
+
+    @property
+    def session(self) -> Session:
+        """The present one, as far as it is durable."""
+        return self.current.driver.session
+
+    async def load_fitted(self) -> None:
+        """Find the models of the last session that was completed, in the journal if it is not the
+        present one. Raises JournalError."""
+        if self.fitted() is None:
+            self._fitted = await asyncio.to_thread(self._completed_before)
+
+    def fitted(self) -> "Trained | None":
+        """The models of the last session that was completed; None if there is none yet.
+
+        Models of a session that trains, or has ended without a result, are not among them.
+        """
+        driver = self.current.driver
+        known = self._fitted
+        if known is None or known.session_id != driver.session.session_id:
+            found = self._trained(driver.session, driver.history)
+            self._fitted = known = found or known
+        return known
+
+    def models(self) -> "Trained":
+        """The models of the present session, whatever its state. Raises NoModel."""
+        driver = self.current.driver
+        return self._models_of(driver.session, driver.history)
+
+    async def fit(self, config: CoordinatorConfig) -> str:
+        """Request a fit under the rules of this configuration. Returns the session's id.
+
+        On return the request is in the journal: the fit goes on after a kill. Raises
+        AlreadyFitting, NoParticipants, Unavailable and what opening a session raises.
+        """
+        if self._opening.locked():
+            raise AlreadyFitting("another fit is being started; wait until it is finished")
+        async with self._opening:
+            session = self.session
+            if session.phase is not Phase.FINISHED and not session.waits_for_request:
+                raise AlreadyFitting(
+                    f"session {session.session_id} is fitting; wait until it is finished"
+                )
+            expected = session.rules.num_required
+            if not session.waits_for_request or not self._is_of(session, config):
+                expected = self.num_connected()
+                await self._open_next(config)
+            await self._gathered(expected)
+            await self.current.driver.submit(RequestFit())
+            return self.session.session_id
+
+    async def ended(self, session_id: str) -> End:
+        """Wait for the end of a session.
+
+        Raises NoParticipants when the last participant has been away for
+        http.participants_timeout_s, although the session goes on when enough are back, and
+        Stopping.
+        """
+        loop = asyncio.get_running_loop()
+        alone_since: float | None = None
+        while True:
+            driver = self.current.driver
+            session = driver.session
+            if session_id in self._ends:
+                return self._ends[session_id]
+            if session.session_id == session_id and session.phase is Phase.FINISHED:
+                return End(session_id, session.cause)
+            if self.stopping.is_set() or self.failed.is_set():
+                raise Stopping("the coordinator is shutting down; the fit goes on when it is back")
+            is_alone = not session.num_eligible
+            alone_since = (alone_since or loop.time()) if is_alone else None
+            timeout_s = self.config.http.participants_timeout_s
+            if alone_since is not None and loop.time() - alone_since > timeout_s:
+                raise NoParticipants(
+                    "no participant is connected any more; the fit goes on when "
+                    f"{session.rules.num_required} are back"
+                )
+            with contextlib.suppress(TimeoutError, Unavailable):
+                async with asyncio.timeout(0.5):
+                    await driver.changed()
+            await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        """Let all who wait go; the present coordinator is for the caller to stop."""
+        self.stopping.set()
+        async with self._opening:  # a session that is being opened
+            self._watching.cancel()
+
+    # --- the next session ---
+
+    def _is_of(self, session: Session, config: CoordinatorConfig) -> bool:
+        """Whether a session that waits has the rules of this configuration."""
+        if session.lineage is not None and config is self.config:
+            return True  # it begins with a model, and that changes its rules
+        return session.rules == config.rules()
+
+    def num_connected(self) -> int:
+        """Eligible participants that are connected, after the end those that stay."""
+        driver = self.current.driver
+        session = driver.session
+        if session.phase is not Phase.FINISHED:
+            return session.num_eligible
+        now, lease_s = driver.clock.now(), session.rules.lease_s
+        return sum(
+            member.is_eligible
+            and is_connected_after_end(
+                member, session.heard.get(name), session.lease_floor, lease_s, now
+            )
+            for name, member in session.members.items()
+        )
+
+    async def _open_next(self, config: CoordinatorConfig) -> None:
+        """Stop the present coordinator and start one with a new session in its place."""
+        before = self.current
+        self.fitted()  # while its history is at hand
+        self._note_end(before.driver.session)
+        self._watching.cancel()
+        try:
+            await before.stop()
+            server = self.config.server
+            coordinator = await asyncio.to_thread(
+                self._make, config.model_copy(update={"server": server})
+            )
+            self.current = coordinator
+            await coordinator.start()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._watching = asyncio.create_task(self._watch(coordinator))
+        log.info("session_opened", session=self.session.session_id, round=0)
+
+    def _note_end(self, session: Session) -> None:
+        if session.phase is Phase.FINISHED:
+            self._ends[session.session_id] = End(session.session_id, session.cause)
+            for forgotten in list(self._ends)[:-MAX_ENDS]:
+                del self._ends[forgotten]
+
+    async def _gathered(self, expected: int) -> None:
+        """Wait until as many participants as are needed have joined, and for a moment until as many
+        as are expected. Raises NoParticipants."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        timeout_s = self.config.http.participants_timeout_s
+        while True:
+            session = self.session
+            waited_s = loop.time() - began
+            if session.num_eligible >= session.rules.num_required and (
+                session.num_eligible >= expected or waited_s > REJOIN_S
+            ):
+                return
+            if self.stopping.is_set():
+                raise Unavailable("the coordinator is shutting down; the fit was not started")
+            if waited_s > timeout_s:
+                raise NoParticipants(
+                    f"{session.num_eligible} of {session.rules.num_required} participants are "
+                    "connected; the fit was not started"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _watch(self, coordinator: Coordinator) -> None:
+        await coordinator.driver.failed.wait()
+        failure = coordinator.driver.failure
+        assert failure is not None, "it says why"
+        self._fail(failure)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.failed.set()
+
+    # --- models ---
+
+    def _trained(self, session: Session, history: History) -> "Trained | None":
+        if session.phase is not Phase.FINISHED or session.cause != COMPLETED:
+            return None
+        if session.model is None or session.model.is_empty:
+            return None
+        return self._models_of(session, history)
+
+    def _models_of(self, session: Session, history: History) -> "Trained":
+        from xain_coordinator.export.trained import Trained
+
+        best = session.evaluation.best
+        session_id = session.session_id
+        return Trained(
+            session_id,
+            tuple(history.models.values()),
+            tuple(history.rounds),
+            None if best is None else best.round,
+            lambda ref: self._read(session_id, ref),
+        )
+
+    def _read(self, session_id: str, ref: WeightsRef) -> bytes:
+        """The bytes of a stored object; blocks, in any thread. Raises StoreError."""
+        store = PrefixedStore(self.current.weights, session_id)
+        with open_weights(store, ref.key) as reader:
+            return b"".join(chunks(reader))
+
+    def _completed_before(self) -> "Trained | None":
+        journal = self.current.journal
+        for session_id in reversed(journal.session_ids()):
+            records = journal.records_of(session_id)
+            assert records is not None, "the journal has just named it"
+            last = restore_session(records)
+            if (found := self._trained(last.session, last.history)) is not None:
+                return found
+        return None
