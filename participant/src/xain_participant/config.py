@@ -22,7 +22,14 @@ from xain_messaging.process.fields import (
     join_host_port,
 )
 from xain_messaging.process.logs import LoggingSettings
-from xain_workloads.data import BUNDLED, SUFFIXES, WITH_COLUMN_NAMES, load_table
+from xain_workloads.data import (
+    BUNDLED,
+    FOLDER_FILES,
+    SUFFIXES,
+    WITH_COLUMN_NAMES,
+    is_folder,
+    load_table,
+)
 from xain_workloads.partition import MAX_ALPHA, Partition
 from xain_workloads.schema import ColumnType
 from xain_workloads.statistics import MIN_CATEGORY_COUNT
@@ -122,12 +129,13 @@ class DataSettings(Section):
         """Check what can be checked without reading the file."""
         if not self.source:
             return self
-        suffix = "" if self.source in BUNDLED else Path(self.source).suffix.lower()
-        if (self.source not in BUNDLED and suffix not in SUFFIXES) or "://" in self.source:
+        has_no_suffix = self.source in BUNDLED or is_folder(self.source)
+        suffix = "" if has_no_suffix else Path(self.source).suffix.lower()
+        if (not has_no_suffix and suffix not in SUFFIXES) or "://" in self.source:
             raise WrongSetting(
                 "source",
-                f"it must be one of: {', '.join(BUNDLED)}, or a file that ends in one of: "
-                f"{', '.join(SUFFIXES)}",
+                f"it must be one of: {', '.join(BUNDLED)}, a file that ends in one of: "
+                f"{', '.join(SUFFIXES)}, or a folder with {' and '.join(FOLDER_FILES)}",
             )
         if self.target is not None and suffix not in WITH_COLUMN_NAMES:
             raise WrongSetting(

@@ -67,7 +67,7 @@ def test_a_source_that_nothing_can_read_is_a_wrong_setting(source: str) -> None:
     """It is known before any file is opened."""
     told = error_of(data__source=source)
     assert told.startswith(f'data.source is "{source}"; it must be one of: breast_cancer, ')
-    assert told.endswith(".svmlight")
+    assert told.endswith("or a folder with X_train.csv and y_train.csv")
 
 
 @pytest.mark.parametrize("source", ["iris", "part.npz", "part.libsvm"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from xain_workloads.data import BUNDLED, Dataset, Task, class_name, from_arrays, load
+from xain_workloads.data import BUNDLED, Dataset, Task, class_name, from_arrays, load, load_table
 from xain_workloads.errors import DataError
 from xain_workloads.profile import DataProfile
 
@@ -338,3 +338,48 @@ def test_subset_keeps_order_and_copies() -> None:
     assert part.feature_names == ("f",)
     assert whole.features.tolist() == [[0.0], [1.0], [2.0]]
     assert whole.subset([]).profile() == DataProfile(0, 1)
+
+
+# Folders
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Path:
+    (tmp_path / "X_train.csv").write_text("age,ward\n61,a\n47,b\n30,a\n")
+    (tmp_path / "y_train.csv").write_text("outcome\nyes\nno\nyes\n")
+    return tmp_path
+
+
+def test_folder_gives_the_table_of_one_file(ward: Path) -> None:
+    """Features and target of two files are those of one file with all columns."""
+    (ward / "both.csv").write_text("age,ward,outcome\n61,a,yes\n47,b,no\n30,a,yes\n")
+    folder, file = load_table(ward), load_table(ward / "both.csv")
+    assert (folder.columns, folder.target_name) == (file.columns, file.target_name)
+    assert folder.target.tolist() == file.target.tolist()
+    for name in ("age", "ward"):
+        assert folder.values[name].tolist() == file.values[name].tolist()
+
+
+def test_folder_with_decimal_commas_in_both_files(ward: Path) -> None:
+    """The target alone does not tell the separator; the features do."""
+    (ward / "X_train.csv").write_text("a;b\n1,5;2,25\n")
+    (ward / "y_train.csv").write_text("y\n3,5\n")
+    table = load_table(ward, task="regression")
+    assert (table.values["a"].tolist(), table.target.tolist()) == ([1.5], [3.5])
+
+
+@pytest.mark.parametrize(
+    ("labels", "complaint"),
+    [
+        (None, "y_train.csv: no such file"),
+        ("outcome\nyes\n", "y_train.csv: 1 rows, but X_train.csv has 3"),
+        ("id,outcome\n1,yes\n2,no\n3,no\n", "the target is one column, and there are 2"),
+        ("age\nyes\nno\nno\n", "column 'age' is in X_train.csv too"),
+    ],
+)
+def test_folder_whose_files_do_not_fit(ward: Path, labels: str | None, complaint: str) -> None:
+    (ward / "y_train.csv").unlink()
+    if labels is not None:
+        (ward / "y_train.csv").write_text(labels)
+    with _refused(complaint):
+        load_table(ward)

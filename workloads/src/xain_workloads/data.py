@@ -27,6 +27,7 @@ from xain_workloads.table import Table
 
 __all__ = [
     "BUNDLED",
+    "FOLDER_FILES",
     "MISSING",
     "SUFFIXES",
     "WITH_COLUMN_NAMES",
@@ -37,6 +38,7 @@ __all__ = [
     "Task",
     "class_name",
     "from_arrays",
+    "is_folder",
     "load",
     "load_table",
 ]
@@ -44,6 +46,7 @@ __all__ = [
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 SUFFIXES = (*csv_files.SUFFIXES, ".libsvm", ".npz", ".parquet", ".svm", ".svmlight")
 WITH_COLUMN_NAMES = (*csv_files.SUFFIXES, ".parquet")
+FOLDER_FILES = ("X_train.csv", "y_train.csv")  # of a folder: the features, and the target alone
 
 # Texts that stand for a missing value. Not "Na", "none" and the like, which may be categories.
 MISSING = ("", "NA", "NaN", "nan", "null", "NULL", "?")
@@ -111,8 +114,9 @@ def load_table(
 ) -> Table:
     """Load a table from a file, or one that scikit-learn brings along.
 
-    source: a name in BUNDLED, or a path that ends in one of SUFFIXES. A CSV file has a header; an
-        .npz file has the arrays `features` and `target`, or `X` and `y`.
+    source: a name in BUNDLED, a path that ends in one of SUFFIXES, or a folder with the two
+        FOLDER_FILES, whose rows belong together in their order. A CSV file has a header; an .npz
+        file has the arrays `features` and `target`, or `X` and `y`.
     target: the target's column in CSV and Parquet files, by default the last.
     scale: factor on all columns of numbers; the pixels of digits are 0..16, so 0.0625 brings them
         to 0..1.
@@ -140,13 +144,16 @@ def load_table(
         raise DataError(f"scale is {scale}; it must be finite and not 0")
     if isinstance(source, str) and source in BUNDLED:
         suffix, path = "", Path()
+    elif is_folder(source):
+        suffix, path = "folder", Path(source)
     else:
         path = Path(source)
         suffix = path.suffix.lower()
         if suffix not in SUFFIXES:
             raise DataError(
                 f"unknown data source {str(source)!r}: neither a bundled set ({', '.join(BUNDLED)})"
-                f" nor a file ending in {', '.join(SUFFIXES)}"
+                f" nor a file ending in {', '.join(SUFFIXES)}, nor a folder with"
+                f" {' and '.join(FOLDER_FILES)}"
             )
         if not path.is_file():
             raise DataError(f"{path}: no such file")
@@ -161,6 +168,8 @@ def load_table(
             opened = _open_csv(path, target, task, missing, separator, decimal)
         case ".parquet":
             opened = _open_parquet(path, target, task, missing)
+        case "folder":
+            opened = _open_folder(path, task, missing, separator, decimal)
         case ".npz":
             opened = _open_npz(path, task)
         case _:
@@ -180,6 +189,11 @@ def load_table(
         classes=classes,
         scale=scale,
     )
+
+
+def is_folder(source: str | PathLike[str]) -> bool:
+    """Whether the path is a folder with the features of a table, X_train.csv."""
+    return (Path(source) / FOLDER_FILES[0]).is_file()
 
 
 def load_rows(
@@ -375,6 +389,31 @@ def _open_csv(
     return _open_arrow(path, cells, chosen, task, missing, decimal)
 
 
+def _open_folder(
+    path: Path, task: Task, missing: Sequence[str], separator: str, decimal: str
+) -> _Source:
+    features, labels = (path / name for name in FOLDER_FILES)
+    if not labels.is_file():
+        raise DataError(f"{labels}: no such file; {features.name} is there and needs it")
+    header, _, separator = csv_files.read_header(features, separator)
+    _require_columns(features, header)
+    table, decimal = csv_files.read_cells(features, separator, decimal)
+    target, _ = csv_files.read_cells(labels, separator, decimal)
+    if target.num_columns != 1:
+        raise DataError(f"{labels}: the target is one column, and there are {target.num_columns}")
+    if target.num_rows != table.num_rows:
+        raise DataError(
+            f"{labels}: {target.num_rows} rows, but {features.name} has {table.num_rows}; the files"
+            " belong together row by row"
+        )
+    (name,) = target.column_names
+    if name in table.column_names:
+        raise DataError(f"{labels}: column {name!r} is in {features.name} too; rename one of them")
+    return _open_arrow(
+        path, table.append_column(name, target.column(0)), name, task, missing, decimal
+    )
+
+
 def _open_parquet(path: Path, target: str | None, task: Task, missing: Sequence[str]) -> _Source:
     table = _read_parquet(path)
     chosen = _choose_target(path, table.column_names, target)
@@ -423,7 +462,7 @@ def _open_arrow(
     decimal: str = ".",
 ) -> _Source:
     """target: None if the table has none; it is NaN then. decimal: the mark in texts of numbers."""
-    infer = path.suffix.lower() in csv_files.SUFFIXES  # whose columns are all of text
+    infer = path.suffix.lower() != ".parquet"  # columns of CSV files are all of text
 
     def read(name: str, kind: ColumnType | None) -> tuple[ColumnType, NDArray[Any]]:
         return _read_column(path, name, table.column(name), kind, missing, infer, decimal)
