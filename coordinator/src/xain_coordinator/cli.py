@@ -107,6 +107,8 @@ _EXAMPLES = """**Examples**
 
 - `xain-coordinator repair --config fleet.toml` : is anything damaged on the disk?
 
+- `xain-coordinator launch --workload sgd --data digits` : a coordinator and three workers here
+
 - `xain-coordinator status --address fleet.example.org:50051` : how is the training going?
 """
 
@@ -619,6 +621,19 @@ def _demo(context: typer.Context) -> None:
     from xain_coordinator import demo
 
     raise typer.Exit(demo.main(context.args))
+
+
+@app.command(
+    "launch",
+    # Its flags are its own, --help among them.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _launch(context: typer.Context) -> None:
+    """Start a coordinator and workers on this machine, as processes or containers."""
+    from xain_coordinator.launch import cli
+
+    raise typer.Exit(cli.main(context.args))
 
 
 def _flags(

@@ -15,6 +15,7 @@ from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config_evaluate import EvaluateSettings
 from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
 from xain_coordinator.config_http import HttpSettings
+from xain_coordinator.config_launch import LaunchSettings
 from xain_coordinator.config_rounds import RoundsSettings
 from xain_coordinator.config_schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
@@ -351,6 +352,7 @@ class CoordinatorConfig(Section):
     metrics: MetricsSettings = MetricsSettings()
     logging: CoordinatorLoggingSettings = CoordinatorLoggingSettings()
     http: HttpSettings = HttpSettings()
+    launch: LaunchSettings = LaunchSettings()
 
     moved: ClassVar[Mapping[str, str]] = {
         "ai": "is called [rounds] now",

@@ -126,8 +126,8 @@ def _data_values(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="CSV, Parquet, LIBSVM or .npz; a folder with X_train.csv and y_train.csv; or iris, "
-            "wine, digits, diabetes, breast_cancer. [data.source]",
+            help="CSV, Parquet, LIBSVM or .npz; a folder with X_train.csv and y_train.csv; or "
+            "iris, wine, digits, diabetes, breast_cancer. [data.source]",
         ),
     ] = None,
     target: Annotated[

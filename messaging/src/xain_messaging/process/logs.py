@@ -193,13 +193,18 @@ def _json() -> list[Processor]:
 
 def _console() -> list[Processor]:
     colors = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    return [structlog.processors.format_exc_info, partial(_line_for_people, colors)]
+    return [structlog.processors.format_exc_info, partial(_render, colors)]
 
 
-def _line_for_people(colors: bool, logger: WrappedLogger, method: str, event: EventDict) -> str:
+def _render(colors: bool, logger: WrappedLogger, method: str, event: EventDict) -> str:
+    return line_for_people(event, colors=colors)
+
+
+def line_for_people(event: Mapping[str, Any], *, colors: bool = False) -> str:
     """A line of at most CONSOLE_COLUMNS: date, time, event, then fields as they were given.
 
-    Warnings and errors are never cut. A traceback follows on lines of its own.
+    event: an entry of the log, as a line of JSON holds it. Warnings and errors are never cut. A
+    traceback follows on lines of its own.
     """
     level = str(event.get("level", ""))
     is_urgent = level in _COLORS

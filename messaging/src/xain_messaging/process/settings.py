@@ -130,12 +130,15 @@ def resolve(
     file: Path | None = None,
     env_prefix: str = "",
     overrides: Mapping[str, object] | None = None,
+    defaults: Callable[[Mapping[str, object]], Mapping[str, object]] | None = None,
 ) -> Resolved[Model]:
     """Read and check the settings: the file, over it the environment, over that the overrides.
 
     env_prefix: such as "XAIN_COORDINATOR_"; two underscores separate section and key, as in
         XAIN_COORDINATOR_ROUNDS__EPOCHS=3. "" leaves the environment out.
     overrides: by dotted key. Text is read as the type of the key; None counts as not given.
+    defaults: called with the given values by dotted key; returns further values, in the form of
+        overrides, for keys that none of the sources gives.
     Raises ConfigError with the first of the errors and the number of the others.
     """
     schema = Schema(model)
@@ -144,6 +147,9 @@ def resolve(
         sources.insert(0, _from_environment(schema, env_prefix))
     if file is not None:
         sources.insert(0, _from_file(schema, file))
+    if defaults is not None:
+        told = {dotted(key): one.value for source in sources for key, one in source.given.items()}
+        sources.insert(0, _from_flags(schema, defaults(told)))
     given = {key: value for source in sources for key, value in source.given.items()}
     problems = [problem for source in sources for problem in source.problems]
     try:

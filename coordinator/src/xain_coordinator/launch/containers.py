@@ -1,0 +1,340 @@
+"""Programs of a launch as containers, through the Docker SDK (extra `xain-coordinator[docker]`).
+
+Containers and network have labels, the name of the launch and its launcher, by which a later
+launcher finds what a killed one left behind.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from xain_coordinator.config_launch import LaunchSettings
+from xain_coordinator.launch.plan import Program, Worker
+from xain_coordinator.launch.programs import (
+    STOP_TIMEOUT_S,
+    Leftovers,
+    Running,
+    is_alive,
+    launcher_id,
+)
+from xain_messaging.process.commands import CommandFailed
+from xain_messaging.process.fields import join_host_port
+
+NAME_LABEL, LAUNCHER_LABEL = "org.xain.launch", "org.xain.launch.by"
+GRPC_PORT, HTTP_PORT = 50051, 8080  # in the coordinator's container
+DATA_DIR = PurePosixPath("/var/lib/xain")
+CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
+WORKER_DATA = PurePosixPath("/data")
+# Targets of participant/Dockerfile by workload; all others are in `sgd`.
+TARGETS = {"bagging": "bagging", "neural": "neural"}
+SGD_WORKLOADS = ("mlp", "sgd")
+
+
+class DockerBackend:
+    """workload: its name, which decides about the image of the workers.
+
+    held: holds signals back while something is made, so that it is known when they come.
+    """
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        workload: str,
+        held: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Raises CommandFailed without the SDK or without an engine."""
+        self.bind_host = "0.0.0.0"
+        self._settings = settings
+        self._workload = workload
+        self._held = held
+        self._client = _connect()
+        self._labels = {NAME_LABEL: settings.name, LAUNCHER_LABEL: launcher_id()}
+        self._network: Any = None  # of ours; None if it was there before
+        self._work = Path()
+        self._config: Path | None = None
+        self._ports: dict[str, tuple[str, int]] = {}
+
+    def prepare(self, programs: Sequence[Worker], work: Path) -> None:
+        """Look for the images and make the network."""
+        self._require_images()
+        work.mkdir(parents=True, exist_ok=True)
+        self._work = work
+        name = self._settings.effective_network_name
+        (work / "logs").mkdir(exist_ok=True)
+        with self._explained(f"network {name}"), self._held():
+            there = self._client.networks.list(names=[f"^{re.escape(name)}$"])
+            if not there:
+                self._network = self._client.networks.create(
+                    name, driver="bridge", labels=self._labels, ipam=self._ipam()
+                )
+            elif there[0].attrs["Labels"].get(NAME_LABEL) == self._settings.name:
+                self._network = there[0]  # of a launcher that was killed before it used it
+
+    def _require_images(self) -> None:
+        import docker
+
+        if self._workload not in (*TARGETS, *SGD_WORKLOADS):
+            known = ", ".join(sorted((*TARGETS, *SGD_WORKLOADS)))
+            raise CommandFailed(
+                f"there is no image with the workload {self._workload}; --with docker has {known}"
+            )
+        missing = []
+        for image, command in self._images():
+            try:
+                self._client.images.get(image)
+            except docker.errors.ImageNotFound:
+                missing.append(f"{image} is missing; from a checkout of the repository: {command}")
+        if missing:
+            raise CommandFailed("\n".join(missing))
+
+    def _images(self) -> Iterator[tuple[str, str]]:
+        """Name of each image and the command that builds it."""
+        yield self._image(None), f"docker build -f coordinator/Dockerfile -t {self._image(None)} ."
+        target, image = TARGETS.get(self._workload, "sgd"), self._image(self._workload)
+        yield image, f"docker build -f participant/Dockerfile --target {target} -t {image} ."
+
+    def _image(self, workload: str | None) -> str:
+        part = "coordinator" if workload is None else "participant"
+        if workload is not None:
+            part += f"-{TARGETS.get(workload, 'sgd')}"
+        return f"xain-{part}:{version('xain-coordinator')}"
+
+    def _ipam(self) -> Any:
+        import docker
+
+        if not self._settings.subnet:
+            return None
+        pool = docker.types.IPAMPool(subnet=self._settings.subnet)
+        return docker.types.IPAMConfig(pool_configs=[pool])
+
+    def data_dir(self, work: Path) -> str:
+        return str(DATA_DIR)
+
+    def config_path(self, config: Path | None) -> str | None:
+        self._config = config
+        return None if config is None else str(CONFIG_PATH)
+
+    def source(self, worker: Worker) -> str:
+        path = worker.path
+        return worker.source if path is None else str(_inside(path))
+
+    def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
+        self._ports = {f"{GRPC_PORT}/tcp": (self._settings.host, wanted[0])}
+        if http:
+            self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])
+        return GRPC_PORT, HTTP_PORT
+
+    def start(self, program: Program) -> "Container":
+        worker = program.worker
+        with self._explained(program.name), self._held():
+            made = self._client.containers.create(
+                self._image(None if worker is None else self._workload),
+                list(program.arguments),
+                name=self._container_name(program.name),
+                environment=dict(program.environment),
+                labels=self._labels,
+                network=self._settings.effective_network_name,
+                ports=self._ports if worker is None else {},
+                mounts=self._mounts(worker),
+                cpu_shares=None if worker is None else worker.cpu_shares,
+                user=_own_user(),
+                init=True,
+                read_only=True,
+                tmpfs={"/tmp": "mode=1777"},
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges:true"],
+            )
+            made.start()
+            if worker is None:  # the port that was found for 0 stays, should it be started again
+                made.reload()
+                self._ports = {
+                    port: (self._settings.host, int(at[0]["HostPort"]))
+                    for port, at in made.attrs["NetworkSettings"]["Ports"].items()
+                    if at
+                }
+        return Container(program.name, made, self._work / "logs" / f"{program.name}.log")
+
+    def _container_name(self, name: str) -> str:
+        return f"xain-{self._settings.name}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}"
+
+    def _mounts(self, worker: Worker | None) -> list[Any]:
+        """Folders of this machine: of the coordinator the work folder, of a worker its data."""
+        if worker is not None:
+            path = worker.path
+            return [] if path is None else [_mount(path, _inside(path), is_read_only=True)]
+        mounts = [_mount(self._work, DATA_DIR)]
+        if self._config is not None:
+            mounts.append(_mount(self._config, CONFIG_PATH, is_read_only=True))
+        return mounts
+
+    def address(self, coordinator: object, listens: int) -> str:
+        host, port = self._ports[f"{listens}/tcp"]
+        return join_host_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+
+    def address_for_workers(self, coordinator: Running, listens: int) -> str:
+        return join_host_port(self._container_name(coordinator.name), listens)
+
+    def close(self) -> None:
+        """Remove the network that prepare() made."""
+        if self._network is not None:
+            with self._explained("network"):
+                self._network.remove()
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Turn errors of the engine into CommandFailed."""
+        import docker
+        import requests
+
+        try:
+            yield
+        except docker.errors.APIError as error:
+            raise CommandFailed(f"{what}: Docker says: {error.explanation or error}") from None
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise CommandFailed(f"{what}: Docker does not answer: {error}") from None
+
+
+class Container:
+    """A container of a launch. A thread copies its log to a file."""
+
+    def __init__(self, name: str, container: Any, log: Path) -> None:
+        self.name = name
+        self._container = container
+        self._log = log
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name=f"log of {name}", daemon=True)
+        self._reader.start()
+        self._status: int | None = None
+
+    def _read(self) -> None:
+        with (
+            self._log.open("w", encoding="utf-8") as log,
+            contextlib.suppress(Exception),  # the engine or the container is gone
+        ):
+            for line in whole_lines(self._container.logs(stream=True, follow=True)):
+                log.write(f"{line}\n")
+                log.flush()
+                self._lines.put(line)
+
+    def status(self) -> int | None:
+        if self._status is None:
+            self._container.reload()
+            if self._container.status in ("exited", "dead"):
+                self._status = int(self._container.attrs["State"]["ExitCode"])
+        return self._status
+
+    def new_lines(self) -> list[str]:
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lines.append(self._lines.get_nowait())
+        return lines
+
+    def terminate(self) -> None:
+        import docker
+
+        with contextlib.suppress(docker.errors.APIError):  # it has ended
+            self._container.kill("SIGTERM")
+
+    def remove(self, timeout_s: float) -> None:
+        _remove(self._container, timeout_s)
+        self._reader.join(1.0)
+
+
+def whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines of a stream that comes in pieces of any length."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _connect() -> Any:
+    """A client of the engine. Raises CommandFailed."""
+    try:
+        import docker
+    except ImportError:
+        raise CommandFailed(
+            "--with docker needs the Docker SDK: pip install 'xain-coordinator[docker]'"
+        ) from None
+    try:
+        client = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        raise CommandFailed(f"no Docker engine answers: {error}") from None
+    return client
+
+
+def _own_user() -> str | None:
+    """The user of this process, who may read the data and owns what is written; None on Windows."""
+    return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None
+
+
+def _inside(path: Path) -> PurePosixPath:
+    """Where the data are in a container: a file keeps its name, whose ending tells its format."""
+    return WORKER_DATA / path.name if path.is_file() else WORKER_DATA
+
+
+def _mount(source: Path, target: PurePosixPath, *, is_read_only: bool = False) -> Any:
+    """A mount with source and target apart: "C:\\data:/data" would have a colon too many."""
+    import docker
+
+    path = str(source.absolute())
+    return docker.types.Mount(str(target), path, type="bind", read_only=is_read_only)
+
+
+# --- what an earlier launcher left behind ---------------------------------------------------------
+
+
+def leftovers(name: str) -> Leftovers | None:
+    """Containers of the launch with this name; None if there are none. Raises CommandFailed."""
+    with contextlib.closing(_connect()) as client:
+        found = _labelled(client.containers, name, all=True)
+        if not found:
+            return None
+        launchers = (container.labels.get(LAUNCHER_LABEL, "") for container in found)
+        return Leftovers(tuple(c.name for c in found), any(map(is_alive, launchers)))
+
+
+def clean(name: str) -> tuple[str, ...]:
+    """Stop and remove containers and network of the launch. Returns the containers' names."""
+    import docker
+
+    with contextlib.closing(_connect()) as client:
+        found = _labelled(client.containers, name, all=True)
+        for container in found:
+            with contextlib.suppress(docker.errors.APIError):  # it has ended
+                container.kill("SIGTERM")
+        for container in found:
+            _remove(container, STOP_TIMEOUT_S)
+        for network in _labelled(client.networks, name):
+            network.remove()
+    return tuple(container.name for container in found)
+
+
+def _labelled(collection: Any, name: str, **arguments: Any) -> list[Any]:
+    found = collection.list(filters={"label": f"{NAME_LABEL}={name}"}, **arguments)
+    assert isinstance(found, list)
+    return found
+
+
+def _remove(container: Any, timeout_s: float) -> None:
+    """Wait for the end of a container, then kill and remove it."""
+    import docker
+    import requests
+
+    with contextlib.suppress(docker.errors.APIError, requests.RequestException):
+        container.wait(timeout=timeout_s)
+    with contextlib.suppress(docker.errors.NotFound):
+        container.remove(force=True, v=True)

@@ -1,0 +1,229 @@
+"""`xain-coordinator launch` with processes: workers with their own folders, deaths, and the end."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.terminals import BIN, Terminals, commands_of, files_of
+from xain_coordinator.launch import processes
+from xain_workloads.data import load
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+
+def write_wards(root: Path, *names: str) -> Path:
+    """The rows of breast_cancer in the folders of workers, as Chimera lays them out."""
+    data = load("breast_cancer")
+    header = ",".join(data.feature_names)
+    for i, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        rows = data.features[i :: len(names)].tolist()
+        text = "\n".join(",".join(map(repr, row)) for row in rows)
+        (root / name / "X_train.csv").write_text(f"{header}\n{text}\n")
+        labels = "\n".join(data.target[i :: len(names)].tolist())
+        (root / name / "y_train.csv").write_text(f"diagnosis\n{labels}\n")
+    return root
+
+
+class Launched:
+    """A running launch and what it has printed so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.output = ""
+
+    async def until(self, found: Callable[[str], object]) -> None:
+        """Read until the output satisfies `found`."""
+        while not found(self.output):
+            line = await self.process.stdout.readline()
+            assert line, f"the launch ended early:\n{self.output}"
+            self.output += line.decode()
+
+    async def end(self) -> int:
+        """Read to the end; returns the exit status."""
+        self.output += (await self.process.stdout.read()).decode()
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def launched(folder: Path, *arguments: str) -> AsyncIterator[Launched]:
+    process = await asyncio.create_subprocess_exec(
+        *(str(BIN / "xain-coordinator"), "launch", *arguments),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=1 << 20,
+    )
+    try:
+        yield Launched(process)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
+
+
+def pid_of(name: str, program: str) -> int:
+    """Number of the process of a launch that runs a worker, or the coordinator."""
+    wanted = "xain_coordinator" if program == "coordinator" else f"--id={program}"
+    (pid,) = [
+        pid
+        for pid, _ in processes._labelled(name)
+        if wanted in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    ]
+    return pid
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> str:
+    """A name that no other test uses at the same time."""
+    return f"t{os.getpid()}-{tmp_path.name[-30:].lower().strip('_')}"[:38]
+
+
+async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
+    """Each launch of docs/launch.md ends by itself, leaves its models and no process, and can be
+    repeated."""
+    page = (ROOT / "docs/launch.md").read_text(encoding="utf-8")
+    for file, text in files_of(page).items():
+        (tmp_path / file).write_text(text)
+    commands = [line for line in commands_of(page) if "--with docker" not in line]
+    assert len(commands) == 7
+    outputs = {}
+    terminals = Terminals(tmp_path)
+    for line in [*commands, next(line for line in commands if "bagging" in line)]:
+        # Launches of other tests run at the same time.
+        outputs[line] = await terminals.do(
+            re.sub("--name ", f"--name {name}-", line).replace(
+                "xain-launch/", f"xain-launch/{name}-"
+            )
+            + (f" --name {name}" if " launch " in line and "--name" not in line else "")
+        )
+        assert processes.leftovers(name) is None
+    output = next(text for line, text in outputs.items() if "bagging" in line)
+    assert "launch: ready: all 2 have joined" in output
+    assert re.search(r"^north       \| \d\d-\d\d \S+ joined ", output, re.MULTILINE)
+    measured = re.search("Model 1, last training: oob_score (0[.][0-9]+)", output)
+    assert measured, output
+    assert float(measured[1]) > 0.8
+    accuracy = re.search(
+        "on rows that workers set aside: accuracy (0[.][0-9]+)",
+        next(text for line, text in outputs.items() if "digits" in line),
+    )
+    assert accuracy
+    assert float(accuracy[1]) > 0.85
+    assert (tmp_path / "wards.skops").stat().st_size > 0
+
+
+LONG = ("--workload", "sgd", "--data", "iris", "--rounds", "1000000", "--workers", "2")
+
+
+async def test_deaths_are_reported_and_two_names_run_side_by_side(
+    tmp_path: Path, name: str
+) -> None:
+    """A killed worker does not end the rounds, a killed coordinator goes on with its session, and
+    signals end one launch without the other."""
+    one, two = f"{name}1", f"{name}2"
+    async with (
+        launched(tmp_path, f"--name={one}", *LONG) as first,
+        launched(tmp_path, f"--name={two}", *LONG, "--quiet") as second,
+    ):
+        for shown in (first, second):
+            await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
+        async with launched(tmp_path, f"--name={one}", *LONG) as third:
+            assert await third.end() == 1
+        assert f"a launch called {one} is running" in third.output
+
+        os.kill(pid_of(one, "worker-1"), signal.SIGKILL)
+        await first.until(
+            lambda output: (
+                "launch: worker-1 was killed; the others go on" in output
+                and "model_published" in output.partition("worker-1 was killed")[2]
+            )
+        )
+        os.kill(pid_of(one, "coordinator"), signal.SIGKILL)
+        await first.until(
+            lambda output: (
+                "launch: the coordinator was killed" in output
+                and "model_published" in output.partition("coordinator was killed")[2]
+            )
+        )
+        sessions = set(re.findall(r"serving +.* session=(\w+)", first.output))
+        assert len(sessions) == 1
+
+        first.process.send_signal(signal.SIGINT)
+        assert await first.end() == 130, first.output
+        assert processes.leftovers(one) is None
+        assert second.process.returncode is None
+        second.process.send_signal(signal.SIGTERM)
+        assert await second.end() == 143, second.output
+        assert processes.leftovers(two) is None
+        assert all(line.startswith("launch: ") for line in second.output.splitlines())
+
+
+async def test_next_launch_stops_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
+    """The processes live on without their launcher until then, or until --clean."""
+    async with launched(tmp_path, f"--name={name}", *LONG) as shown:
+        await shown.until(lambda output: "launch: ready" in output)
+        shown.process.kill()
+        assert await shown.end() == -signal.SIGKILL
+    left = processes.leftovers(name)
+    assert left is not None
+    assert (len(left.names), left.is_live) == (3, False)
+
+    async with launched(tmp_path, f"--name={name}", *LONG) as shown:
+        await shown.until(lambda output: "launch: ready" in output)
+        stopped = re.search(
+            f"an earlier launch called {name} was killed; stopping (.*)", shown.output
+        )
+        assert stopped
+        assert stopped[1].split(", ") == list(left.names)
+        shown.process.kill()
+        await shown.end()
+    async with launched(tmp_path, "--clean", name) as cleaned:
+        assert await cleaned.end() == 0
+    assert cleaned.output.count("process ") == 3
+    assert processes.leftovers(name) is None
+    async with launched(tmp_path, "--clean", name) as cleaned:
+        assert await cleaned.end() == 0
+    assert "nothing is there" in cleaned.output
+
+
+async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: str) -> None:
+    """Its log says why, and nothing is left."""
+    write_wards(tmp_path / "wards", "north", "south")
+    (tmp_path / "wards/south/y_train.csv").write_text("diagnosis\nbenign\n")
+    arguments = ("--workload", "sgd", "--data", "wards")
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        assert await shown.end() == 1
+    assert "south ended with status 1 before it had joined" in shown.output
+    assert "south       | xain-participant: " in shown.output
+    assert "the files belong together row by row" in shown.output
+    assert processes.leftovers(name) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workload", "sgd"], "name the data of the workers with --data"),
+        (["--data", "iris"], "name what is trained with --workload"),
+        (["--data", "iris", "--workload", "sgd", "--with", "vm"], "--with takes process or docker"),
+        (
+            ["--data", "iris", "--workload", "sgd", "--workers", "many"],
+            "launch.workers is many; it must be a whole number",
+        ),
+    ],
+)
+async def test_wrong_command_lines_are_told_in_one_line(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    async with launched(tmp_path, *arguments) as shown:
+        assert await shown.end() == 2
+    assert message in shown.output
+    assert len(shown.output.splitlines()) == 1

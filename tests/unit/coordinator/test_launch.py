@@ -1,0 +1,198 @@
+"""Launches without starting anything: workers and their data, settings, commands, and the log."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.config_launch import LaunchSettings
+from xain_coordinator.launch import plan, programs
+from xain_coordinator.launch.log_view import LogView
+from xain_coordinator.launch.plan import Worker, find_workers
+from xain_messaging.process.commands import CommandFailed
+from xain_messaging.process.settings import ConfigError, resolve
+
+
+def folder(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).mkdir()
+        (root / name / "X_train.csv").write_text("a,b\n1,2\n")
+        (root / name / "y_train.csv").write_text("y\n0\n")
+    return root
+
+
+def test_each_folder_of_the_data_is_a_worker(tmp_path: Path) -> None:
+    """Other folders and files beside them are passed over."""
+    root = folder(tmp_path, "ward-2", "ward-1")
+    (root / "notes").mkdir()
+    (root / "README.txt").touch()
+    found = find_workers(str(root), LaunchSettings())
+    assert found == (
+        Worker("ward-1", str(root / "ward-1")),
+        Worker("ward-2", str(root / "ward-2")),
+    )
+
+
+def test_chosen_folders_in_the_order_of_their_names(tmp_path: Path) -> None:
+    root = folder(tmp_path, "a", "b", "c")
+    found = find_workers(str(root), LaunchSettings(names=("c", "a"), cpu_shares=(2, 512)))
+    assert [(w.name, w.cpu_shares) for w in found] == [("c", 2), ("a", 512)]
+    found = find_workers(str(root), LaunchSettings(workers=2, cpu_shares=(7,)))
+    assert [(w.name, w.cpu_shares) for w in found] == [("a", 7), ("b", 7)]
+
+
+@pytest.mark.parametrize("number", [None, 2])
+def test_one_data_set_is_divided(tmp_path: Path, number: int | None) -> None:
+    """A bundled set, a file and one folder with both files alike."""
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    for data in ("digits", str(tmp_path / "x.csv"), str(folder(tmp_path, "w") / "w")):
+        found = find_workers(data, LaunchSettings(workers=number))
+        assert [w.part for w in found] == [(i, number or 3) for i in range(number or 3)]
+        assert {w.source for w in found} == {data}
+
+
+def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
+    def told(data: str, **settings: object) -> str:
+        with pytest.raises(CommandFailed) as caught:
+            find_workers(data, LaunchSettings.model_validate(settings))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "there is no such file or folder" in told(str(tmp_path / "nowhere"))
+    assert "no folder in it has X_train.csv" in told(str(tmp_path))
+    root = folder(tmp_path, "a", "b")
+    assert "has 2 folders with X_train.csv: a, b" in told(str(root), workers=3)
+    assert "launch.names has 'c'" in told(str(root), names=("c",))
+    assert "launch.cpu_shares has 3 numbers for 2 workers" in told(str(root), cpu_shares=(2, 3, 4))
+    (root / "a" / "y_train.csv").unlink()
+    assert f"{root / 'a' / 'y_train.csv'}: there is no such file" in told(str(root))
+    (root / "b" / "X_train.csv").unlink()
+    (root / "a").rename(root / "coordinator")
+    (root / "coordinator" / "y_train.csv").touch()
+    assert "it is the coordinator's name" in told(str(root))
+    (root / "x.xlsx").touch()
+    assert "a file must end in one of: .csv" in told(str(root / "x.xlsx"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"launch.name": "A b"}, 'launch.name is "A b"; it must be a name of at most 40'),
+        ({"launch.names": "a,b,a"}, "two workers have the same name"),
+        ({"launch.names": "coordinator"}, "it is the coordinator's name"),
+        ({"launch.names": "a,b", "launch.workers": "3"}, "launch.names has 2 names"),
+        ({"launch.cpu_shares": "[1]"}, "all must be at least 2"),
+        ({"launch.cpu_shares": "much"}, "it must be a whole number, or a list of whole numbers"),
+        ({"launch.ports": "8080"}, "the port of gRPC, and the port of HTTP"),
+        ({"launch.ports": "8080,8080"}, "gRPC and HTTP need different ports"),
+        ({"launch.subnet": "192.168.10.0/33"}, 'such as "192.168.10.0/24"'),
+        ({"launch.subnet": "192.168.10.1/24"}, 'such as "192.168.10.0/24"'),
+        ({"launch.network_name": "a b"}, "it must be the name of a Docker network"),
+        ({"launch.workers": "0"}, "launch.workers is 0; it must be a whole number, at least 1"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_line(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolve(CoordinatorConfig, None, "", settings)
+
+
+def test_chimeras_variables_are_read() -> None:
+    """Lists are Python literals there. Its ports of workers have no counterpart."""
+    environ = {
+        "CHIMERA_NETWORK_NAME": "chimera-network",
+        "CHIMERA_NETWORK_PREFIX": "10.1.2",
+        "CHIMERA_WORKERS_NODES_NAMES": "['a', 'b']",
+        "CHIMERA_WORKERS_CPU_SHARES": "[2, 4]",
+        "CHIMERA_WORKERS_HOST": "0.0.0.0",
+        "CHIMERA_WORKERS_MAPPED_PORTS": "[101, 102]",
+    }
+    values = plan.chimera_defaults(environ)
+    launch = resolve(CoordinatorConfig, None, "", {}, lambda _: values).config.launch
+    assert (launch.network_name, launch.subnet) == ("chimera-network", "10.1.2.0/24")
+    assert (launch.names, launch.cpu_shares, launch.host) == (("a", "b"), (2, 4), "0.0.0.0")
+    assert plan.chimera_defaults({}) == {}
+    with pytest.raises(CommandFailed, match="CHIMERA_WORKERS_NODES_NAMES is no list"):
+        plan.chimera_defaults({"CHIMERA_WORKERS_NODES_NAMES": "[a"})
+
+
+def test_defaults_yield_to_everything_that_is_given(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[launch]\nhost = "::1"\n[workload]\nname = "bagging"\n')
+    given = {}
+
+    def defaults(told):
+        given.update(told)
+        return {"launch.host": "0.0.0.0", "rounds.rounds": 3, **plan.workload_defaults(told)}
+
+    config = resolve(CoordinatorConfig, file, "", {"rounds.rounds": "5"}, defaults).config
+    assert given == {"launch.host": "::1", "workload.name": "bagging", "rounds.rounds": 5}
+    assert (config.launch.host, config.rounds.rounds) == ("::1", 5)
+    assert config.aggregation.rule == "ensemble"
+    assert config.workload.options == {"publish": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"workload.name": "sgd"}, None),
+        ({"workload.name": "sgd", "workload.options.mode": "gradient"}, "gradient"),
+        ({"workload.name": "xgboost"}, "trees"),
+        ({"workload.name": "bagging"}, "ensemble"),
+        ({"workload.name": "bagging", "aggregation.rule": "mine"}, None),
+    ],
+)
+def test_workload_brings_its_rule(given: dict[str, object], rule: str | None) -> None:
+    assert plan.workload_defaults(given).get("aggregation.rule") == rule
+
+
+def test_commands_are_those_that_a_user_would_type() -> None:
+    coordinator = plan.coordinator_program(
+        ("127.0.0.1", 5),
+        "/w",
+        "/c.toml",
+        {"rounds.rounds": "3", "workload.options.publish": True},
+        {"XAIN_COORDINATOR_ROUNDS__EPOCHS": "2", "PATH": "/bin"},
+    )
+    assert coordinator.arguments == [
+        *("--config=/c.toml", "--data-dir=/w", "--host=127.0.0.1", "--port=5"),
+        *("--set=rounds.rounds=3", "--set=workload.options.publish=true"),
+        *("--set=logging.console=false", "--new-session"),
+    ]
+    assert coordinator.environment == {"XAIN_COORDINATOR_ROUNDS__EPOCHS": "2"}
+    worker = Worker("b", "/d/x.csv", (1, 3))
+    values = {"data.target": None, "training.seed": "3"}
+    arguments = plan.worker_program(worker, "h:5", "/data/x.csv", "regression", values).arguments
+    assert arguments == [
+        *("--coordinator=h:5", "--id=b", "--data=/data/x.csv", "--task=regression"),
+        *("--partition=iid", "--num-parts=3", "--index=1"),
+        *("--set=training.seed=3", "--set=logging.console=false"),
+    ]
+
+
+def test_launcher_is_told_from_a_later_process_with_its_number() -> None:
+    own = programs.launcher_id()
+    assert programs.is_alive(own)
+    host, pid, start = own.rsplit(":", 2)
+    assert pid == str(os.getpid())
+    assert not programs.is_alive(f"{host}:{pid}:{int(start) - 1}")
+    assert not programs.is_alive(f"{host}:{2**22 + 1}:{start}")
+    assert programs.is_alive(f"elsewhere.example.org:{pid}:{start}")
+
+
+def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = '{"timestamp": "2026-11-22T18:00:00Z", "level": "info", "event": "joined", "n": 1}'
+    failed = '{"timestamp": "2026-11-22T18:00:00Z", "level": "error", "event": "x", "exception": '
+    view = LogView(["a", "ward"], colors=False)
+    view.show("a", [entry, "plain text", "{no JSON", "7"])
+    view.show("ward", [failed + '"Traceback\\n  ..."}'])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"a    \| \d\d-\d\d \d\d:\d\d:00 joined             n=1", lines[0])
+    assert lines[1:4] == ["a    | plain text", "a    | {no JSON", "a    | 7"]
+    assert "error: x" in lines[4]
+    assert lines[5:] == ["ward | Traceback", "ward |   ..."]
+    LogView(["a"], colors=True).show("a", ["hello"])
+    assert capsys.readouterr().out == "\x1b[36ma |\x1b[0m hello\n"
+    LogView(["a"], colors=True, is_quiet=True).show("a", ["hello"])
+    assert capsys.readouterr().out == ""
