@@ -94,7 +94,7 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     for file, text in files_of(page).items():
         (tmp_path / file).write_text(text)
     commands = [line for line in commands_of(page) if "--with docker" not in line]
-    assert len(commands) == 7
+    assert len(commands) == 6
     outputs = {}
     terminals = Terminals(tmp_path)
     for line in [*commands, next(line for line in commands if "bagging" in line)]:
@@ -206,24 +206,3 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
     assert "south       | xain-participant: " in shown.output
     assert "the files belong together row by row" in shown.output
     assert processes.leftovers(name) is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--workload", "sgd"], "name the data of the workers with --data"),
-        (["--data", "iris"], "name what is trained with --workload"),
-        (["--data", "iris", "--workload", "sgd", "--with", "vm"], "--with takes process or docker"),
-        (
-            ["--data", "iris", "--workload", "sgd", "--workers", "many"],
-            "launch.workers is many; it must be a whole number",
-        ),
-    ],
-)
-async def test_wrong_command_lines_are_told_in_one_line(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    async with launched(tmp_path, *arguments) as shown:
-        assert await shown.end() == 2
-    assert message in shown.output
-    assert len(shown.output.splitlines()) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.config_launch import LaunchSettings
-from xain_coordinator.launch import plan, programs
+from xain_coordinator.launch import cli, plan, programs
 from xain_coordinator.launch.log_view import LogView
 from xain_coordinator.launch.plan import Worker, find_workers
 from xain_messaging.process.commands import CommandFailed
@@ -196,3 +196,26 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "\x1b[36ma |\x1b[0m hello\n"
     LogView(["a"], colors=True, is_quiet=True).show("a", ["hello"])
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name the data of the workers with --data"),
+        (["--data=iris"], "name what is trained with --workload"),
+        (["--data=iris", "--workload=sgd", "--with=vm"], "--with takes process or docker"),
+        (
+            ["--data=iris", "--workload=sgd", "--workers=many"],
+            'launch.workers is "many"; it must be a whole number',
+        ),
+        (["--data=iris", "--workload=sdg"], "workload.name is"),
+        (["--data=iris", "--worker-set=seed"], "--worker-set takes KEY=VALUE"),
+    ],
+)
+def test_wrong_command_lines_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.splitlines()) == 1
