@@ -18,7 +18,8 @@ INSTALL = uv pip install --quiet --compile-bytecode --python $(BIN)/python
 endif
 
 # They need a Docker engine, where there is one.
-CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py
+CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
+	tests/e2e/test_launch_containers.py tests/e2e/test_parallelisms_in_containers.py
 
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead gradient_steps messaging aggregation recovery restart s3_store fleet large_model simulation learning
@@ -101,6 +102,9 @@ lock:  ## refresh the hash-only locks (needs uv)
 		--no-header --no-annotate --format requirements-txt -o requirements-coordinator.lock
 	uv export --quiet --frozen --package xain-participant --extra tables --no-default-groups --no-emit-workspace \
 		--no-header --no-annotate --format requirements-txt -o requirements-participant.lock
+	uv export --quiet --frozen --package xain-participant --extra tables --extra bagging --no-default-groups \
+		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
+		-o requirements-participant-bagging.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs

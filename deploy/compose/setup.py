@@ -24,8 +24,9 @@ def main() -> None:
     keep(ROOT / "coordinator/influxdb-token", token)
     keep(ROOT / "grafana/token", token)
     keep(ROOT / "grafana/password", secrets.token_urlsafe(24))
-    for index in range(int(os.environ["SLICES"])):
-        keep(ROOT / f"slices/{index}", "")
+    for slices in sorted(ROOT.glob("slices*")):
+        for index in range(int(os.environ["SLICES"])):
+            keep(slices / str(index), "")
 
 
 def make_s3_credentials() -> None:

@@ -1,8 +1,11 @@
-"""Take out of an installation what a participant never loads: `python trim.py SITE_PACKAGES`.
+"""Take out of an installation what a participant never loads:
+
+    python trim.py SITE_PACKAGES [--keep-estimators]
 
 scikit-learn, SciPy and Arrow install 410 MB. What is left here reads CSV, Parquet, NPZ and LIBSVM
-files and trains linear models and multi-layer perceptrons; tests in the image check that. The
-script fails if a name of the list is not found, so that the list stays up to date. Needs `strip`.
+files and trains linear models and multi-layer perceptrons; with --keep-estimators, every estimator
+of scikit-learn. Tests in the images check that. The script fails if a name of the list is not found,
+so that the list stays up to date. Needs `strip`.
 """
 
 # ruff: noqa: T201 - a script speaks by printing
@@ -10,11 +13,11 @@ script fails if a name of the list is not found, so that the list stays up to da
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Whole parts that no import of ours reaches. Patterns are relative to the site-packages.
-UNUSED = (
+UNUSED_BY_ALL = (
     # Arrow: storage in other places, remote calls, other formats, and what C++ is compiled with.
     # Two of the three copies of libarrow_python are there for linkers only.
     "pyarrow/_azurefs.*",
@@ -39,7 +42,11 @@ UNUSED = (
     "pyarrow/src",
     # NumPy: for its own tests.
     "numpy/_core/_simd.*.so",
-    # SciPy and scikit-learn: models and methods that no workload uses.
+    # scikit-learn: pictures.
+    "sklearn/datasets/images",
+)
+# SciPy and scikit-learn: models and methods that only `bagging` can use.
+ESTIMATORS = (
     "scipy/cluster",
     "scipy/datasets",
     "scipy/fftpack",
@@ -51,7 +58,6 @@ UNUSED = (
     "sklearn/cluster",
     "sklearn/covariance",
     "sklearn/cross_decomposition",
-    "sklearn/datasets/images",
     "sklearn/decomposition",
     "sklearn/ensemble",
     "sklearn/feature_selection",
@@ -64,6 +70,7 @@ UNUSED = (
     "sklearn/semi_supervised",
     "sklearn/tree",
 )
+UNUSED = (*UNUSED_BY_ALL, *ESTIMATORS)
 # Folders of all installed packages.
 TEST_FOLDERS = ("test", "tests")
 FOR_COMPILERS = ("*.a", "*.c", "*.cpp", "*.h", "*.hpp", "*.pxd", "*.pxi", "*.pyi", "*.pyx", "*.tp")
@@ -72,12 +79,12 @@ FOR_COMPILERS = ("*.a", "*.c", "*.cpp", "*.h", "*.hpp", "*.pxd", "*.pxi", "*.pyi
 STRIPPED = ("numpy", "pyarrow", "scipy", "sklearn")
 
 
-def main(site_packages: Path) -> None:
+def main(site_packages: Path, unused: Sequence[str]) -> None:
     before = size(site_packages)
-    missing = [pattern for pattern in UNUSED if not any(site_packages.glob(pattern))]
+    missing = [pattern for pattern in unused if not any(site_packages.glob(pattern))]
     if missing:
         sys.exit(f"trim.py: not found, so take them off the list: {', '.join(missing)}")
-    for pattern in UNUSED:
+    for pattern in unused:
         remove(site_packages.glob(pattern))
     for name in TEST_FOLDERS:
         remove(path for path in site_packages.rglob(name) if path.is_dir())
@@ -102,4 +109,5 @@ def size(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    keeps_estimators = "--keep-estimators" in sys.argv[2:]
+    main(Path(sys.argv[1]), UNUSED_BY_ALL if keeps_estimators else UNUSED)

@@ -34,7 +34,10 @@ pytestmark = pytest.mark.e2e
 
 COMPOSE = yaml.safe_load((engine.ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES = COMPOSE["services"]
-OURS = ("setup", "coordinator", "participant")
+PROFILES = ("gradient", "bagging", "neural")
+COORDINATORS = ("coordinator", *(f"coordinator-{kind}" for kind in PROFILES))
+PARTICIPANTS = ("participant", *(f"participant-{kind}" for kind in PROFILES))
+OURS = ("setup", *COORDINATORS, *PARTICIPANTS)
 FILES = engine.ROOT / "deploy/compose"
 NUM_PARTICIPANTS = 4
 ROUNDS = 10
@@ -43,7 +46,8 @@ ROUNDS = 10
 def test_ports_are_local():
     """Nothing of the stack can be reached from another machine."""
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
-    assert len(ports) == 4
+    assert len(ports) == 4 + len(PROFILES)
+    assert len(set(ports)) == len(ports)
     assert all(port.startswith("127.0.0.1:${") for port in ports)
 
 
@@ -53,7 +57,7 @@ def test_images_are_pinned():
         tag = service["image"].partition(":")[2]
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), service["image"]
         if name in OURS:
-            part = "participant" if name == "participant" else "coordinator"
+            part = "participant" if name in PARTICIPANTS else "coordinator"
             project = (engine.ROOT / part / "pyproject.toml").read_text(encoding="utf-8")
             assert tag == tomllib.loads(project)["project"]["version"]
 
@@ -66,7 +70,8 @@ def test_secrets_come_from_files():
                 assert key.endswith("_FILE"), f"{name}: {key}"
         mounted = [volume for volume in service.get("volumes", ()) if "-secrets:" in volume]
         if name != "setup":
-            expected = [] if name == "participant" else [f"{name}-secrets:/run/secrets/xain:ro"]
+            owner = "coordinator" if name in COORDINATORS else name
+            expected = [] if name in PARTICIPANTS else [f"{owner}-secrets:/run/secrets/xain:ro"]
             assert mounted == expected
 
 
@@ -78,9 +83,10 @@ def test_ours_are_locked_up(name):
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_settings_can_be_loaded():
+@pytest.mark.parametrize("name", COORDINATORS)
+def test_settings_can_be_loaded(name):
     """The files that are mounted go through our own checks, and suit the stack."""
-    coordinator = load_settings(CoordinatorConfig, FILES / "coordinator.toml")
+    coordinator = load_settings(CoordinatorConfig, FILES / f"{name}.toml")
     participant = load_settings(ParticipantConfig, FILES / "participant.toml")
     assert participant.coordinator.host in SERVICES
     assert coordinator.storage.endpoint == "http://s3:8333"
@@ -88,13 +94,31 @@ def test_settings_can_be_loaded():
     influxdb = SERVICES["influxdb"]["environment"]
     assert coordinator.metrics.org == influxdb["DOCKER_INFLUXDB_INIT_ORG"]
     assert coordinator.metrics.bucket == influxdb["DOCKER_INFLUXDB_INIT_BUCKET"]
-    replicas = SERVICES["participant"]["deploy"]["replicas"]
+    service = SERVICES[name.replace("coordinator", "participant")]
+    assert name in service["depends_on"]
+    host = service["environment"].get("XAIN_PARTICIPANT_COORDINATOR__HOST")
+    assert (host or participant.coordinator.host) == name
+    assert host is None or host in COMPOSE["x-here"].split(",")
+    replicas = service["deploy"]["replicas"]
     assert replicas == coordinator.rounds.effective_start_participants == NUM_PARTICIPANTS
     # Changed settings must not keep it from serving: it would be started again for ever.
-    assert "--resume" in SERVICES["coordinator"]["command"]
+    assert "--resume" in SERVICES[name]["command"]
     # Another 8 s at most for what comes after the drain.
-    grace_s = float(SERVICES["coordinator"]["stop_grace_period"].removesuffix("s"))
+    grace_s = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s >= coordinator.server.drain_s + 8
+
+
+@pytest.mark.parametrize("kind", PROFILES)
+def test_profile_trains_with_its_own_parts(kind):
+    """Nothing that a profile adds is started without it, and it shares no journal and no slices."""
+    coordinator, participant = SERVICES[f"coordinator-{kind}"], SERVICES[f"participant-{kind}"]
+    assert coordinator["profiles"] == participant["profiles"] == [kind]
+    assert participant["image"].partition(":")[0].endswith(participant["build"]["target"])
+    mounted = [v.partition(":")[0] for one in (coordinator, participant) for v in one["volumes"]]
+    assert set(mounted) == {f"coordinator-{kind}-data", "coordinator-secrets", f"slices-{kind}"}
+    assert f"slices-{kind}:/run/setup/slices-{kind}" in SERVICES["setup"]["volumes"]
+    (config,) = coordinator["configs"]
+    assert COMPOSE["configs"][config["source"]]["file"] == f"deploy/compose/coordinator-{kind}.toml"
 
 
 def test_the_dashboard_shows_what_is_written():
@@ -134,7 +158,7 @@ def test_images_install_what_is_tested():
     """The locks of the images are parts of the one that everything else is installed from: run
     `make lock` if they are not."""
     everything = pinned("requirements.lock")
-    for part in ("build", "coordinator", "participant"):
+    for part in ("build", "coordinator", "participant", "participant-bagging"):
         lock = pinned(f"requirements-{part}.lock")
         assert len(lock) > 5
         assert lock <= everything

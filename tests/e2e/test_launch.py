@@ -97,15 +97,15 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     assert len(commands) == 6
     outputs = {}
     terminals = Terminals(tmp_path)
-    for line in [*commands, next(line for line in commands if "bagging" in line)]:
-        # Launches of other tests run at the same time.
-        outputs[line] = await terminals.do(
-            re.sub("--name ", f"--name {name}-", line).replace(
-                "xain-launch/", f"xain-launch/{name}-"
-            )
-            + (f" --name {name}" if " launch " in line and "--name" not in line else "")
-        )
-        assert processes.leftovers(name) is None
+    for line in commands:
+        # Launches of other tests may run at the same time. Two of the page have the same name.
+        if " launch " in line and "--name" not in line:
+            line += f" --name {name}"
+        line = line.replace("--name wards", f"--name {name}-wards")
+        line = line.replace("xain-launch/wards", f"xain-launch/{name}-wards")
+        outputs[line] = await terminals.do(line)
+        for used in (name, f"{name}-wards"):
+            assert processes.leftovers(used) is None
     output = next(text for line, text in outputs.items() if "bagging" in line)
     assert "launch: ready: all 2 have joined" in output
     assert re.search(r"^north       \| \d\d-\d\d \S+ joined ", output, re.MULTILINE)

@@ -19,7 +19,8 @@ from xain_messaging.process.settings import load
 from xain_participant.config import ParticipantConfig
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
-KUSTOMIZATIONS = ("base", "own-data")
+KINDS = ("gradient", "bagging", "neural")
+KUSTOMIZATIONS = ("base", "own-data", *KINDS)
 MANIFESTS = sorted(file for file in KUBERNETES.rglob("*.yaml") if file.name != "kustomization.yaml")
 NAME = "app.kubernetes.io/name"
 WARD = KUBERNETES / "own-data/ward-7"
@@ -202,6 +203,22 @@ def test_images_have_our_version(name):
         project = tomllib.loads((root / part / "pyproject.toml").read_text(encoding="utf-8"))
         assert tag == project["project"]["version"]
         assert image in {"xain-coordinator", "xain-participant-sgd"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kind_of_training_has_its_image(kind):
+    """The indexed Job of the base gets the image whose target trains the workload."""
+    (coordinator,) = config_maps(kind)["coordinator-config"]
+    workload = load(CoordinatorConfig, coordinator).workload
+    renamed = {image["name"]: image["newName"] for image in kustomization(kind).get("images", ())}
+    (job,) = [document for document in resources(kind) if document["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    name = container["image"].partition(":")[0]
+    assert renamed.keys() <= {name}
+    assert renamed.get(name, name) == f"xain-participant-{workload.name}"
+    assert job["spec"]["completionMode"] == "Indexed"
+    if kind == "gradient":
+        assert workload.options["mode"] == kind
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
