@@ -4,8 +4,8 @@
 
 scikit-learn, SciPy and Arrow install 410 MB. What is left here reads CSV, Parquet, NPZ and LIBSVM
 files and trains linear models and multi-layer perceptrons; with --keep-estimators, every estimator
-of scikit-learn. Tests in the images check that. The script fails if a name of the list is not found,
-so that the list stays up to date. Needs `strip`.
+of scikit-learn. Tests in the images check that. The script fails if a name of the list is not
+found, so that the list stays up to date. Needs `strip`.
 """
 
 # ruff: noqa: T201 - a script speaks by printing
