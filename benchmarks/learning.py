@@ -72,6 +72,7 @@ class Kind:
 KINDS = {
     "linear": Kind("sgd", rounds=50),
     "mlp": Kind("mlp", rounds=50),
+    "neural": Kind("neural", rounds=50),
     # 50 boosting iterations of trees that grow by one level a round.
     "xgboost": Kind(
         "xgboost",
@@ -82,8 +83,14 @@ KINDS = {
     ),
 }
 
+NEEDS = {"neural": "torch", "xgboost": "xgboost"}  # packages
+
 # 50 epochs overfit the 309 rows of diabetes in one place (R2 0.25), which is no baseline.
-FOR_REGRESSION = {**KINDS, "mlp": Kind("mlp", rounds=20)}
+FOR_REGRESSION = {
+    **KINDS,
+    "mlp": Kind("mlp", rounds=20),
+    "neural": Kind("neural", rounds=20),
+}
 
 
 def synthetic() -> Table:
@@ -207,9 +214,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     names = ("wine", "diabetes") if given.quick else tuple(DATA_SETS)
-    kinds = [name for name in KINDS if name != "xgboost" or find_spec("xgboost") is not None]
-    if len(kinds) < len(KINDS):
-        print("xgboost is not installed: its cases are left out")
+    kinds = [name for name in KINDS if find_spec(NEEDS.get(name, "numpy")) is not None]
+    for name in KINDS.keys() - {*kinds}:
+        print(f"{NEEDS[name]} is not installed: the cases of {name} are left out")
     for name in names:
         for kind in kinds:
             if given.only in f"{name} {kind}":

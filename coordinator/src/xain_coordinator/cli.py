@@ -606,7 +606,7 @@ def _explained(command: str) -> Iterator[None]:
     except JournalError as error:
         hint = "" if command == "extend" else "; a coordinator that runs is asked with --address"
         fail(program, f"{error}{hint}", EXIT_FAILED)
-    except (CommandFailed, StoreError, DataError, OSError) as error:
+    except (CommandFailed, StoreError, DataError, ModuleNotFoundError, OSError) as error:
         fail(program, str(error), EXIT_FAILED)
 
 

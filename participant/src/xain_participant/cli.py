@@ -428,10 +428,12 @@ def _load_participant(
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.neural_builders import allow_builders
+    from xain_workloads.neural_modules import use_threads
     from xain_workloads.profile import check_profile
 
     log = get_logger(__name__)
     allow_builders(settings.training.builders)
+    use_threads(settings.training.threads)
     log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
     log.info("data_loaded", rows=train.num_samples, held_out=test.num_samples)

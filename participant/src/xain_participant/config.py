@@ -185,6 +185,7 @@ class TrainingSettings(Section):
 
     seed: int = Field(default=0, ge=0)
     builders: Texts = ()
+    threads: int = Field(default=1, ge=1, le=1024)
 
 
 _NO_STORAGE = "is gone: weights travel through the coordinator, and no participant needs a store"

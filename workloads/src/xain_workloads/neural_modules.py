@@ -23,18 +23,31 @@ ROWS_AT_A_TIME = 4096  # of a forward pass without gradients
 
 # torch's global random numbers, of which dropout draws, belong to one training at a time.
 _GLOBAL_RANDOM = Lock()
+_num_threads: list[int] = []  # of torch in this process; empty for its own choice
+
+
+def use_threads(num_threads: int) -> None:
+    """Set how many threads torch computes with in this process, once it is imported.
+
+    Left alone, torch takes all cores, and small networks of several processes on one machine train
+    a hundred times slower, because their threads wait for each other.
+    """
+    _num_threads[:] = [num_threads]
 
 
 def import_torch() -> Any:
     """The package torch. Raises ModuleNotFoundError that says how to install it."""
     try:
-        return import_module("torch")
+        torch = import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "the workload 'neural' needs PyTorch, which is not installed:"
             " pip install 'xain-participant[torch]'",
             name="torch",
         ) from error
+    if _num_threads and torch.get_num_threads() != _num_threads[0]:
+        torch.set_num_threads(_num_threads[0])
+    return torch
 
 
 @contextmanager

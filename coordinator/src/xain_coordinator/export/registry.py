@@ -16,8 +16,8 @@ _PARAMETERS = ("session", "round", "digest", "workload", "num_samples")
 def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
     """Log a run with a model's metrics and files, and register the model under a name.
 
-    MLFLOW_TRACKING_URI, a setting of MLflow, names the server. A model of a linear or MLP workload
-    is registered as .skops, one of XGBoost as .json, and others as .safetensors.
+    MLFLOW_TRACKING_URI, a setting of MLflow, names the server. Trees are registered as .json,
+    networks of PyTorch and models of scripts as .safetensors, and other models as .skops.
     Returns the model's URI. Raises NoModel.
     """
     try:
@@ -52,6 +52,9 @@ def register(name: str, model: Model, about: Mapping[str, Any]) -> str:
 
 
 def _file_name(model: Model) -> str:
-    if model.metadata.get("workload") == "xgboost":
+    workload = model.metadata.get("workload")
+    if workload == "xgboost":
         return "model.json"
-    return "model.skops" if "workload" in model.metadata else "model.safetensors"
+    if workload == "neural":
+        return "model.safetensors"
+    return "model.skops" if workload else "model.safetensors"
