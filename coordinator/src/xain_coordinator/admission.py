@@ -19,7 +19,7 @@ from xain_coordinator.core.values import BYTES, GlobalModel, StoredWeights, Weig
 from xain_coordinator.ports import Reader, StoreError, StoreUnavailable, WeightsStore
 from xain_proto.np import NpyHeader, parse_npy_header
 from xain_proto.np.codec import MAX_HEADER_BYTES
-from xain_workloads import bagging_options, ensembles, histograms, trees
+from xain_workloads import bagging_options, ensembles, held, histograms, trees
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 
 CHUNK_BYTES = 1 << 20  # of weights in a message
@@ -283,7 +283,8 @@ class TreesCheck:
         self._growing: tuple[str, histograms.Growing] | None = None
 
     def check(self, model: GlobalModel, weights: StoredWeights, max_iterations: int) -> None:
-        """Read an update: estimators, or a booster or histograms by the model's mode. Blocks.
+        """Read an update: estimators or the names of those that stay at the participant, or a
+        booster or histograms by the model's mode. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
         Raises InvalidUpdate, TooLarge, and StoreError.
@@ -293,12 +294,12 @@ class TreesCheck:
             data = _elements(b"".join(chunks(reader)))
         try:
             if ensembles.KEY in model.metadata:
-                ensembles.check_update(
-                    data,
-                    bagging_options.options_of_model(model.metadata),
-                    ensembles.num_features_of(model.metadata),
-                    epochs=max_iterations,
-                )
+                options = bagging_options.options_of_model(model.metadata)
+                num_features = ensembles.num_features_of(model.metadata)
+                if options.publish:
+                    ensembles.check_update(data, options, num_features, epochs=max_iterations)
+                else:
+                    held.check_holding(data, options.estimators * max_iterations)
             elif options_of_model(model.metadata).mode == HISTOGRAM:
                 histograms.parse_sums(data, self._state_of(model))
             else:

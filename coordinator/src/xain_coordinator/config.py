@@ -469,6 +469,14 @@ class CoordinatorConfig(Section):
                 'it joins estimators, which only a workload fits; set workload.name = "bagging"',
             )
         self._require_bytes_alone()
+        if self._keeps_estimators:
+            for name in ("data", "metric"):
+                if getattr(self.evaluate, name):
+                    raise WrongSetting(
+                        f"evaluate.{name}",
+                        "with workload.options.publish = false nobody has the whole model, which "
+                        "could be measured; participants report oob_score",
+                    )
         if self.rounds.epochs != 1:
             raise WrongSetting(
                 "rounds.epochs",
@@ -476,6 +484,11 @@ class CoordinatorConfig(Section):
                 "fits in a round",
             )
         return self
+
+    @property
+    def _keeps_estimators(self) -> bool:
+        """Whether fitted estimators stay at the participants."""
+        return self.workload.name == "bagging" and not self.workload.options.get("publish")
 
     def _require_bytes_alone(self) -> None:
         """Refuse settings that only models of numbers have. Raises WrongSetting."""
@@ -621,7 +634,7 @@ class CoordinatorConfig(Section):
             refused_limit=rounds.refused_limit,
             refused_rounds=rounds.refused_rounds,
             max_lost_share=rounds.max_lost_share,
-            evaluate_every=self.evaluate.every,
+            evaluate_every=0 if self._keeps_estimators else self.evaluate.every,
             evaluate_metric=self.evaluate.metric,
             evaluate_minimised=self.evaluate.is_minimised,
             evaluate_patience=self.evaluate.patience,

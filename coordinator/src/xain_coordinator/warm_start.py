@@ -279,6 +279,9 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
         create(name, own | config.workload.options)
     except ValueError as error:
         raise CannotStartFrom(f"{source}: its options are not usable: {error}") from None
+    if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
+        told = str(bool(own.get("publish"))).lower()
+        raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:
         raise CannotStartFrom(

@@ -424,6 +424,7 @@ def _load_participant(
     settings: "ParticipantConfig", state: "StateDirectory | None"
 ) -> "WorkloadParticipant":
     from xain_messaging.logger import get_logger
+    from xain_participant.estimators import KeptEstimators
     from xain_participant.personal import PersonalTensors
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
@@ -437,15 +438,17 @@ def _load_participant(
     log.info("loading_data", source=settings.data.source)
     train, test = _load_data(settings)
     log.info("data_loaded", rows=train.num_samples, held_out=test.num_samples)
-    personal = None
+    personal = estimators = None
     if state is not None:
         personal = PersonalTensors(settings.participant.state_dir, state.participant_id)
+        estimators = KeptEstimators(settings.participant.state_dir, state.participant_id)
     participant = WorkloadParticipant(
         train,
         settings.training.seed,
         test,
         min_category_count=settings.data.min_category_count,
         personal=personal,
+        estimators=estimators,
     )
     try:
         check_profile(participant.profile())

@@ -14,9 +14,9 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from xain_participant.metrics import MAX_POINTS, Measured, flatten_values
 from xain_workloads.model import Layout, size_of
 from xain_workloads.profile import DataProfile
+
+if TYPE_CHECKING:
+    from xain_participant.estimators import Votes
 
 MAX_NUM_SAMPLES = 2**31 - 1  # an int32 on the wire
 
@@ -64,7 +67,7 @@ class BodyFailed(Exception):
 
 
 class Participant(ABC):
-    """Trains locally. All methods are called from one thread, never two at once.
+    """Trains locally. All methods but votes() are called from one thread, never two at once.
 
     It keeps its state in attributes that it makes when they are first needed, so a subclass may
     forget super().__init__().
@@ -120,6 +123,26 @@ class Participant(ABC):
     def can_evaluate(self) -> bool:
         """Whether there is held-out data, so that evaluate_round() may be called."""
         return False
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the round that on_round() told of needs the values of the global model.
+
+        Without them train_round() is given an empty vector of bytes, and nothing is downloaded.
+        """
+        return True
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether votes() may be called: fitted estimators of a global model stay here."""
+        return False
+
+    def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> "Votes":
+        """Vote for rows, at any time and from another thread than all other methods.
+
+        See KeptEstimators.votes().
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no estimators")
 
     def evaluate_round(self, weights: NDArray[Any]) -> None:
         """Measure the global model, (d,), and call report_evaluation(). Nothing is trained."""

@@ -141,14 +141,6 @@ class Work:
         if (kept := self._kept(round_)) is not None:
             self.result = kept
             return e.Trained(round_, is_durable=True)
-        try:
-            weights = self._client.get_weights(assignment.model)
-        except Refused as refused:
-            if refused.status is grpc.StatusCode.DATA_LOSS:
-                self._damaged_digest = assignment.model.digest
-            raise
-        base = self._base_for_encoding(weights)
-        layout: Layout = ()
         task = _TASKS.get(assignment.task)
         if task is None:
             raise RuntimeError(f"the coordinator asks for an unknown task, {assignment.task}")
@@ -157,10 +149,15 @@ class Work:
             self._participant.on_round(
                 _assignment(assignment, self.session_id, task, self._participant_id)
             )
+            needs_model = task != "train" or self._participant.needs_model
+        weights = self._model(assignment) if needs_model else np.empty(0, np.uint8)
+        base = self._base_for_encoding(weights)
+        layout: Layout = ()
+        with self._participants_turn():
             if task == "evaluate":
                 self._participant.evaluate_round(weights)
                 vector, num_samples = np.empty(0, weights.dtype), 0
-            elif task == "initialise" or weights.size == 0:
+            elif task == "initialise" or (needs_model and weights.size == 0):
                 vector, layout = call_init_weights(self._participant, weights.dtype)
                 num_samples = 0
             else:
@@ -195,6 +192,15 @@ class Work:
             evaluation,
         )
         return e.Trained(round_, self._keep(self.result))
+
+    def _model(self, assignment: pb.StartTrainingRoundResponse) -> NDArray[Any]:
+        """Download the global model. Raises Refused."""
+        try:
+            return self._client.get_weights(assignment.model)
+        except Refused as refused:
+            if refused.status is grpc.StatusCode.DATA_LOSS:
+                self._damaged_digest = assignment.model.digest
+            raise
 
     def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of the model, since training may change the array that it is given. None if the

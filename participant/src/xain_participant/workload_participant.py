@@ -1,11 +1,12 @@
 """A participant that needs no code: it trains whatever workload the coordinator declares."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
 from xain_workloads.dataset import Dataset
@@ -31,6 +32,7 @@ class WorkloadParticipant(Participant):
         begin with "test_".
     min_category_count: rows that a category must have for its name to travel, 1 or more.
     personal: keeps the tensors that do not travel; None keeps them in memory.
+    estimators: keeps the fitted estimators that do not travel; None keeps them in memory.
     Raises DataError if two features of a Dataset have the same name.
     """
 
@@ -42,9 +44,11 @@ class WorkloadParticipant(Participant):
         *,
         min_category_count: int = MIN_CATEGORY_COUNT,
         personal: PersonalTensors | None = None,
+        estimators: KeptEstimators | None = None,
     ) -> None:
         self._data = _as_table(data)
         self._personal = personal or PersonalTensors()
+        self._estimators = estimators or KeptEstimators()
         self._seed = seed
         self._test = None if test is None else _as_table(test)
         self._min_category_count = min_category_count
@@ -53,7 +57,7 @@ class WorkloadParticipant(Participant):
         self._workload: Workload | None = None
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
-        self._participant_id = ""
+        self._assignment = Assignment("", -1)
         self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
@@ -71,7 +75,7 @@ class WorkloadParticipant(Participant):
 
     def on_round(self, assignment: Assignment) -> None:
         self._is_evaluated = assignment.evaluate
-        self._participant_id = assignment.participant_id
+        self._assignment = assignment
         self._personal.on_round(assignment)
 
     @property
@@ -89,6 +93,21 @@ class WorkloadParticipant(Participant):
         measured = self._workload.evaluate(model, test)
         self.update_metrics(**{f"test_{name}": value for name, value in measured.items()})
         self.report_evaluation(measured, test.num_samples)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the workload trains from the model, or measures it before."""
+        trains_from_it = getattr(self._workload, "needs_model", True)
+        return trains_from_it or (self._is_evaluated and self.can_evaluate)
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether fitted estimators stay here."""
+        return not self._estimators.is_empty
+
+    def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> Votes:
+        """See KeptEstimators.votes()."""
+        return self._estimators.votes(trainings, features)
 
     def init_weights(self) -> NDArray[Any]:
         """Raises RuntimeError always: a workload's initial model depends on the data of all, so
@@ -115,13 +134,15 @@ class WorkloadParticipant(Participant):
         )
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
+        if result.kept:
+            self._estimators.keep(self._assignment.round, self._metadata, result.kept)
         return self._personal.removed(result.vector, weights), result.num_samples
 
     def _seed_of_workload(self) -> int:
         if self._workload is not None and self._workload.name == "bagging":
             from xain_workloads.bagging import seed_of
 
-            return seed_of(self._seed, self._participant_id)
+            return seed_of(self._seed, self._assignment.participant_id)
         return self._seed
 
     def _datasets(self) -> tuple[Dataset, Dataset | None]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from integration.test_bit_rot import flip, stored
 from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.app import Coordinator
 from xain_coordinator.export import formats
+from xain_coordinator.log_files import LatencyFile
 from xain_participant import Agent, WorkloadParticipant
+from xain_participant.client import INLINE_BYTES
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, pack, unpack
+from xain_workloads.held import unpack_holdings
 from xain_workloads.model import Model
 from xain_workloads.partition import dirichlet
 from xain_workloads.workload import evaluate, predict
@@ -120,6 +124,37 @@ async def test_agents_bag_regressors(start, join):
     central = BaggingRegressor(DecisionTreeRegressor(max_depth=4), 30, random_state=0)
     expected = central.fit(train.features, train.target).score(test.features, test.target)
     assert evaluate(model, test)["r2"] >= expected - 0.06
+
+
+async def test_participants_train_without_downloading_the_ensemble(start, join, tmp_path: Path):
+    train, _ = halves(load("digits"))
+    parts = [train.subset(rows) for rows in np.array_split(np.arange(train.num_samples), 2)]
+    path = tmp_path / "latency.jsonl"
+    with closing(LatencyFile(path)) as latencies:
+        coordinator = await start(latencies=latencies, **settings(2))
+        await run_agents(coordinator, parts)
+        assert len(await join(coordinator, "reader").download("1/global")) > INLINE_BYTES
+        await coordinator.stop()
+    calls = [line for line in path.read_text().splitlines() if '"reader"' not in line]
+    assert any("/EndTrainingRound" in call for call in calls)
+    assert not [call for call in calls if "/GetWeights" in call]
+
+
+async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
+    start, join, tmp_path: Path
+):
+    parts = [*halves(load("wine"))]
+    coordinator = await start(**settings(2, publish=False, estimators=3))
+    await run_agents(coordinator, parts)
+    model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+    found = unpack_holdings(model.vector.tobytes())
+    assert [(one.participant, one.estimators, one.rows) for one in found] == [
+        (f"p{i}", 3, part.num_samples) for _ in range(2) for i, part in enumerate(parts)
+    ]
+    assert len({one.digest for one in found}) == 4
+    for suffix in (".skops", ".npz"):
+        with pytest.raises(formats.NoModel, match="there is no model to export: the fitted est"):
+            formats.write(tmp_path / f"model{suffix}", model, {})
 
 
 async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(

@@ -766,6 +766,11 @@ def test_estimators_are_joined_by_the_rule_for_ensembles() -> None:
     assert config(**BAGGING).workload.task == "regression"
 
 
+def test_no_model_is_evaluated_where_estimators_stay_at_the_participants() -> None:
+    assert config(**BAGGING).rules().evaluate_every == 1
+    assert config(**{**BAGGING, "workload__options": {}}).rules().evaluate_every == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -783,12 +788,12 @@ def test_estimators_are_joined_by_the_rule_for_ensembles() -> None:
             'aggregation.optimizer is "fedadam"; leave it out with aggregation.rule = "ensemble"',
         ),
         (
-            {**BAGGING, "workload__options": {"estimator": "Ridge"}},
-            "workload.options: publish is not true; set it to true if fitted estimators",
+            {**BAGGING, "workload__options": {}, "evaluate__metric": "accuracy"},
+            'evaluate.metric is "accuracy"; with workload.options.publish = false nobody has the',
         ),
         (
-            {**BAGGING, "workload__options": {"publish": False}},
-            "workload.options.publish is false; set it to true if fitted",
+            {**BAGGING, "workload__options": {}, "evaluate__data": "wine"},
+            'evaluate.data is "wine"; with workload.options.publish = false nobody has the',
         ),
     ],
 )

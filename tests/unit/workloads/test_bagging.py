@@ -16,12 +16,20 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from xain_workloads import ensembles
-from xain_workloads.bagging import BaggingWorkload, oob_score, seed_of
+from xain_workloads.bagging import BaggingWorkload, LoadedEstimators, oob_score, seed_of
 from xain_workloads.bagging_options import CLASSIFIERS, REGRESSORS, BaggingOptions
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import Frame, InvalidEnsemble, appended, check_update, pack, unpack
 from xain_workloads.errors import DataError
+from xain_workloads.held import (
+    Holding,
+    check_holding,
+    digest_of,
+    listed,
+    pack_holdings,
+    unpack_holdings,
+)
 from xain_workloads.model import Model
 from xain_workloads.workload import create, initial_model
 
@@ -201,8 +209,7 @@ def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "publish is not true; set it to true if fitted estimators"),
-        ({"publish": False}, "publish is not true"),
+        ({"publish": "no"}, "publish is 'no'"),
         ({"publish": True, "estimator": "os.system"}, "estimator is 'os.system'; choose one of"),
         ({"publish": True, "vote": "loud"}, "vote is 'loud'"),
         ({"publish": True, "estimators": 0}, "estimators is 0"),
@@ -340,3 +347,85 @@ def test_wrong_frames_are_refused() -> None:
     ):
         with pytest.raises(InvalidEnsemble, match=why):
             check_update(wrong, options, 4)
+
+
+# --- estimators that stay at the participants ---
+
+
+def held(data: Dataset, parts: list[Dataset], **given: Any) -> tuple[Model, list[bytes]]:
+    """The model of one round of sites that keep their estimators, and what each one keeps."""
+    workload = create("bagging", {**TREES, **given, "publish": False})
+    model = workload.initial_model([data.profile()])
+    updates, kept = [], []
+    empty = replace(model, vector=np.empty(0, np.uint8))  # a participant need not download it
+    for site, part in zip(SITES, parts, strict=False):
+        result = workload.train(empty, part, epochs=1, epoch_base=0, seed=seed_of(0, site))
+        updates.append((site, result.vector.tobytes(), part.num_samples))
+        kept.append(result.kept)
+    vector = np.frombuffer(listed(model.vector.tobytes(), updates), np.uint8)
+    return replace(model, vector=vector), kept
+
+
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_votes_of_kept_estimators_are_those_of_the_published_ensemble(vote: str) -> None:
+    """One site knows a single class. Weights are as in the published ensemble."""
+    data = flowers()
+    parts = by_class(data)
+    published = ensemble(data, parts, vote=vote)
+    model, kept = held(data, parts, vote=vote)
+    holdings = unpack_holdings(model.vector.tobytes())
+    assert [one.participant for one in holdings] == list(SITES)
+    assert [one.digest for one in holdings] == [digest_of(frames) for frames in kept]
+    loaded = [LoadedEstimators(frames, model.metadata) for frames in kept]
+    total = sum(
+        one.rows * site.sum_of_votes(data.features)
+        for one, site in zip(holdings, loaded, strict=True)
+    )
+    names = np.array(sorted(set(data.target.tolist())))
+    workload = create("bagging", {**TREES, "vote": vote})
+    expected = workload.predict(published, data.features)
+    assert names[np.argmax(total, axis=1)].tolist() == expected.tolist()
+
+
+def test_kept_regressors_predict_as_the_published_ensemble() -> None:
+    data = load("diabetes", task="regression")
+    parts = [data.subset(range(100)), data.subset(range(100, 130))]
+    trees = {"estimator": "DecisionTreeRegressor"}
+    model, kept = held(data, parts, **trees)
+    weights = [one.rows for one in unpack_holdings(model.vector.tobytes())]
+    assert weights == [100, 30]
+    sums = [LoadedEstimators(k, model.metadata).sum_of_votes(data.features)[:, 0] for k in kept]
+    mean = np.average(sums, axis=0, weights=weights) / 3
+    expected = create("bagging", {**TREES, **trees}).predict(
+        ensemble(data, parts, **trees), data.features
+    )
+    np.testing.assert_allclose(mean, expected, rtol=1e-12)
+
+
+def test_list_of_estimators_says_why_it_cannot_predict() -> None:
+    data = flowers()
+    model, _ = held(data, by_class(data))
+    workload = create("bagging", TREES | {"publish": False})
+    for call in (workload.predict, workload.to_sklearn, workload.evaluate):
+        given = {workload.predict: (data.features,), workload.evaluate: (data,)}.get(call, ())
+        with pytest.raises(ValueError, match="the fitted estimators stay at the participants"):
+            call(model, *given)
+
+
+@pytest.mark.parametrize(
+    ("update", "why"),
+    [
+        (pack([]), "no list of estimators"),
+        (b"XENHELD1{", "cannot be read"),
+        (b"XENHELD1" + b"[" * 1000, "cannot be read"),
+        (b"XENHELD1[]", "names 0 trainings"),
+        (b'XENHELD1[{"estimators":3,"digest":"aa"}]', "a digest"),
+        (b'XENHELD1[{"estimators":-3,"digest":"aa"}]', "no whole number"),
+        (b'XENHELD1[{"estimators":3,"digest":"aa","code":"x"}]', "cannot be read"),
+        (pack_holdings([Holding(2, 32 * "a")]), "names 2 estimators, a round adds 3"),
+        (pack_holdings(20 * [Holding(3, 32 * "a")]), "takes 1024 at most"),
+    ],
+)
+def test_wrong_lists_of_estimators_are_refused(update: bytes, why: str) -> None:
+    with pytest.raises(InvalidEnsemble, match=why):
+        check_holding(update, 3)

@@ -2,7 +2,9 @@
 
 A participant fits `estimators` of them in a round and sends them alone. The coordinator appends the
 estimators of all participants to the ensemble (see ensembles.appended), so more rounds make a
-larger ensemble. Source: Breiman 1996, "Bagging predictors".
+larger ensemble. With publish = false the participant keeps its estimators and sends their digest;
+the ensemble is a list of them (see held.listed), and participants are asked for votes.
+Source: Breiman 1996, "Bagging predictors".
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +16,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions
+from xain_workloads.bagging_options import ONE_CLASS, BaggingOptions, options_of_model
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import KEY, Frame, dump, load, num_features_of, pack, unpack
 from xain_workloads.errors import DataError
+from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping
 from xain_workloads.profile import DataProfile, union
@@ -38,10 +41,14 @@ from xain_workloads.workload import TrainResult
 @dataclass(frozen=True, slots=True)
 class BaggingWorkload:
     """Bagged estimators. The vector of a Model is bytes (uint8) without a layout, as
-    ensembles.pack() writes them; its metadata hold "classes", of which estimators know positions.
+    ensembles.pack() writes them, or held.pack_holdings() with publish = false; its metadata hold
+    "classes", of which estimators know positions.
+
+    needs_model: whether a training depends on the vector of the model before.
     """
 
     options: BaggingOptions
+    needs_model: ClassVar[bool] = False
     name: ClassVar[str] = "bagging"
     scaling: ClassVar[str] = "standard"
     missing: ClassVar[str] = "median"
@@ -62,13 +69,16 @@ class BaggingWorkload:
             "classes": dumps(list(classes_to_learn(self.options.task, profile))),
             KEY: dumps({"num_features": profile.num_features}),
         }
-        return Model(_vector(pack([])), (), made)
+        empty = pack([]) if self.options.publish else pack_holdings([])
+        return Model(_vector(empty), (), made)
 
     def train(
         self, model: Model, data: Dataset, *, epochs: int, epoch_base: int, seed: int
     ) -> TrainResult:
-        """See Workload.train. The vector holds the new estimators alone.
+        """See Workload.train. The vector holds the new estimators alone; with publish = false it
+        names them, and they are in `kept`.
 
+        model: its vector may be empty.
         seed: of the participant; see seed_of(). Bootstraps are drawn from it, from the seed in the
             options and from the estimator's number, `epoch_base` rounds having passed.
         Metrics: "oob_score" of the new estimators; see oob_score(). Left out if no row is out of
@@ -87,7 +97,11 @@ class BaggingWorkload:
         frames = [Frame(data.num_samples, dump(estimator)) for estimator in estimators]
         score = oob_score(estimators, samples, rows, target, len(classes))
         metrics = {} if score is None else {"oob_score": score}
-        return TrainResult(_vector(pack(frames)), data.num_samples, metrics)
+        fitted = pack(frames)
+        if self.options.publish:
+            return TrainResult(_vector(fitted), data.num_samples, metrics)
+        named = pack_holdings([Holding(len(frames), digest_of(fitted))])
+        return TrainResult(_vector(named), data.num_samples, metrics, fitted)
 
     def _fitted(self, rows: Array, target: NDArray[Any], drawn: np.random.Generator) -> Any:
         """Raises DataError if the estimator cannot be fitted on the rows."""
@@ -150,8 +164,13 @@ class BaggingWorkload:
         return classes, num_features_of(model.metadata)
 
     def _voting(self, model: Model) -> Any:
-        """The fitted estimator of the whole ensemble; None if it has no estimators."""
+        """The fitted estimator of the whole ensemble; None if it has no estimators.
+
+        Raises ValueError if the estimators stay at the participants.
+        """
         classes, num_features = self._open(model)
+        if not self.options.publish:
+            raise ValueError(WHY_NO_MODEL)
         frames = unpack(model.vector.tobytes())
         if not frames:
             return None
@@ -162,6 +181,43 @@ class BaggingWorkload:
         if classes:
             return _voting_classifier(members, weights, classes, num_features, self.options.vote)
         return _voting_regressor(members, weights)
+
+
+class LoadedEstimators:
+    """The estimators of one training, to vote by themselves.
+
+    kept: packed frames; see TrainResult. metadata: of the model.
+    Raises ValueError, InvalidEnsemble among them, if the frames do not fit the model.
+    """
+
+    def __init__(self, kept: bytes, metadata: Mapping[str, str]) -> None:
+        self._options = options_of_model(metadata)
+        self.num_classes = len(classes_of(self._options.task, metadata))
+        self.num_features = num_features_of(metadata)
+        members = [load(frame.file, self._options, self.num_features) for frame in unpack(kept)]
+        if self.num_classes:
+            members = [_with_all_classes(m, self.num_classes, self.num_features) for m in members]
+        self._members = members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def sum_of_votes(self, features: ArrayLike) -> Array:
+        """(n, k) sums over the estimators: of probabilities with vote = "soft", of votes for a
+        class with "hard", k classes; of predictions for regression, k = 1.
+
+        features: (n, p), prepared as the model says. Raises DataError if they do not fit.
+        """
+        rows = rows_to_predict(self.num_features, features)
+        votes = np.zeros((len(rows), max(self.num_classes, 1)))
+        for member in self._members:
+            if not self.num_classes:
+                votes[:, 0] += np.asarray(member.predict(rows), np.float64).reshape(-1)
+            elif self._options.vote == "soft":
+                votes += member.predict_proba(rows)
+            else:
+                votes[np.arange(len(rows)), member.predict(rows)] += 1
+        return votes
 
 
 def seed_of(seed: int, participant_id: str) -> int:
@@ -210,27 +266,14 @@ def _voting_classifier(
     num_features: int,
     vote: str,
 ) -> Any:
-    """A fitted VotingClassifier over all estimators. Each is in a BaggingClassifier of its own,
-    which gives zeros to the classes that the estimator does not know.
+    """A fitted VotingClassifier over all estimators.
 
     Raises ValueError if an estimator knows other classes.
     """
-    from sklearn.ensemble import BaggingClassifier, VotingClassifier
+    from sklearn.ensemble import VotingClassifier
     from sklearn.preprocessing import LabelEncoder
 
-    positions = np.arange(len(classes))
-    wrapped = []
-    for member in members:
-        known = np.asarray(getattr(member, "classes_", ()))
-        if known.ndim != 1 or known.dtype.kind != "i" or not np.isin(known, positions).all():
-            raise ValueError(f"an estimator of the ensemble has the classes {known}")
-        bag = BaggingClassifier(member, n_estimators=1)
-        bag.estimators_ = [member]
-        bag.estimators_features_ = [np.arange(num_features)]
-        bag.classes_ = positions
-        bag.n_classes_ = len(classes)
-        bag.n_features_in_ = num_features
-        wrapped.append(bag)
+    wrapped = [_with_all_classes(member, len(classes), num_features) for member in members]
     named = [(f"estimator{number}", bag) for number, bag in enumerate(wrapped)]
     voting = VotingClassifier(named, voting=vote, weights=weights)
     voting.estimators_ = wrapped
@@ -238,6 +281,27 @@ def _voting_classifier(
     voting.le_.classes_ = np.array(classes, dtype=np.str_)
     voting.classes_ = voting.le_.classes_
     return voting
+
+
+def _with_all_classes(member: Any, num_classes: int, num_features: int) -> Any:
+    """The estimator in a BaggingClassifier of its own, which gives zeros to the classes that the
+    estimator does not know.
+
+    Raises ValueError if the estimator knows other classes.
+    """
+    from sklearn.ensemble import BaggingClassifier
+
+    positions = np.arange(num_classes)
+    known = np.asarray(getattr(member, "classes_", ()))
+    if known.ndim != 1 or known.dtype.kind != "i" or not np.isin(known, positions).all():
+        raise ValueError(f"an estimator of the ensemble has the classes {known}")
+    bag = BaggingClassifier(member, n_estimators=1)
+    bag.estimators_ = [member]
+    bag.estimators_features_ = [np.arange(num_features)]
+    bag.classes_ = positions
+    bag.n_classes_ = num_classes
+    bag.n_features_in_ = num_features
+    return bag
 
 
 def _voting_regressor(members: Sequence[Any], weights: list[float]) -> Any:

@@ -96,7 +96,8 @@ class BaggingOptions:
     task: "classification" or "regression", which follows from the estimator.
     vote: "soft" takes the class with the largest mean probability, "hard" the class that most
         estimators predict. Regression takes the mean.
-    publish: whether fitted estimators are sent to the coordinator. It must be true.
+    publish: whether fitted estimators are sent to the coordinator and to all participants. If not,
+        they stay at the participants, which are asked for predictions.
     seed: of the bootstraps of all participants, 0 or more.
     Raises ValueError that names the field.
     """
@@ -120,11 +121,6 @@ class BaggingOptions:
         require_range("estimators", self.estimators, at_least=1, at_most=1000)
         require_choice("vote", self.vote, VOTES)
         require_range("seed", self.seed, at_least=0)
-        if not self.publish:
-            raise ValueError(
-                "publish is not true; set it to true if fitted estimators, which may reveal rows "
-                "that they were fitted on, may be sent to the coordinator and to all participants"
-            )
         if "random_state" in self.parameters:
             raise ValueError("parameters has 'random_state'; set the option seed")
         self._check_parameters()

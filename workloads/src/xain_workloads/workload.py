@@ -33,11 +33,13 @@ class TrainResult:
     vector: (d,), in the layout and dtype of the model that it started from.
     num_samples: rows it was trained on, n_k in McMahan et al. 2017.
     metrics: finite numbers by name, measured on the local data after training.
+    kept: what stays at the participant and is not in the vector, such as fitted estimators.
     """
 
     vector: Vector
     num_samples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    kept: bytes = b""
 
 
 class Workload(Protocol):

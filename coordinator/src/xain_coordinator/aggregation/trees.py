@@ -24,7 +24,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Option, Rules, WeightsRef
 from xain_coordinator.ports import WeightsStore
 from xain_proto.np import npy_header
-from xain_workloads import ensembles
+from xain_workloads import ensembles, held
 from xain_workloads.boosting_options import HISTOGRAM, options_of_model
 from xain_workloads.growing import grown
 from xain_workloads.histograms import growing, parse_sums
@@ -55,7 +55,8 @@ class Trees:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Append the fitted estimators of all updates, in the order of the participants' names."""
+    """Append the fitted estimators of all updates, or list the estimators that stay at the
+    participants, in the order of the participants' names."""
 
     takes_stale: ClassVar[bool] = False
 
@@ -91,7 +92,11 @@ def join_updates(
         )
     try:
         before = _read(store, base.ref, "global model", base.shape[0])
-        if work.rule == "ensemble":
+        if before.startswith(held.MAGIC):
+            names = [update.participant_id for update in work.updates]
+            updates = _updates(store, work, stop)
+            model = held.listed(before, [(n, *u) for n, u in zip(names, updates, strict=True)])
+        elif work.rule == "ensemble":
             model = ensembles.appended(before, list(_updates(store, work, stop)))
         elif options_of_model(base.metadata).mode == HISTOGRAM:
             state = growing(before, base.metadata)
@@ -99,11 +104,11 @@ def join_updates(
             model = grown(before, base.metadata, sums)
         else:
             kind = BoosterKind.from_metadata(base.metadata)
-            updates = [
+            parsed = [
                 (parse_update(data, kind, ANY_NUMBER), num_samples)
                 for data, num_samples in _updates(store, work, stop)
             ]
-            model = joined(before, updates, kind)
+            model = joined(before, parsed, kind)
     except InvalidTrees as error:
         raise RuleFailed(f"an accepted update of round {work.round}: {error}") from error
     except ValueError as error:

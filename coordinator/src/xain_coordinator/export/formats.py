@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_coordinator.export.trained import NoModel
-from xain_workloads import ensembles
+from xain_workloads import ensembles, held
 from xain_workloads.model import Model, TensorSpec, flatten, unflatten
 from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.workload import from_metadata
@@ -58,6 +58,8 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(_WRITERS))}")
+    if model.vector[: len(held.MAGIC)].tobytes() == held.MAGIC:
+        raise NoModel(f"{path}: there is no model to export: {held.WHY_NO_MODEL}")
     whole = {
         **about,
         "metadata": dict(model.metadata),

@@ -1,0 +1,163 @@
+"""Fitted estimators that stay at a participant: bagging with publish = false.
+
+The folder `estimators` of the state directory has a file for each training, named after the digest
+that the update tells the coordinator. A file has all that a vote needs: the estimators as files of
+skops, which are checked against an allow-list before they are loaded, and the model's metadata.
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from xain_messaging.logger import get_logger
+from xain_messaging.process.durable import make_directory
+from xain_participant.state import write_durably
+from xain_workloads.held import digest_of
+
+if TYPE_CHECKING:
+    from xain_workloads.bagging import LoadedEstimators
+
+FOLDER = "estimators"
+# Files of earlier sessions stay, since a later one may go on from their ensemble.
+MAX_FILES = 1000
+_MAGIC = b"XAIN estimators 1\n"
+_DIGEST_BYTES = 16
+
+
+class NoEstimators(Exception):
+    """The participant has none of the estimators that it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Votes:
+    """Votes of one participant for some rows.
+
+    mean: (n, k) float64, over its estimators, weighted; see LoadedEstimators.sum_of_votes().
+    lost: digests of the trainings whose estimators it does not have any more.
+    """
+
+    mean: NDArray[np.float64]
+    lost: tuple[str, ...] = ()
+
+
+class KeptEstimators:
+    """The fitted estimators of one participant. Safe to use from several threads.
+
+    folder: its state directory; None keeps the estimators in memory.
+    """
+
+    def __init__(self, folder: Path | None = None, participant_id: str = "") -> None:
+        self._folder = None if folder is None else folder / FOLDER
+        self._log = get_logger(__name__).bind(participant=participant_id)
+        self._lock = threading.Lock()
+        self._files: dict[str, Path] = {}  # by digest
+        self._in_memory: dict[str, bytes] = {}  # what a file would have, by digest
+        self._loaded: dict[str, LoadedEstimators] = {}  # of the latest question
+        if self._folder is not None and self._folder.is_dir():
+            self._files = {path.stem: path for path in self._folder.glob("*.bin")}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no estimators."""
+        return not self._files and not self._in_memory
+
+    def keep(self, round_: int, metadata: Mapping[str, str], kept: bytes) -> None:
+        """Keep the packed frames of one training; in a folder, they outlive a kill on return.
+
+        metadata: of the model.
+        """
+        digest = digest_of(kept)
+        head = json.dumps({"round": round_, "metadata": dict(metadata)}, sort_keys=True)
+        body = head.encode() + b"\n" + kept
+        data = _MAGIC + xxhash.xxh3_128(body).digest() + body
+        if self._folder is not None:
+            path = self._folder / f"{digest}.bin"
+            try:
+                make_directory(self._folder, mode=0o700)
+                write_durably(path, [data])
+                with self._lock:
+                    self._files[digest] = path
+                    self._loaded.pop(digest, None)
+                self._drop_oldest()
+                return
+            except OSError as error:
+                # The training goes on, and memory has the estimators.
+                self._log.warning("estimators_not_kept", round=round_, reason=error.strerror)
+        with self._lock:
+            self._in_memory[digest] = data
+
+    def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> Votes:
+        """Vote for rows. trainings: digest and weight of each estimator, by training.
+
+        features: (n, p), prepared as the model says. Not for two threads at once.
+        Raises NoEstimators; DataError if the features do not fit the model, ModuleNotFoundError
+        without scikit-learn and skops.
+        """
+        loaded = {digest: self._load(digest) for digest, _ in trainings}
+        self._loaded = {digest: one for digest, one in loaded.items() if one is not None}
+        lost = tuple(digest for digest, one in loaded.items() if one is None)
+        sums, total_weight = [], 0
+        for digest, weight in trainings:
+            one = loaded[digest]
+            if one is not None and weight > 0:
+                sums.append(weight * one.sum_of_votes(features))
+                total_weight += weight * len(one)
+        if not sums:
+            raise NoEstimators(
+                f"it has none of the estimators that it fitted in {len(trainings)} trainings; "
+                "without a state directory they end with its process"
+            )
+        return Votes(np.sum(sums, axis=0) / total_weight, lost)
+
+    def _load(self, digest: str) -> "LoadedEstimators | None":
+        """None if there are no such estimators, or they cannot be used."""
+        from xain_workloads.bagging import LoadedEstimators
+
+        if (found := self._loaded.get(digest)) is not None:
+            return found
+        with self._lock:
+            path, data = self._files.get(digest), self._in_memory.get(digest)
+        try:
+            if data is None:
+                if path is None:
+                    return None
+                data = path.read_bytes()
+            metadata, kept = _parsed(data, digest)
+            return LoadedEstimators(kept, metadata)
+        except OSError as error:
+            self._log.warning(
+                "estimators_unreadable", round=-1, file=str(path), reason=error.strerror
+            )
+        except ValueError as error:
+            self._log.warning("estimators_unusable", round=-1, file=str(path), reason=str(error))
+        return None
+
+    def _drop_oldest(self) -> None:
+        """Remove the oldest files beyond MAX_FILES. Raises OSError."""
+        num_over = len(self._files) - MAX_FILES
+        if num_over <= 0:
+            return
+        by_age = sorted(self._files.items(), key=lambda item: item[1].stat().st_mtime_ns)
+        for digest, path in by_age[:num_over]:
+            with self._lock:
+                del self._files[digest]
+            path.unlink(missing_ok=True)
+
+
+def _parsed(data: bytes, digest: str) -> tuple[dict[str, str], bytes]:
+    """Metadata of the model, and packed frames. Raises ValueError if the file is damaged."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    body = data[start:]
+    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : start] != xxhash.xxh3_128(body).digest():
+        raise ValueError("the file is damaged")
+    head, _, kept = body.partition(b"\n")
+    if digest_of(kept) != digest:
+        raise ValueError("the file has other estimators than its name says")
+    return json.loads(head)["metadata"], kept

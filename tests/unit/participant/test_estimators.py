@@ -1,0 +1,79 @@
+"""Fitted estimators that stay at a participant, in memory and in its state directory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unit.workloads.test_bagging import by_class, flowers, held
+from xain_participant import estimators as module
+from xain_participant.estimators import FOLDER, KeptEstimators, NoEstimators
+from xain_workloads.errors import DataError
+from xain_workloads.held import unpack_holdings
+
+ROWS = flowers().features[::10]
+
+
+def given() -> tuple[dict[str, str], list[bytes], list[tuple[str, int]]]:
+    """Metadata, what two trainings left, and how they are asked for."""
+    data = flowers()
+    model, kept = held(data, by_class(data)[:2])
+    asked = [(one.digest, one.rows) for one in unpack_holdings(model.vector.tobytes())]
+    return dict(model.metadata), kept, asked
+
+
+def test_estimators_outlive_the_process_in_a_state_directory(tmp_path: Path) -> None:
+    metadata, kept, asked = given()
+    first = KeptEstimators(tmp_path, "a")
+    assert first.is_empty
+    for round_, frames in enumerate(kept):
+        first.keep(round_, metadata, frames)
+    expected = first.votes(asked, ROWS)
+    assert expected.mean.shape == (len(ROWS), 3)
+    np.testing.assert_allclose(expected.mean.sum(axis=1), 1)
+    again = KeptEstimators(tmp_path, "a")
+    assert not again.is_empty
+    assert np.array_equal(again.votes(asked, ROWS).mean, expected.mean)
+    assert again.votes(asked, ROWS).lost == ()
+
+
+def test_estimators_without_a_state_directory_stay_in_memory() -> None:
+    metadata, kept, asked = given()
+    estimators = KeptEstimators()
+    estimators.keep(0, metadata, kept[0])
+    assert estimators.votes(asked, ROWS).lost == (asked[1][0],)
+    with pytest.raises(NoEstimators, match="none of the estimators that it fitted in 2 trainings"):
+        KeptEstimators().votes(asked, ROWS)
+
+
+def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path: Path) -> None:
+    metadata, kept, asked = given()
+    estimators = KeptEstimators(tmp_path)
+    for frames in kept:
+        estimators.keep(0, metadata, frames)
+    (path,) = (tmp_path / FOLDER).glob(f"*{asked[0][0]}*")
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    again = KeptEstimators(tmp_path)
+    assert again.votes(asked, ROWS).lost == (asked[0][0],)
+    path.write_bytes(b"")
+    assert again.votes(asked, ROWS).lost == (asked[0][0],)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    metadata, kept, asked = given()
+    estimators = KeptEstimators()
+    estimators.keep(0, metadata, kept[0])
+    with pytest.raises(DataError, match="the model needs"):
+        estimators.votes(asked, ROWS[:, :2])
+
+
+def test_oldest_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILES", 1)
+    metadata, kept, asked = given()
+    estimators = KeptEstimators(tmp_path)
+    for round_, frames in enumerate(kept):
+        estimators.keep(round_, metadata, frames)
+    assert estimators.votes(asked, ROWS).lost == (asked[0][0],)
+    assert [path.stem for path in (tmp_path / FOLDER).iterdir()] == [asked[1][0]]

@@ -1,0 +1,108 @@
+"""The list of fitted estimators that stay at the participants: bagging with publish = false.
+
+An update names the estimators that a participant has fitted in a round and keeps. The model lists
+the estimators of all rounds in the order in which they were added. Neither has an estimator.
+
+Format of both: MAGIC and a JSON list with an object for each training.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from xain_workloads.ensembles import InvalidEnsemble
+
+MAGIC = b"XENHELD1"
+MAX_UPDATE_BYTES = 1024
+DIGEST_BYTES = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+
+WHY_NO_MODEL = (
+    "the fitted estimators stay at the participants (workload.options.publish = false), and the "
+    "model is only a list of them; ask for predictions with `xain-coordinator predict --address`, "
+    "or train with publish = true"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Estimators of one training.
+
+    participant: that keeps them; "" in an update, whose sender is known.
+    rows: that they were fitted on, the weight of each one's vote; 0 in an update.
+    digest: of the frames, in hex; see digest_of().
+    """
+
+    estimators: int
+    digest: str
+    participant: str = ""
+    rows: int = 0
+
+
+def digest_of(frames: bytes) -> str:
+    """The digest that names the packed frames of a training."""
+    return sha256(frames).hexdigest()[: 2 * DIGEST_BYTES]
+
+
+def pack_holdings(holdings: Sequence[Holding]) -> bytes:
+    """The bytes of a list of estimators."""
+    return MAGIC + json.dumps([asdict(one) for one in holdings], separators=(",", ":")).encode()
+
+
+def unpack_holdings(data: bytes) -> list[Holding]:
+    """Raises InvalidEnsemble."""
+    if not data.startswith(MAGIC):
+        raise InvalidEnsemble("the bytes are no list of estimators")
+    try:
+        entries = json.loads(data[len(MAGIC) :])
+        holdings = [Holding(**entry) for entry in entries]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidEnsemble(f"the list of estimators cannot be read: {error}") from None
+    for one in holdings:
+        _require_valid(one)
+    return holdings
+
+
+def _require_valid(one: Holding) -> None:
+    numbers: list[Any] = [one.estimators, one.rows]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+        raise InvalidEnsemble("a number of estimators or rows is no whole number")
+    texts: list[Any] = [one.digest, one.participant]
+    if not all(isinstance(text, str) for text in texts) or not _DIGEST.fullmatch(one.digest):
+        raise InvalidEnsemble("a digest or a participant is not what a participant writes")
+
+
+def check_holding(data: bytes, estimators: int) -> None:
+    """Refuse an update that does not name as many estimators as a round adds.
+
+    Raises InvalidEnsemble.
+    """
+    if len(data) > MAX_UPDATE_BYTES:
+        raise InvalidEnsemble(
+            f"the update has {len(data)} bytes; with publish = false it names the estimators that "
+            f"stay at the participant, which takes {MAX_UPDATE_BYTES} at most"
+        )
+    holdings = unpack_holdings(data)
+    if len(holdings) != 1:
+        raise InvalidEnsemble(f"the update names {len(holdings)} trainings, and is of one")
+    if holdings[0].estimators != estimators:
+        raise InvalidEnsemble(
+            f"the update names {holdings[0].estimators} estimators, a round adds {estimators}"
+        )
+
+
+def listed(before: bytes, updates: Sequence[tuple[str, bytes, int]]) -> bytes:
+    """The list with the estimators of all updates, in their order.
+
+    updates: participant, bytes and number of samples. Raises InvalidEnsemble.
+    """
+    holdings = unpack_holdings(before)
+    for participant, data, num_samples in updates:
+        holdings += [
+            Holding(one.estimators, one.digest, participant, num_samples)
+            for one in unpack_holdings(data)
+        ]
+    return pack_holdings(holdings)
