@@ -1057,3 +1057,98 @@ class FindUploadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindUploadResponse: _TypeAlias = FindUploadResponse  # noqa: Y015
+
+@_typing.final
+class KeptEstimators(_message.Message):
+    """Estimators that one training has left at a participant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """as the update has told it, 16 bytes"""
+    weight: _builtins.int
+    """of each estimator's vote: the rows that it was fitted on"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        weight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptEstimators: _TypeAlias = KeptEstimators  # noqa: Y015
+
+@_typing.final
+class PredictionQuestion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    ESTIMATORS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """repeated in the answer, from 1"""
+    features: _builtins.bytes
+    """(num_rows, p) float64, little-endian, prepared as the metadata of the model say."""
+    num_rows: _builtins.int
+    @_builtins.property
+    def estimators(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptEstimators]:
+        """of the caller, those that count"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        features: _builtins.bytes = ...,
+        num_rows: _builtins.int = ...,
+        estimators: _abc.Iterable[Global___KeptEstimators] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimators", b"estimators", "features", b"features", "num_rows", b"num_rows", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictionQuestion: _TypeAlias = PredictionQuestion  # noqa: Y015
+
+@_typing.final
+class PredictionAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the question; 0: the message opens the stream"""
+    votes: _builtins.bytes
+    """(num_rows, k) float64, little-endian: weighted mean over the estimators. For classification the
+    shares of the k classes, for regression the predictions, k = 1.
+    """
+    error: _builtins.str
+    """why there are no votes; empty: there are"""
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """digests of estimators that the participant does not have any more"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        votes: _builtins.bytes = ...,
+        lost: _abc.Iterable[_builtins.bytes] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost", b"lost", "number", b"number", "votes", b"votes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictionAnswer: _TypeAlias = PredictionAnswer  # noqa: Y015

@@ -79,6 +79,11 @@ class CoordinatorStub:
                 request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
                 response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
                 _registered_method=True)
+        self.Predict = channel.stream_stream(
+                '/xain_proto.fl.Coordinator/Predict',
+                request_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
+                response_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -148,6 +153,15 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Predict(self, request_iterator, context):
+        """Answer questions for predictions with the fitted estimators that stay at the caller. The first
+        message has the number 0 and opens the stream; each other one answers a question. A newer stream
+        of the same participant ends the older one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +209,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ReportFailure,
                     request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.FromString,
                     response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.SerializeToString,
+            ),
+            'Predict': grpc.stream_stream_rpc_method_handler(
+                    servicer.Predict,
+                    request_deserializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.FromString,
+                    response_serializer=xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -440,6 +459,33 @@ class Coordinator:
             '/xain_proto.fl.Coordinator/ReportFailure',
             xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureRequest.SerializeToString,
             xain__proto_dot_fl_dot_coordinator__pb2.ReportFailureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Predict(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/xain_proto.fl.Coordinator/Predict',
+            xain__proto_dot_fl_dot_coordinator__pb2.PredictionAnswer.SerializeToString,
+            xain__proto_dot_fl_dot_coordinator__pb2.PredictionQuestion.FromString,
             options,
             channel_credentials,
             insecure,

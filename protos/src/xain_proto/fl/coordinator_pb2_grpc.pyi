@@ -61,6 +61,11 @@ class CoordinatorStub:
     """How much of an upload that broke off is kept: PutWeights may go on from there."""
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ReportFailureRequest, _coordinator_pb2.ReportFailureResponse]
     """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
+    Predict: _grpc.StreamStreamMultiCallable[_coordinator_pb2.PredictionAnswer, _coordinator_pb2.PredictionQuestion]
+    """Answer questions for predictions with the fitted estimators that stay at the caller. The first
+    message has the number 0 and opens the stream; each other one answers a question. A newer stream
+    of the same participant ends the older one.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -85,6 +90,11 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """How much of an upload that broke off is kept: PutWeights may go on from there."""
     ReportFailure: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReportFailureRequest, _coordinator_pb2.ReportFailureResponse]  # type: ignore[assignment]
     """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
+    Predict: _aio.StreamStreamMultiCallable[_coordinator_pb2.PredictionAnswer, _coordinator_pb2.PredictionQuestion]  # type: ignore[assignment]
+    """Answer questions for predictions with the fitted estimators that stay at the caller. The first
+    message has the number 0 and opens the stream; each other one answers a question. A newer stream
+    of the same participant ends the older one.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -160,5 +170,16 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.ReportFailureResponse, _abc.Awaitable[_coordinator_pb2.ReportFailureResponse]]:
         """Say that the caller's own code has failed in a round, so that nobody waits for its update."""
+
+    @_abc_1.abstractmethod
+    def Predict(
+        self,
+        request_iterator: _MaybeAsyncIterator[_coordinator_pb2.PredictionAnswer],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.PredictionQuestion], _abc.AsyncIterator[_coordinator_pb2.PredictionQuestion]]:
+        """Answer questions for predictions with the fitted estimators that stay at the caller. The first
+        message has the number 0 and opens the stream; each other one answers a question. A newer stream
+        of the same participant ends the older one.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

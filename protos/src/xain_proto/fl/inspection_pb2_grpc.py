@@ -54,6 +54,11 @@ class InspectionStub:
                 request_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.AskPredictions = channel.unary_unary(
+                '/xain_proto.fl.Inspection/AskPredictions',
+                request_serializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
+                response_deserializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
+                _registered_method=True)
 
 
 class InspectionServicer:
@@ -83,6 +88,13 @@ class InspectionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AskPredictions(self, request, context):
+        """Predict rows with the fitted estimators that stay at the participants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InspectionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +117,11 @@ def add_InspectionServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.FromString,
                     response_serializer=xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'AskPredictions': grpc.unary_unary_rpc_method_handler(
+                    servicer.AskPredictions,
+                    request_deserializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.FromString,
+                    response_serializer=xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +232,33 @@ class Inspection:
             '/xain_proto.fl.Inspection/ListModels',
             xain__proto_dot_fl_dot_inspection__pb2.ListModelsRequest.SerializeToString,
             xain__proto_dot_fl_dot_inspection__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AskPredictions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/xain_proto.fl.Inspection/AskPredictions',
+            xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsRequest.SerializeToString,
+            xain__proto_dot_fl_dot_inspection__pb2.AskPredictionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

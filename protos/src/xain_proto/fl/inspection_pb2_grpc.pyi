@@ -35,6 +35,8 @@ class InspectionStub:
     ListParticipants: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.ListParticipantsRequest, _inspection_pb2.ListParticipantsResponse]
     ListRounds: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.ListRoundsRequest, _inspection_pb2.ListRoundsResponse]
     ListModels: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.ListModelsRequest, _inspection_pb2.ListModelsResponse]
+    AskPredictions: _grpc.UnaryUnaryMultiCallable[_inspection_pb2.AskPredictionsRequest, _inspection_pb2.AskPredictionsResponse]
+    """Predict rows with the fitted estimators that stay at the participants."""
 
 @_typing.type_check_only
 class InspectionAsyncStub(InspectionStub):
@@ -43,6 +45,8 @@ class InspectionAsyncStub(InspectionStub):
     ListParticipants: _aio.UnaryUnaryMultiCallable[_inspection_pb2.ListParticipantsRequest, _inspection_pb2.ListParticipantsResponse]  # type: ignore[assignment]
     ListRounds: _aio.UnaryUnaryMultiCallable[_inspection_pb2.ListRoundsRequest, _inspection_pb2.ListRoundsResponse]  # type: ignore[assignment]
     ListModels: _aio.UnaryUnaryMultiCallable[_inspection_pb2.ListModelsRequest, _inspection_pb2.ListModelsResponse]  # type: ignore[assignment]
+    AskPredictions: _aio.UnaryUnaryMultiCallable[_inspection_pb2.AskPredictionsRequest, _inspection_pb2.AskPredictionsResponse]  # type: ignore[assignment]
+    """Predict rows with the fitted estimators that stay at the participants."""
 
 class InspectionServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class InspectionServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_pb2.ListModelsResponse, _abc.Awaitable[_inspection_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AskPredictions(
+        self,
+        request: _inspection_pb2.AskPredictionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspection_pb2.AskPredictionsResponse, _abc.Awaitable[_inspection_pb2.AskPredictionsResponse]]:
+        """Predict rows with the fitted estimators that stay at the participants."""
 
 def add_InspectionServicer_to_server(servicer: InspectionServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
