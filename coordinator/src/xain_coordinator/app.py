@@ -61,6 +61,7 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.retention import Retention
 from xain_coordinator.server.inspection_service import InspectionService
+from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
@@ -225,6 +226,12 @@ class Coordinator:
         assert self._opened is not None, "it is opened with the coordinator"
         return self._opened.store
 
+    @property
+    def predictions(self) -> PredictionDesk:
+        """Asks the participants for predictions, once started."""
+        assert self._server is not None, "start() comes first"
+        return self._server.predictions
+
     async def start(self) -> None:
         """Listen, and go on with the session, or open it.
 
@@ -252,6 +259,8 @@ class Coordinator:
             bucket=self._bucket,
             trouble=lambda: self._worker.trouble,
             verify_model=self._worker.verify,
+            predict_timeout_s=self._config.predict.timeout_s,
+            predict_max_retries=self._config.predict.max_retries,
         )
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be

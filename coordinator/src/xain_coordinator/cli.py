@@ -509,24 +509,64 @@ def _export(
         export(resolved.config, address, "best" if best else which, to, mlflow)
 
 
-@app.command("predict")
+_PREDICT_HELP = """Predict the rows of a table with a model, and write them as CSV.
+
+With --model it is an exported model. With --address it is the last model of the coordinator that
+runs there; with bagging whose fitted estimators stay at the participants, these are asked, and
+standard error tells which of them answered, and why others did not. Those that stay after the end
+of the training, with xain-participant --serve, answer as well.
+
+Columns are matched by name. If the table has the target, the score is printed too.
+
+Exit status: 0 if there are predictions; 1 if there are none, as when no participant answers.
+"""
+
+_PREDICT_EXAMPLES = """**Examples**
+
+- `xain-coordinator predict --model wards.skops --data new-patients.csv` : with an exported model
+
+- `xain-coordinator predict --address localhost:50051 --data new-patients.csv --max-retries 2` : ask
+  a coordinator, which asks a participant that does not answer up to three times
+"""
+
+
+@app.command("predict", help=_PREDICT_HELP, epilog=_PREDICT_EXAMPLES)
 def _predict(
-    model: Annotated[
-        Path, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
-    ],
     data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns.")],
+    model: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `export` wrote; not an .onnx file.")
+    ] = None,
+    address: Address = None,
     to: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the predictions here, as CSV.")
     ] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="For each participant. [predict.timeout_s]"),
+    ] = None,
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Times that a silent participant is asked again. [predict.max_retries]",
+        ),
+    ] = None,
 ) -> None:
-    """Predict the rows of a table with an exported model.
-
-    Columns are matched by name. If the table has the target, the score is printed too.
-    """
+    if (model is None) == (address is None):
+        fail(PROGRAM, "command line: give --model FILE or --address HOST:PORT", EXIT_BAD_CONFIG)
+    if address is None and (timeout_s is not None or max_retries is not None):
+        fail(
+            PROGRAM,
+            "command line: --timeout-s and --max-retries go with --address",
+            EXIT_BAD_CONFIG,
+        )
     with _explained("predict"):
-        from xain_coordinator.export.commands import predict
+        from xain_coordinator.export import commands
 
-        predict(model, data, to)
+        if address is not None:
+            commands.ask_predictions(address, data, to, timeout_s, max_retries)
+        elif model is not None:
+            commands.predict(model, data, to)
 
 
 @app.command("report")

@@ -13,7 +13,12 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from xain_coordinator.aggregation.options import WrongOption, options_of
 from xain_coordinator.config_evaluate import EvaluateSettings
-from xain_coordinator.config_fields import KeyPrefix, OptionalUrl
+from xain_coordinator.config_fields import (
+    MAX_PREDICT_RETRIES,
+    MAX_PREDICT_TIMEOUT_S,
+    KeyPrefix,
+    OptionalUrl,
+)
 from xain_coordinator.config_http import HttpSettings
 from xain_coordinator.config_launch import LaunchSettings
 from xain_coordinator.config_rounds import RoundsSettings
@@ -322,6 +327,13 @@ Train = Annotated[dict[str, Any], AfterValidator(_check_train)]
 _NO_INFLUX = 'is gone: metrics.kind = "influxdb" has url, org, bucket and token'
 
 
+class PredictSettings(Section):
+    """[predict]"""
+
+    timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
+    max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
+
+
 class CoordinatorLoggingSettings(LoggingSettings):
     """[logging] of a coordinator, which has files for two streams."""
 
@@ -347,6 +359,7 @@ class CoordinatorConfig(Section):
     # Models of pydantic have a method `schema`.
     data_schema: SchemaSettings = Field(default=SchemaSettings(), alias="schema")
     aggregation: AggregationSettings = AggregationSettings()
+    predict: PredictSettings = PredictSettings()
     storage: StorageSettings = StorageSettings()
     journal: JournalSettings = JournalSettings()
     metrics: MetricsSettings = MetricsSettings()

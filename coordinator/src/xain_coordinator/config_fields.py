@@ -146,3 +146,7 @@ KeyPrefix = Annotated[
         "without a slash at its ends"
     ),
 ]
+
+# A participant answers predictions within this time, and is asked so often after the first time.
+MAX_PREDICT_TIMEOUT_S = 3600.0
+MAX_PREDICT_RETRIES = 100

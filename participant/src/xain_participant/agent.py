@@ -4,7 +4,8 @@
 
 The calling thread owns the Protocol: it takes one event after another, carries out the actions, and
 sends the heartbeats, so they go on while the participant trains. A worker thread does one piece of
-work at a time; a watch thread listens. Both only ever post events.
+work at a time; a watch thread listens. Both only ever post events. Where fitted estimators stay at
+the participant, one more thread answers questions for predictions.
 """
 
 import os
@@ -28,6 +29,7 @@ from xain_messaging.names import why_not
 from xain_participant import actions as a
 from xain_participant import events as e
 from xain_participant.alive import Alive
+from xain_participant.answering import Answering
 from xain_participant.client import CoordinatorClient, Refused, open_channel
 from xain_participant.direct import DirectTransfer, OfferFailed
 from xain_participant.download import Download
@@ -251,6 +253,7 @@ class Agent:
         self._watch_credit: Queue[None] = runtime.queue()  # one: to post what the stream says
         self._watch_credit.put(None)
         self._tasks: list[Task] = []
+        self._answering: Answering | None = None
         self._warning = ""  # the coordinator's latest
         self._refusals: dict[Call, tuple[str, str]] = {}  # the last ones since anything worked
         self._stopping = False
@@ -421,6 +424,14 @@ class Agent:
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         self._tasks.append(self._runtime.spawn(f"{name}-{self.participant_id}", target))
 
+    def _begin_answering(self) -> None:
+        """Answer questions for predictions from now on, if the participant can."""
+        if self._answering is None and self._participant.can_predict:
+            self._answering = Answering(
+                self._participant, self._client, self.participant_id, self._runtime
+            )
+            self._spawn("predict", self._answering.run)
+
     def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._mailbox.put(_Posted(self._work.do(*job)))
@@ -473,6 +484,8 @@ class Agent:
 
     def _close(self) -> None:
         self._closing = True
+        if self._answering is not None:
+            self._answering.close()
         self._hung_up.put(None)
         self._is_back.put(None)
         self._client.close()
@@ -493,6 +506,7 @@ class Agent:
             case e.Joined(session_id, interval_s):
                 self._info("joined", session=session_id, heartbeat_interval_s=interval_s)
                 self._tell("joined")
+                self._begin_answering()
             case e.AskedToWait(retry_after_s):
                 self._info("asked_to_wait", retry_after_s=retry_after_s)
                 self._tell("waiting", message="the coordinator asks us to come again later")
@@ -509,6 +523,7 @@ class Agent:
             case e.HandedIn(round_):
                 self._info("handed_in", round_=round_)
                 self._tell("handed_in", round_=round_)
+                self._begin_answering()
             case e.Advertised(state=State.FINISHED, session_id=session_id, cause=cause) if (
                 self._serve and session_id != self._finished_session
             ):

@@ -28,7 +28,7 @@ from xain_participant.events import RefusedBy
 from xain_participant.failures import Failure
 from xain_participant.message_sizes import MessageSizes
 from xain_participant.participant import Evaluation
-from xain_participant.runtime import Runtime, Threads
+from xain_participant.runtime import Queue, Runtime, Threads
 from xain_participant.upload import Upload
 from xain_participant.values import Call
 from xain_proto.fl import coordinator_pb2 as pb
@@ -147,6 +147,36 @@ class Watch:
         self._call.cancel()
 
 
+class Questions:
+    """The coordinator's questions for predictions.
+
+    Iterate and answer in one thread, cancel from any.
+    Iterating raises Refused when the stream breaks, and ends quietly after cancel().
+    """
+
+    def __init__(self, call: Any, answers: "Queue[pb.PredictionAnswer | None]") -> None:
+        self._call = call
+        self._answers = answers
+        self.is_cancelled = False
+
+    def __iter__(self) -> Iterator[pb.PredictionQuestion]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if not self.is_cancelled:
+                raise _refused(error) from None
+
+    def answer(self, answer: pb.PredictionAnswer) -> None:
+        """Send an answer."""
+        self._answers.put(answer)
+
+    def cancel(self) -> None:
+        """End the stream, at once and for good."""
+        self.is_cancelled = True
+        self._answers.put(None)
+        self._call.cancel()
+
+
 class KeptMetadata:
     """The latest metadata of a model. The coordinator names them by a digest, and sends them once.
 
@@ -192,7 +222,8 @@ class CoordinatorClient:
         channel: Callable[[str], grpc.Channel] = open_channel,
         runtime: Runtime | None = None,
     ) -> None:
-        self._connections = Connections(lambda: channel(target), runtime or Threads())
+        self._runtime = runtime or Threads()
+        self._connections = Connections(lambda: channel(target), self._runtime)
         self._participant_id = participant_id
         self._metadata: tuple[tuple[str, str], ...] = ((PARTICIPANT_ID_KEY, participant_id),)
         if instance_id:
@@ -271,8 +302,19 @@ class CoordinatorClient:
             request = pb.WatchRequest(keeps_metadata=True)
             call = current.stub.Watch(request, metadata=self._metadata)
         watch = Watch(call, self._model_metadata)
-        current.add_watch(watch)
+        current.add_stream(watch)
         return watch
+
+    def questions(self) -> Questions:
+        """Open the stream of questions for predictions."""
+        current = self._connections.current
+        answers: Queue[pb.PredictionAnswer | None] = self._runtime.queue()
+        answers.put(pb.PredictionAnswer())  # opens the stream
+        with _guarded(current):
+            call = current.stub.Predict(iter(answers.get, None), metadata=self._metadata)
+        questions = Questions(call, answers)
+        current.add_stream(questions)
+        return questions
 
     def start_round(self, damaged_model_digest: bytes = b"") -> pb.StartTrainingRoundResponse:
         """Ask for the work of the open round.

@@ -62,7 +62,7 @@ class Connection:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
-        self._watch: Stream | None = None
+        self._streams: list[Stream] = []  # the latest of each kind
         self.stub = CoordinatorStub(channel)
         self.transfers: list[Transfer] = []
         self.is_retired = False
@@ -72,16 +72,16 @@ class Connection:
     def gets_on(self) -> bool:
         return any(not transfer.is_overdue for transfer in self.transfers)
 
-    def add_watch(self, watch: Stream) -> None:
+    def add_stream(self, stream: Stream) -> None:
         """A stream that is cancelled when this connection is not the one that is used any more."""
-        self._watch = watch
+        self._streams = [*(one for one in self._streams if type(one) is not type(stream)), stream]
         if self.is_retired:
-            watch.cancel()
+            stream.cancel()
 
     def retire(self) -> None:
         self.is_retired = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for stream in self._streams:
+            stream.cancel()
 
     def close(self) -> None:
         """Cancels what is under way. An upload hears of it when gRPC has got rid of its last bytes,

@@ -4,6 +4,7 @@ The core knows no gRPC: server/statuses.py maps these to statuses, chosen by wha
 do next. A message names the thing, the value and the limit, and what to do.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from xain_messaging.names import shortened
@@ -178,6 +179,23 @@ class AlreadyFitting(Refusal):
     """The fit of this session has been requested before."""
 
     code = "ALREADY_FITTING"
+
+
+class NotFitted(Refusal):
+    """There is no model yet whose participants could be asked for predictions."""
+
+    code = "NOT_FITTED"
+
+
+class NobodyAnswered(Refusal):
+    """No participant answered a question for predictions. missing: why, by participant."""
+
+    code = "NOBODY_ANSWERED"
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+        super().__init__(f"no participant answered: {told}")
+        self.missing = missing
 
 
 class Unavailable(Refusal):

@@ -3,24 +3,35 @@
 import csv
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table as Rows
+from rich.table import Table as Grid
 from rich.text import Text
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.values import Evaluation
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import Entry, NoModel, Trained, ask, open_files
+from xain_messaging.process.fields import proxy_options
+from xain_proto.fl.inspection_pb2 import AskPredictionsRequest
+from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 from xain_workloads.dataset import Task
+from xain_workloads.table import Table
+
+# A request has [server] max_message_bytes at most, 2 MiB or more.
+PART_BYTES = 1 << 20
+# Longer than any timeout_s and max_retries that are of use; the coordinator answers before.
+ASK_S = 24 * 3600.0
 
 
 def models(config: CoordinatorConfig, address: str | None, *, as_json: bool = False) -> None:
@@ -69,7 +80,12 @@ def predict(file: Path, data: Path, to: Path | None) -> None:
     """
     exported = formats.read(file)
     predicted, truth = _predict(exported, data)
-    name = str(exported.about.get("target") or "prediction")
+    _show_predicted(str(exported.about.get("target") or "prediction"), predicted, truth, to)
+
+
+def _show_predicted(
+    name: str, predicted: NDArray[Any], truth: NDArray[Any] | None, to: Path | None
+) -> None:
     if to is None:
         _write_csv(sys.stdout, name, predicted)
     else:
@@ -77,6 +93,33 @@ def predict(file: Path, data: Path, to: Path | None) -> None:
             _write_csv(opened, name, predicted)
     if truth is not None:
         typer.echo(_score(truth, predicted), err=True)
+
+
+def ask_predictions(
+    address: str, data: Path, to: Path | None, timeout_s: float | None, max_retries: int | None
+) -> None:
+    """Predict the rows of a file through the coordinator that runs at "host:port".
+
+    With bagging whose estimators stay at the participants, these are asked; who answered is printed
+    to standard error. Any other model is fetched, and used here.
+    timeout_s, max_retries: of the question; None: as the coordinator is configured.
+    Raises NoModel, NoStatus, DataError and OSError.
+    """
+    with ask(address) as trained:
+        entry = trained.choose("last")
+        metadata = entry.model.metadata
+        model = trained.load(entry.model)
+    about = {
+        "target": metadata.get("target", ""),
+        "classes": json.loads(metadata.get("classes", "[]")),
+        "columns": formats.columns_of(metadata),
+    }
+    if not formats.is_held(model):
+        predicted, truth = _predict(formats.Exported(about, model), data)
+    else:
+        table, truth = _rows(about, data)
+        predicted = _asked(address, table, timeout_s, max_retries)
+    _show_predicted(str(about["target"] or "prediction"), predicted, truth, to)
 
 
 def _opened(config: CoordinatorConfig, address: str | None) -> AbstractContextManager[Trained]:
@@ -120,7 +163,7 @@ def _show(trained: Trained) -> None:
     measured = [e for entry in entries for e in (entry.evaluation, entry.coordinator_evaluation)]
     names = dict.fromkeys(name for one in measured if one for name in one.metrics)
     typer.echo(f"session {trained.session_id}")
-    table = Rows(box=None, padding=(0, 2, 0, 0))
+    table = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("model", "updates", "samples", *names):
         table.add_column(Text(heading), justify="right", header_style="dim")
     table.add_column("", header_style="dim")
@@ -153,13 +196,9 @@ def _measured(entry: Entry, name: str) -> str:
 def _predict(exported: formats.Exported, data: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """(predictions, the target or None if the data do not have it), (n,) each."""
     from xain_workloads import workload
-    from xain_workloads.data import load_rows
 
     about = exported.about
-    types = {column["name"]: column["type"] for column in about.get("columns", ())}
-    task: Task = "classification" if about.get("classes") else "regression"
-    table, has_target = load_rows(data, types, target=str(about.get("target", "")), task=task)
-    truth = table.target if has_target else None
+    table, truth = _rows(about, data)
     if exported.model is not None:
         if "workload" not in exported.model.metadata:
             raise NoModel("only the script that trained this model can use it")
@@ -168,9 +207,64 @@ def _predict(exported: formats.Exported, data: Path) -> tuple[NDArray[Any], NDAr
     for i, column in enumerate(table.columns):
         rows[:, i] = table.values[column.name]
     predicted = np.asarray(exported.pipeline.predict(rows))
-    if task == "classification" and predicted.dtype.kind in "iu":  # XGBoost knows no names
+    if about.get("classes") and predicted.dtype.kind in "iu":  # XGBoost knows no names
         predicted = np.array(about["classes"], dtype=np.str_)[predicted]
     return predicted, truth
+
+
+def _rows(about: Mapping[str, Any], data: Path) -> tuple[Table, NDArray[Any] | None]:
+    """The rows of a file, and their target; None if the file does not have it."""
+    from xain_workloads.data import load_rows
+
+    types = {column["name"]: column["type"] for column in about.get("columns", ())}
+    task: Task = "classification" if about.get("classes") else "regression"
+    table, has_target = load_rows(data, types, target=str(about.get("target", "")), task=task)
+    return table, table.target if has_target else None
+
+
+def _asked(
+    address: str, table: Table, timeout_s: float | None, max_retries: int | None
+) -> NDArray[Any]:
+    """What the participants predict for the rows of a table. Raises NoModel."""
+    names = [column.name for column in table.columns]
+    columns = [table.values[name].tolist() for name in names]
+    rows = [[None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True)]
+    answered: set[str] | None = None
+    missing: dict[str, str] = {}
+    values: list[Any] = []
+    options = [("grpc.max_receive_message_length", -1), *proxy_options(address)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = InspectionStub(channel)
+        for part in _parts(rows):
+            request = AskPredictionsRequest(
+                columns=names, rows=part, timeout_s=timeout_s, max_retries=max_retries
+            )
+            try:
+                response = stub.AskPredictions(request, timeout=ASK_S)
+            except grpc.RpcError as error:
+                raise NoModel(f"{address}: {error.details()}") from None
+            values += json.loads(response.values)
+            missing |= response.missing
+            found = set(response.answered)
+            answered = found if answered is None else answered & found
+    typer.echo(f"answered: {', '.join(sorted(answered or ()))}", err=True)
+    for name, why in sorted(missing.items()):
+        typer.echo(f"missing: {name}: {why}", err=True)
+    return np.array(values)
+
+
+def _parts(rows: list[list[Any]]) -> Iterator[str]:
+    """The rows as JSON, in parts that a coordinator takes."""
+    part: list[str] = []
+    num_bytes = 0
+    for row in rows:
+        text = json.dumps(row)
+        if part and num_bytes + len(text) > PART_BYTES:
+            yield f"[{','.join(part)}]"
+            part, num_bytes = [], 0
+        part.append(text)
+        num_bytes += len(text) + 1
+    yield f"[{','.join(part)}]"
 
 
 def _write_csv(file: Any, name: str, predicted: NDArray[Any]) -> None:

@@ -58,7 +58,7 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise NoModel(f"{path}: the file's name must end in one of: {', '.join(sorted(_WRITERS))}")
-    if model.vector[: len(held.MAGIC)].tobytes() == held.MAGIC:
+    if is_held(model):
         raise NoModel(f"{path}: there is no model to export: {held.WHY_NO_MODEL}")
     whole = {
         **about,
@@ -69,6 +69,11 @@ def write(path: Path, model: Model, about: Mapping[str, Any]) -> None:
         writer(path, model, whole)
     except ModuleNotFoundError as missing:
         raise _missing(missing, path) from None
+
+
+def is_held(model: Model) -> bool:
+    """Whether the model is a list of estimators that stay at the participants."""
+    return model.vector[: len(held.MAGIC)].tobytes() == held.MAGIC
 
 
 def read(path: Path) -> Exported:

@@ -49,8 +49,8 @@ LOOK_S, SLOW_LOOKS = 0.07, 3
 # A call that is younger is not ended for another one: its message is probably on its way.
 MIN_SILENCE_S = 1.0
 
-# A Watch stream, a heartbeat, a transfer and the question about it; as much again on each of two
-# connections that have gone and that nobody has noticed yet, and some to spare.
+# Streams of Watch and Predict, a heartbeat, a transfer and the question about it; as much again on
+# each of two connections that have gone and that nobody has noticed yet, and one to spare.
 CALLS_PER_MEMBER = 16
 # A silent call takes 20 KB.
 CALLS_OF_STRANGERS = 1000

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -37,6 +38,7 @@ from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of, waited_s
+from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
@@ -97,8 +99,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         uploads: Uploads,
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
+        predictions: PredictionDesk,
     ) -> None:
         self._driver = driver
+        self._predictions = predictions
         self._uploads = uploads
         self._downloads = downloads
         self._parse_points = parse_points
@@ -482,6 +486,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
         return pb.ReportFailureResponse()
 
+    async def Predict(
+        self, request_iterator: AsyncIterator[pb.PredictionAnswer], context: Context
+    ) -> AsyncIterator[pb.PredictionQuestion]:
+        participant_id = self._caller(context)
+        if not is_known(self._driver, participant_id):
+            raise errors.NotAMember(participant_id)
+        async with aclosing(self._predictions.serve(participant_id, request_iterator)) as questions:
+            async for question in questions:
+                yield question
+
     async def _note_refusal(
         self, participant_id: str, round_: int, refusal: errors.UnusableUpdate
     ) -> None:
@@ -491,6 +505,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         round_: that the participant trained when it began to send.
         """
         await self._driver.submit(c.NoteRefusedUpdate(participant_id, round_, str(refusal)))
+
+
+def is_known(driver: Driver, participant_id: str) -> bool:
+    """Whether a participant is a member; after the end, whether it has ever been one."""
+    session = driver.session
+    if participant_id in session.members:
+        return True
+    return session.phase is Phase.FINISHED and participant_id in driver.history.accounts.by_name
 
 
 def _has_small_messages(context: Context) -> bool:

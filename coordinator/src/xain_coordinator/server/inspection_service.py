@@ -1,17 +1,21 @@
 """The Inspection service: what an operator asks. Reads what is durable, changes nothing."""
 
 import base64
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
+from json import JSONDecodeError
 from typing import Any, NoReturn
 
 import grpc
+import numpy as np
 
 from xain_coordinator.accounts import MAX_WARNINGS, Account
 from xain_coordinator.core.decider import due_of_round
+from xain_coordinator.core.errors import InvalidRequest, NotFitted
 from xain_coordinator.core.membership import (
     Heard,
     Refusals,
@@ -24,6 +28,7 @@ from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, 
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.ports import MetricsStore
+from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.translate import (
     evaluation_message,
     model_message,
@@ -34,6 +39,7 @@ from xain_coordinator.server.translate import (
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_proto.fl import inspection_pb2 as inspection
 from xain_proto.fl import inspection_pb2_grpc as inspection_grpc
+from xain_workloads.errors import DataError
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,6 +61,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     trouble: what holds up the work under way; empty if nothing does.
     refused: one sentence for each participant that is refused.
     num_waiting: participants that wait for a place in the session at this session time.
+    predictions: asks the participants; None: nobody is asked.
     """
 
     def __init__(
@@ -65,7 +72,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         trouble: Callable[[], str] = lambda: "",
         refused: Callable[[], Sequence[str]] = tuple,
         num_waiting: Callable[[float], int] = lambda now: 0,
+        predictions: PredictionDesk | None = None,
     ) -> None:
+        self._predictions = predictions
         self._driver = driver
         self._metrics = metrics
         self._counters = counters
@@ -116,6 +125,32 @@ class InspectionService(inspection_grpc.InspectionServicer):
             },
             warnings=[*self._refused(), *warnings(session, self._driver.history)],
             sites=_accounts(self._driver.history),
+        )
+
+    async def AskPredictions(
+        self, request: inspection.AskPredictionsRequest, context: Context
+    ) -> inspection.AskPredictionsResponse:
+        if self._predictions is None:
+            raise NotFitted("no participant is asked for predictions")
+        try:
+            rows = json.loads(request.rows)
+            if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+                raise InvalidRequest("rows is no JSON list of lists")
+            found = await self._predictions.ask(
+                list(request.columns),
+                rows,
+                timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
+                max_retries=request.max_retries if request.HasField("max_retries") else None,
+            )
+        except (JSONDecodeError, RecursionError, DataError) as error:
+            raise InvalidRequest(str(error)) from None
+        shares = found.probabilities
+        return inspection.AskPredictionsResponse(
+            values=json.dumps(found.values.tolist()),
+            classes=found.classes,
+            probabilities=b"" if shares is None else np.ascontiguousarray(shares, "<f8").tobytes(),
+            answered=found.answered,
+            missing=found.missing,
         )
 
     def _num_connected(self, now: float) -> int:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from xain_coordinator.core.errors import InvalidRequest, TooLarge
 from xain_coordinator.metrics.points import MAX_BYTES as MAX_METRICS_BYTES
+from xain_coordinator.server.predictions import MAX_BATCH_BYTES
 from xain_coordinator.server.uploads import MAX_INLINE_BYTES
 from xain_workloads.profile import MAX_CLASS_NAMES_BYTES, MAX_CLASSES
 from xain_workloads.schema import MAX_COLUMNS, MAX_NAMES_BYTES
@@ -36,6 +37,9 @@ _LIMITS: Mapping[str, int | None] = {
     # A small update, and metrics. Longer metrics are dropped, and the update counts without them.
     f"{_COORDINATOR}EndTrainingRound": MAX_INLINE_BYTES + 8 * MAX_METRICS_BYTES + MAX_REQUEST_BYTES,
     f"{_COORDINATOR}PutWeights": None,
+    # The votes for the rows of a question, and the digests of estimators that are lost.
+    f"{_COORDINATOR}Predict": 2 * MAX_BATCH_BYTES,
+    "/xain_proto.fl.Inspection/AskPredictions": None,
 }
 
 Parse = Callable[[bytes], Any]

@@ -14,11 +14,13 @@ from xain_coordinator.log_files import LatencyFile
 from xain_coordinator.outage import Outage
 from xain_coordinator.ports import DirectAccess, MetricsStore, WeightsStore
 from xain_coordinator.server.admission_control import CALLS_OF_STRANGERS, AdmissionControl
+from xain_coordinator.server.coordinator_service import is_known
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
+from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.uploads import Bucket, Uploads
 from xain_messaging.discovery.service import (
     KEEPALIVE,
@@ -38,7 +40,7 @@ SERVICES = (COORDINATOR, INSPECTION, MEMBERSHIP)
 LIVENESS = "liveness"
 
 MIN_PENDING = 1000  # 20 KB each
-# A participant has five calls open at most, a peer of Membership seven. A proxy that merges the
+# A participant has six calls open at most, a peer of Membership seven. A proxy that merges the
 # connections of many opens another one, or needs more: [server] grpc_options.
 STREAMS_PER_CONNECTION = 250
 # The one in use, one that is tried, and two that have gone and that nobody has noticed yet.
@@ -61,7 +63,7 @@ class GrpcServer:
     access, bucket: other ways of weights, see Uploads and Downloads.
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
-    verify_model: see Downloads.
+    verify_model: see Downloads. predict_timeout_s, predict_max_retries: see PredictionDesk.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class GrpcServer:
         bucket: Bucket | None = None,
         trouble: Callable[[], str] = lambda: "",
         verify_model: Callable[[], bool] = lambda: False,
+        predict_timeout_s: float = 100.0,
+        predict_max_retries: int = 0,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
@@ -121,7 +125,7 @@ class GrpcServer:
         # For programs that use messaging; it knows nothing of the session.
         self._membership = MembershipService()
         self.admission = AdmissionControl(
-            lambda name: name in driver.session.members,
+            lambda name: is_known(driver, name),
             lambda method, request: (
                 self._membership.member_of(request)
                 if method.startswith(f"/{MEMBERSHIP}/")
@@ -143,16 +147,26 @@ class GrpcServer:
             max_update_norm,
             coordinator_pb2.Encoding.Value(update_encoding.upper()),
         )
+        self.predictions = PredictionDesk(
+            driver, store, timeout_s=predict_timeout_s, max_retries=predict_max_retries
+        )
         service = Entrance(
             driver,
             self.uploads,
             Downloads(driver, store, access, verify_model),
             parse_points,
             counters,
+            self.predictions,
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
         self.inspection = InspectionService(
-            driver, metrics, counters, trouble, service.refused.warnings, service.waiting.num
+            driver,
+            metrics,
+            counters,
+            trouble,
+            service.refused.warnings,
+            service.waiting.num,
+            self.predictions,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, self._server)
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
@@ -180,6 +194,7 @@ class GrpcServer:
         """Not serving; the calls under way may finish within drain_s; then the port is free."""
         self._say_serving(False)
         self._driver.end_watches()
+        self.predictions.end()
         self._membership.end()
         if not self._is_started:
             # gRPC frees the port of a started server only. The driver has not begun, so a call that

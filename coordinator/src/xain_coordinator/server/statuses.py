@@ -35,6 +35,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFitted: grpc.StatusCode.FAILED_PRECONDITION,
     # It is done already.
     errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
     # Send less.
@@ -44,6 +45,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.TooManyCalls: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestMissing: grpc.StatusCode.DEADLINE_EXCEEDED,
     # Ask again later.
+    errors.NobodyAnswered: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     # Go on where it stopped.
     errors.LineSlow: grpc.StatusCode.UNAVAILABLE,

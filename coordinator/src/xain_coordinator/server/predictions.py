@@ -1,0 +1,422 @@
+"""Predictions that are asked of the participants, whose fitted estimators stay there.
+
+Each participant that can answer keeps a stream open, since it reaches the coordinator and not the
+other way round. A question goes to all participants that the model names, and each one answers with
+the mean of its estimators' votes. The streams and the questions are soft state: nothing of them is
+in the journal.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from xain_coordinator.config_fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
+from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls, Unavailable
+from xain_coordinator.core.values import GlobalModel
+from xain_coordinator.driver import Driver
+from xain_coordinator.integrity import read_vector
+from xain_coordinator.ports import WeightsStore
+from xain_messaging.names import shortened
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_workloads import held
+from xain_workloads.bagging_options import options_of_model
+from xain_workloads.errors import DataError
+from xain_workloads.held import Holding
+from xain_workloads.preprocessing import prepare
+from xain_workloads.rows import table_of_rows
+from xain_workloads.supervised import classes_of
+
+log = structlog.get_logger(__name__)
+
+# Bounds of what is asked at a time.
+MAX_ROWS = 100_000
+MAX_FEATURES_BYTES = 64 << 20
+MAX_ASKED = 8
+# Rows of a question, and those of all questions on their way; a client takes messages of 4 MiB.
+MIN_BATCH_BYTES, MAX_BATCH_BYTES, ALL_BATCHES_BYTES = 64 << 10, 1 << 20, 64 << 20
+# Questions that wait to be sent to one participant.
+MAX_QUEUED = 16
+# A participant whose stream has broken off opens another one within this time.
+RECONNECT_S = 5.0
+MAX_REASON = 300  # characters
+_TOLERANCE = 1e-6  # of shares that add up to 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """Predictions of the participants that have answered.
+
+    values: (n,) class names, or float64 for regression.
+    classes: in the order of the columns of probabilities; empty for regression.
+    probabilities: (n, k) float64, with vote = "hard" the shares of the votes; None for regression.
+    answered: participants, by name.
+    missing: why a participant did not answer, by name; also for a participant that has answered
+        and has lost a part of its estimators.
+    """
+
+    values: NDArray[Any]
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float64] | None
+    answered: tuple[str, ...]
+    missing: Mapping[str, str]
+
+
+class _NoAnswer(Exception):
+    """A participant did not answer. The text says why. It is asked again if it may be."""
+
+
+class _Useless(Exception):
+    """A participant has answered, and cannot be counted. The text says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """Rows in batches, and the shape of an answer: num_outputs columns, which are shares."""
+
+    batches: Sequence[NDArray[np.float64]]
+    num_outputs: int
+    is_classification: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """mean: (n, k). weight: of all votes in it. lost: trainings whose estimators are lost."""
+
+    mean: NDArray[np.float64]
+    weight: int
+    lost: int
+
+
+class _Stream:
+    """The open stream of one participant."""
+
+    def __init__(self) -> None:
+        # The end of the stream is None.
+        self.outgoing: asyncio.Queue[pb.PredictionQuestion | None] = asyncio.Queue()
+        self._waiting: dict[int, asyncio.Future[pb.PredictionAnswer]] = {}
+
+    async def ask(self, question: pb.PredictionQuestion) -> pb.PredictionAnswer:
+        """Raises _NoAnswer if the stream ends before the answer."""
+        if self.outgoing.qsize() >= MAX_QUEUED:
+            raise _NoAnswer("it does not take its questions")
+        answer: asyncio.Future[pb.PredictionAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[question.number] = answer
+        self.outgoing.put_nowait(question)
+        try:
+            return await answer
+        finally:
+            del self._waiting[question.number]
+
+    def take(self, answer: pb.PredictionAnswer) -> None:
+        """An answer has come; one that nobody waits for any more is dropped."""
+        waiting = self._waiting.get(answer.number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def end(self, why: str) -> None:
+        self.outgoing.put_nowait(None)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_NoAnswer(why))
+
+
+class PredictionDesk:
+    """Asks the participants, and combines their votes.
+
+    timeout_s, max_retries: where a question does not say otherwise.
+    """
+
+    def __init__(
+        self, driver: Driver, store: WeightsStore, *, timeout_s: float, max_retries: int
+    ) -> None:
+        self._driver = driver
+        self._store = store
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._streams: dict[str, _Stream] = {}
+        self._opened_at = time.monotonic()
+        self._lost_at: dict[str, float] = {}  # of streams that broke off lately
+        self._arrived = asyncio.Event()  # replaced after each arrival
+        self._numbers = count(1)
+        self._num_asked = 0
+        self._is_closed = False
+        self._holdings: tuple[str, list[Holding]] = ("", [])  # of the model with this digest
+
+    # --- questions ---
+
+    async def ask(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        *,
+        timeout_s: float | None = None,
+        max_retries: int | None = None,
+    ) -> Predictions:
+        """Predict rows with the estimators of all participants that answer.
+
+        columns: names, each once, in any order. rows: numbers, texts and None.
+        timeout_s: for the answer of each participant to all rows, at each attempt.
+        max_retries: times that a participant which does not answer is asked again.
+        Raises DataError if the rows do not fit the model or a bound, NotFitted if there is
+        no model or it needs no participants, NobodyAnswered, TooManyCalls, and StoreError.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        max_retries = self._max_retries if max_retries is None else max_retries
+        if not 0 < timeout_s <= MAX_PREDICT_TIMEOUT_S:
+            raise DataError(f"timeout_s is {timeout_s}; at most {MAX_PREDICT_TIMEOUT_S:g}, above 0")
+        if not 0 <= max_retries <= MAX_PREDICT_RETRIES:
+            raise DataError(f"max_retries is {max_retries}; it must be 0 to {MAX_PREDICT_RETRIES}")
+        if self._num_asked >= MAX_ASKED:
+            raise TooManyCalls(f"{self._num_asked} predictions are under way already")
+        if len(rows) > MAX_ROWS:
+            raise DataError(f"{len(rows)} rows; at most {MAX_ROWS} are predicted at a time")
+        self._num_asked += 1
+        try:
+            return await self._ask(columns, rows, timeout_s, max_retries)
+        finally:
+            self._num_asked -= 1
+
+    async def _ask(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        timeout_s: float,
+        max_retries: int,
+    ) -> Predictions:
+        model = self._driver.session.model
+        if model is None or model.is_empty:
+            raise NotFitted("there is no model yet")
+        by_name = _by_participant(await self._holdings_of(model))
+        if not by_name:
+            raise NotFitted("no participant has fitted an estimator yet")
+        classes, features = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
+        num_outputs = max(len(classes), 1)
+        asked = _Asked(_batches(features, num_outputs, len(by_name)), num_outputs, bool(classes))
+        names = sorted(by_name)
+        answers = await asyncio.gather(
+            *(self._answer_of(name, by_name[name], asked, timeout_s, max_retries) for name in names)
+        )
+        found: dict[str, _Answer] = {}
+        missing: dict[str, str] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, str):
+                missing[name] = shortened(answer, MAX_REASON)
+                continue
+            found[name] = answer
+            if answer.lost:
+                missing[name] = (
+                    f"it has lost the estimators of {answer.lost} of its {len(by_name[name])} "
+                    "trainings; the others count"
+                )
+        log.info(
+            "predicted",
+            round=model.round,
+            num_rows=len(rows),
+            answered=list(found),
+            missing=missing,
+        )
+        if not found:
+            raise NobodyAnswered(missing)
+        mean = await asyncio.to_thread(_mean, list(found.values()))
+        if not classes:
+            return Predictions(mean[:, 0], (), None, tuple(found), missing)
+        values = np.array(classes, dtype=np.str_)[np.argmax(mean, axis=1)]
+        return Predictions(values, classes, mean, tuple(found), missing)
+
+    async def _holdings_of(self, model: GlobalModel) -> list[Holding]:
+        """Raises NotFitted if the model is no list of estimators, and StoreError."""
+        if self._holdings[0] != model.ref.digest:
+            read = await asyncio.to_thread(_read, self._store, model)
+            self._holdings = model.ref.digest, read
+        return self._holdings[1]
+
+    async def _answer_of(
+        self,
+        name: str,
+        holdings: Sequence[Holding],
+        asked: _Asked,
+        timeout_s: float,
+        max_retries: int,
+    ) -> _Answer | str:
+        """What a participant answers; why it does not."""
+        why = ""
+        for attempt in range(1 + max_retries):
+            try:
+                stream = await self._stream_of(name, timeout_s, is_first=attempt == 0)
+                async with asyncio.timeout(timeout_s):
+                    return await self._answer_on(stream, holdings, asked)
+            except TimeoutError:
+                why = f"no answer within {timeout_s:g} s"
+            except _NoAnswer as no_answer:
+                why = str(no_answer)
+            except _Useless as useless:
+                return str(useless)
+        return why if not max_retries else f"{why}, asked {1 + max_retries} times"
+
+    async def _stream_of(self, name: str, timeout_s: float, *, is_first: bool) -> _Stream:
+        """The newest stream of a participant, which may be about to come back.
+
+        Raises _NoAnswer.
+        """
+        wait_s = RECONNECT_S
+        if is_first:  # a participant that went away earlier is not waited for
+            wait_s -= time.monotonic() - self._lost_at.get(name, self._opened_at)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(wait_s, timeout_s))):
+                while name not in self._streams and not self._is_closed:
+                    await self._arrived.wait()
+        if name not in self._streams:
+            raise _NoAnswer("it is not connected")
+        return self._streams[name]
+
+    async def _answer_on(
+        self, stream: _Stream, holdings: Sequence[Holding], asked: _Asked
+    ) -> _Answer:
+        """Raises _NoAnswer and _Useless."""
+        estimators = [
+            pb.KeptEstimators(digest=bytes.fromhex(one.digest), weight=one.rows) for one in holdings
+        ]
+        means: list[NDArray[np.float64]] = []
+        lost: set[str] = set()
+        for rows in asked.batches:
+            question = pb.PredictionQuestion(
+                number=next(self._numbers),
+                features=np.ascontiguousarray(rows, "<f8").tobytes(),
+                num_rows=len(rows),
+                estimators=estimators,
+            )
+            answer = await stream.ask(question)
+            if answer.error:
+                raise _Useless(answer.error)
+            means.append(_votes(answer, len(rows), asked))
+            lost.update(digest.hex() for digest in answer.lost)
+        kept = [one for one in holdings if one.digest not in lost]
+        weight = sum(one.rows * one.estimators for one in kept)
+        if not weight:
+            raise _Useless("it has lost all of its estimators")
+        return _Answer(np.concatenate(means), weight, len(holdings) - len(kept))
+
+    # --- streams ---
+
+    async def serve(
+        self, participant_id: str, answers: AsyncIterator[pb.PredictionAnswer]
+    ) -> AsyncGenerator[pb.PredictionQuestion]:
+        """The questions for a participant, until its stream ends. A newer one ends this one.
+
+        Raises Unavailable when the coordinator stops.
+        """
+        if self._is_closed:
+            raise Unavailable("the coordinator is shutting down; try again in a moment")
+        stream = _Stream()
+        reading = asyncio.create_task(_read_answers(stream, answers))
+        before = self._streams.get(participant_id)
+        self._streams[participant_id] = stream
+        if before is not None:
+            before.end("its stream was replaced by a newer one")
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+        try:
+            while (question := await stream.outgoing.get()) is not None:
+                yield question
+        finally:
+            reading.cancel()
+            if self._streams.get(participant_id) is stream:
+                del self._streams[participant_id]
+                self._note_lost(participant_id)
+            stream.end("its connection broke off")
+
+    def _note_lost(self, participant_id: str) -> None:
+        now = time.monotonic()
+        self._lost_at = {n: at for n, at in self._lost_at.items() if now - at < RECONNECT_S}
+        self._lost_at[participant_id] = now
+
+    def end(self) -> None:
+        """End all streams: the server stops."""
+        self._is_closed = True
+        for stream in self._streams.values():
+            stream.end("the coordinator is shutting down")
+        self._arrived.set()
+
+
+async def _read_answers(stream: _Stream, answers: AsyncIterator[pb.PredictionAnswer]) -> None:
+    """Take the answers of a participant until its stream ends, however it ends."""
+    try:
+        async for answer in answers:
+            stream.take(answer)
+    except Exception as error:  # a message that is too long or no message, or a broken connection
+        if not isinstance(error, grpc.aio.AbortError | grpc.RpcError):
+            log.debug("answers_ended", round=-1, reason=shortened(str(error), MAX_REASON))
+    finally:
+        stream.end("its connection broke off")
+
+
+def _by_participant(holdings: Sequence[Holding]) -> dict[str, list[Holding]]:
+    by_name: dict[str, list[Holding]] = {}
+    for one in holdings:
+        by_name.setdefault(one.participant, []).append(one)
+    return by_name
+
+
+def _read(store: WeightsStore, model: GlobalModel) -> list[Holding]:
+    """Raises NotFitted and StoreError. Blocks."""
+    if model.metadata.get("workload") != "bagging" or options_of_model(model.metadata).publish:
+        raise NotFitted("the model is published: export it, or predict with its values")
+    return held.unpack_holdings(read_vector(store, model.ref).tobytes())
+
+
+def _prepared(
+    metadata: Mapping[str, str], columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The classes of the model, and the rows as it takes them, (n, p). Raises DataError."""
+    classes = classes_of(options_of_model(metadata).task, metadata)
+    features = prepare(metadata, table_of_rows(metadata, columns, rows)).features
+    if not np.isfinite(features).all():
+        raise DataError("the prepared rows are not all finite")
+    if features.nbytes > MAX_FEATURES_BYTES:
+        raise DataError(
+            f"the rows take {features.nbytes} bytes when they are prepared, at most "
+            f"{MAX_FEATURES_BYTES} are predicted at a time; ask for fewer rows"
+        )
+    return classes, features
+
+
+def _batches(
+    features: NDArray[np.float64], num_outputs: int, num_asked: int
+) -> list[NDArray[np.float64]]:
+    """Rows for a question each, such that neither question nor answer is large."""
+    size = min(MAX_BATCH_BYTES, max(MIN_BATCH_BYTES, ALL_BATCHES_BYTES // num_asked))
+    num_rows = max(1, size // (8 * max(features.shape[1], num_outputs)))
+    return [features[at : at + num_rows] for at in range(0, max(len(features), 1), num_rows)]
+
+
+def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray[np.float64]:
+    """The votes in an answer, (num_rows, k). Raises _Useless if they are none."""
+    expected = 8 * num_rows * asked.num_outputs
+    if len(answer.votes) != expected:
+        raise _Useless(f"it answered with {len(answer.votes)} bytes, expected were {expected}")
+    votes = np.frombuffer(answer.votes, "<f8").reshape(num_rows, asked.num_outputs)
+    if not np.isfinite(votes).all():
+        raise _Useless("its answer has values that are not finite")
+    if asked.is_classification:
+        sums = votes.sum(axis=1)
+        if (votes < -_TOLERANCE).any() or (np.abs(sums - 1) > _TOLERANCE).any():
+            raise _Useless("its answer has shares of classes that do not add up to 1")
+    return votes
+
+
+def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
+    """Mean over the participants, weighted by rows and estimators, in their order."""
+    total: NDArray[np.float64] = np.zeros_like(answers[0].mean)
+    for answer in answers:
+        total += answer.weight * answer.mean
+    total /= sum(answer.weight for answer in answers)
+    return total

@@ -1,0 +1,98 @@
+"""Answers to the coordinator's questions for predictions, in a thread beside the training.
+
+The participant opens the stream, since it can reach the coordinator and not the other way round. A
+stream that ends is opened again after a short pause.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import Empty
+from random import Random
+
+import grpc
+import numpy as np
+
+from xain_messaging.logger import get_logger
+from xain_messaging.names import shortened
+from xain_participant.client import CoordinatorClient, Questions, Refused
+from xain_participant.participant import Participant
+from xain_participant.protocol import jittered
+from xain_participant.runtime import Queue, Runtime
+from xain_proto.fl import coordinator_pb2 as pb
+
+MIN_PAUSE_S = 0.1
+MAX_PAUSE_S = 2.0
+NO_STREAM_PAUSE_S = 30.0  # with a coordinator of an earlier version
+MAX_ERROR = 500  # characters
+
+
+class Answering:
+    """Opens the stream and answers, until close()."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        client: CoordinatorClient,
+        participant_id: str,
+        runtime: Runtime,
+    ) -> None:
+        self._participant = participant
+        self._client = client
+        self._chance = Random()  # spreads the pauses
+        self._log = get_logger(__name__).bind(participant=participant_id)
+        self._hung_up: Queue[None] = runtime.queue()  # wakes the thread from its pause
+        self._is_closed = False
+
+    def run(self) -> None:
+        """The body of the thread."""
+        failures = 0
+        while not self._is_closed:
+            retry_after_s = 0.0
+            try:
+                for question, questions in self._questions():
+                    failures = 0
+                    questions.answer(self._answer(question))
+            except Refused as refused:
+                self._log.debug("predictions_ended", round=-1, reason=str(refused))
+                retry_after_s = refused.retry_after_s
+                if refused.status is grpc.StatusCode.UNIMPLEMENTED:
+                    retry_after_s = NO_STREAM_PAUSE_S
+            failures += 1
+            ceiling = min(MAX_PAUSE_S, MIN_PAUSE_S * 2 ** min(failures, 8))
+            pause_s = self._chance.uniform(MIN_PAUSE_S, ceiling)
+            if retry_after_s:
+                pause_s = jittered(self._chance, retry_after_s)
+            with suppress(Empty):
+                self._hung_up.get(pause_s)
+
+    def close(self) -> None:
+        """End the thread. The client must be closed as well."""
+        self._is_closed = True
+        self._hung_up.put(None)
+
+    def _questions(self) -> Iterator[tuple[pb.PredictionQuestion, Questions]]:
+        questions = self._client.questions()
+        try:
+            for question in questions:
+                yield question, questions
+        finally:
+            questions.cancel()
+
+    def _answer(self, question: pb.PredictionQuestion) -> pb.PredictionAnswer:
+        """The answer to a question. Never raises: an error is an answer, too."""
+        answer = pb.PredictionAnswer(number=question.number)
+        try:
+            features = np.frombuffer(question.features, "<f8").reshape(question.num_rows, -1)
+            trainings = [(one.digest.hex(), one.weight) for one in question.estimators]
+            votes = self._participant.votes(trainings, features)
+            answer.votes = np.ascontiguousarray(votes.mean, "<f8").tobytes()
+            answer.lost.extend(bytes.fromhex(digest) for digest in votes.lost)
+        except Exception as error:  # whatever the estimators raise
+            reason = shortened(" ".join(str(error).split()) or type(error).__name__, MAX_ERROR)
+            self._log.warning("not_predicted", round=-1, reason=reason)
+            answer.error = reason
+        else:
+            self._log.info(
+                "predicted", round=-1, num_rows=question.num_rows, num_lost=len(answer.lost)
+            )
+        return answer

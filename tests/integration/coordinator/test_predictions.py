@@ -1,0 +1,347 @@
+"""Predictions asked of participants that keep their estimators: agents, and answers by hand."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from integration.coordinator.test_bagging import halves, model_of, settings
+from integration.coordinator.test_trees import array, gather
+from support.wire import Member, reason
+from unit.workloads.test_bagging import by_class, flowers
+from xain_coordinator.app import Coordinator
+from xain_coordinator.core.commands import RequestFit
+from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
+from xain_coordinator.core.values import Phase
+from xain_coordinator.server import predictions as module
+from xain_participant import Agent, WorkloadParticipant
+from xain_participant.estimators import FOLDER, KeptEstimators
+from xain_proto.fl import coordinator_pb2 as pb
+from xain_proto.fl import inspection_pb2 as inspection
+from xain_workloads.data import load
+from xain_workloads.dataset import Dataset
+from xain_workloads.ensembles import MAGIC, Frame, pack, unpack
+from xain_workloads.errors import DataError
+from xain_workloads.held import Holding, pack_holdings, unpack_holdings
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
+from xain_workloads.workload import create
+
+PATIENCE_S = 60.0
+
+
+def kept(num_sites: int, **options: Any) -> dict[str, Any]:
+    found = settings(num_sites, publish=False, **options)
+    found["rounds"]["start"] = "request"
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)  # a poll, not a race: it ends when the condition holds
+
+
+@asynccontextmanager
+async def serving(
+    coordinator: Coordinator, participants: Sequence[WorkloadParticipant]
+) -> AsyncIterator[list[Agent]]:
+    """Agents that stay after the end; inside, the session is finished."""
+    target = f"127.0.0.1:{coordinator.port}"
+    agents = [Agent(one, target, f"p{i}", serve=True) for i, one in enumerate(participants)]
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+    try:
+        for thread in threads:
+            thread.start()
+        async with asyncio.timeout(PATIENCE_S):
+            driver = coordinator.driver
+            await until(lambda: len(driver.session.members) == len(agents))
+            await driver.submit(RequestFit())
+            while driver.session.phase is not Phase.FINISHED:
+                await driver.changed()
+        yield agents
+    finally:
+        for agent in agents:
+            agent.stop()
+        for thread in threads:
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def rows_of(data: Dataset) -> tuple[list[str], list[list[float]]]:
+    return list(data.feature_names), data.features.tolist()
+
+
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+async def test_participants_predict_as_the_published_ensemble_would(start, join, tmp_path, vote):
+    """String labels; each site lacks classes."""
+    data = flowers()
+    names = tuple(sorted(set(data.target.tolist())))
+    parts = [replace(Table.from_dataset(part), classes=names) for part in by_class(data)]
+    coordinator = await start(**kept(3, estimators=2, vote=vote, parameters={"max_depth": 3}))
+    stores = [KeptEstimators(tmp_path / f"p{i}", f"p{i}") for i in range(3)]
+    sites = [
+        WorkloadParticipant(part, estimators=store)
+        for part, store in zip(parts, stores, strict=True)
+    ]
+    async with serving(coordinator, sites):
+        found = await coordinator.predictions.ask(*rows_of(data))
+        assert (found.answered, found.missing) == (("p0", "p1", "p2"), {})
+        assert found.classes == names
+        np.testing.assert_allclose(found.probabilities.sum(axis=1), 1)
+        again = await coordinator.predictions.ask(*rows_of(data))
+        assert np.array_equal(again.probabilities, found.probabilities)
+        model = model_of(coordinator, array(await join(coordinator, "reader").download("2/global")))
+        held = unpack_holdings(model.vector.tobytes())
+        frames = []
+        for one in held:
+            path = tmp_path / one.participant / FOLDER / f"{one.digest}.bin"
+            content = path.read_bytes()
+            fitted = unpack(content[content.index(MAGIC) :])
+            frames += [Frame(one.rows, frame.file) for frame in fitted]
+        options = {"estimators": 2, "vote": vote, "publish": True}
+        published = replace(model, vector=np.frombuffer(pack(frames), np.uint8))
+        features = prepare(model.metadata, data).features
+        expected = create("bagging", options).predict(published, features)
+        assert found.values.tolist() == expected.tolist()
+
+
+async def test_participants_predict_numbers(start, join):
+    train, test = halves(load("diabetes", task="regression"))
+    parts = np.array_split(np.arange(train.num_samples), 3)
+    options = {"estimator": "DecisionTreeRegressor", "parameters": {"max_depth": 4}}
+    coordinator = await start(**kept(3, **options))
+    sites = [WorkloadParticipant(train.subset(part)) for part in parts]
+    async with serving(coordinator, sites):
+        found = await coordinator.predictions.ask(*rows_of(test))
+    assert (found.classes, found.probabilities) == ((), None)
+    error = np.mean((found.values - test.target) ** 2) / np.var(test.target)
+    assert 1 - error > 0.35
+
+
+# --- answers by hand ---
+
+
+class Site:
+    """A participant that hands in made-up estimators, and answers questions by hand."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.digest = ""
+
+    async def hand_in(self, number: int, num_samples: int = 10) -> None:
+        self.digest = f"{number:032x}"
+        named = pack_holdings([Holding(2, self.digest)])
+        await self.member.hand_in(np.frombuffer(named, np.uint8), num_samples)
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[Any]:
+        call = self.member.stub.Predict(metadata=self.member.metadata)
+        await call.write(pb.PredictionAnswer())
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+    async def answer(self, call: Any, **fields: Any) -> pb.PredictionQuestion:
+        """Read a question and answer it."""
+        question = await call.read()
+        await call.write(pb.PredictionAnswer(number=question.number, **fields))
+        return question
+
+
+def shares(*row: float, num_rows: int = 2) -> bytes:
+    return np.tile(np.array(row, "<f8"), num_rows).tobytes()
+
+
+def thirds() -> list[Dataset]:
+    data = load("wine")
+    return [data.subset(range(at, data.num_samples, 3)) for at in range(3)]
+
+
+@pytest.fixture
+async def three(start, join) -> tuple[Coordinator, list[Site]]:
+    """A coordinator after the round of three sites with 10, 20 and 30 rows."""
+    found = settings(3, publish=False, estimators=2)
+    found["rounds"]["rounds"] = 1
+    coordinator = await start(**found)
+    members = await gather(coordinator, join, thirds())
+    sites = [Site(member) for member in members]
+    for number, site in enumerate(sites):
+        await site.hand_in(number, 10 * (number + 1))
+    await members[0].until(pb.FINISHED, 0)
+    return coordinator, sites
+
+
+ROWS = rows_of(load("wine").subset([0, 100]))
+
+
+async def opened(coordinator: Coordinator, num: int) -> None:
+    """Wait until so many streams are open."""
+    await until(lambda: len(coordinator.predictions._streams) == num)
+
+
+async def test_votes_are_weighted_by_rows_and_only_whoever_answers_counts(three):
+    coordinator, (a, b, c) = three
+    async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
+        await opened(coordinator, 3)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        question = await a.answer(of_a, votes=shares(1, 0, 0))
+        assert [(e.digest.hex(), e.weight) for e in question.estimators] == [(a.digest, 10)]
+        assert len(question.features) == 8 * 2 * 13
+        await b.answer(of_b, votes=shares(0, 1, 0))
+        await c.answer(of_c, error="no rows of mine")
+        found = await asking
+    np.testing.assert_allclose(found.probabilities, [[1 / 3, 2 / 3, 0]] * 2)
+    assert found.values.tolist() == ["class_1", "class_1"]
+    assert (found.answered, found.missing) == (("p0", "p1"), {"p2": "no rows of mine"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"votes": shares(1, 0, 0, num_rows=3)}, "it answered with 72 bytes, expected were 48"),
+        ({"votes": shares(np.nan, 0, 1)}, "its answer has values that are not finite"),
+        ({"votes": shares(1, 1, 0)}, "shares of classes that do not add up to 1"),
+        ({"votes": shares(-1, 2, 0)}, "shares of classes that do not add up to 1"),
+        ({"votes": shares(1, 0, 0), "lost": [bytes(15) + b"\2"]}, "it has lost all of its est"),
+        ({"number": 10**9}, "no answer within 1 s"),
+        ({"votes": bytes(4 << 20)}, "its connection broke off"),
+    ],
+)
+async def test_useless_answers_harm_only_their_sender(three, fields, why):
+    coordinator, (a, b, c) = three
+    async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
+        await opened(coordinator, 3)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS, timeout_s=1.0))
+        question = await of_c.read()
+        await of_c.write(pb.PredictionAnswer(**{"number": question.number, **fields}))
+        await a.answer(of_a, votes=shares(0, 0, 1))
+        await b.answer(of_b, votes=shares(0, 0, 1))
+        found = await asking
+    assert found.values.tolist() == ["class_2", "class_2"]
+    assert found.answered == ("p0", "p1")
+    assert list(found.missing) == ["p2"]
+    assert why in found.missing["p2"]
+
+
+async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
+    coordinator, (a, _, _) = three
+    async with a.stream() as old:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(
+            coordinator.predictions.ask(*ROWS, timeout_s=1.0, max_retries=3)
+        )
+        await old.read()
+        async with a.stream() as new:
+            await a.answer(new, votes=shares(0, 1, 0))
+            found = await asking
+        assert await old.read() is grpc.aio.EOF
+    assert found.answered == ("p0",)
+    assert found.missing == dict.fromkeys(("p1", "p2"), "it is not connected, asked 4 times")
+
+
+async def test_nobody_answering_is_an_error_that_says_why(three):
+    coordinator, (a, _, _) = three
+    reader = a.member
+    rows = inspection.AskPredictionsRequest(columns=ROWS[0], rows=str(ROWS[1]), timeout_s=0.1)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reader.inspection.AskPredictions(rows)
+    assert (caught.value.code(), reason(caught.value)) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "NOBODY_ANSWERED",
+    )
+    assert "p0: it is not connected; p1: it is not connected" in caught.value.details()
+    with pytest.raises(NobodyAnswered) as nobody:
+        await coordinator.predictions.ask(*ROWS, timeout_s=0.1)
+    assert set(nobody.value.missing) == {"p0", "p1", "p2"}
+
+
+async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join):
+    found = settings(1, publish=False, estimators=2)
+    coordinator = await start(**found)
+    (member,) = await gather(coordinator, join, [load("wine")])
+    site = Site(member)
+    for round_ in range(2):
+        await member.until(pb.ROUND, round_)
+        named = pack_holdings([Holding(2, f"{round_:032x}")])
+        await member.hand_in(np.frombuffer(named, np.uint8), 7, round_)
+    await member.until(pb.FINISHED, 1)
+    async with site.stream() as call:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        await site.answer(call, votes=shares(0, 1, 0), lost=[bytes(16)])
+        answer = await asking
+    assert answer.answered == ("p0",)
+    assert answer.missing == {
+        "p0": "it has lost the estimators of 1 of its 2 trainings; the others count"
+    }
+
+
+async def test_questions_are_bounded(three, monkeypatch):
+    coordinator, (a, _, _) = three
+    desk = coordinator.predictions
+    monkeypatch.setattr(module, "MAX_ROWS", 2)
+    monkeypatch.setattr(module, "MAX_ASKED", 1)
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
+    for columns, rows, why in (
+        (ROWS[0], [*ROWS[1], ROWS[1][0]], "3 rows; at most 2"),
+        (ROWS[0][1:], [row[1:] for row in ROWS[1]], "the model needs column"),
+        ([*ROWS[0], "x"], [[*row, 1] for row in ROWS[1]], "no column 'x' in the model"),
+        (ROWS[0], [row[1:] for row in ROWS[1]], "row 1 has 12 values, there are 13 columns"),
+        (ROWS[0], [["?!", *row[1:]] for row in ROWS[1]], "row 1: '\\?!' is no number"),
+    ):
+        with pytest.raises(DataError, match=why):
+            await desk.ask(columns, rows)
+    for timeout_s, max_retries in ((0.0, 0), (float("nan"), 0), (1.0, -1), (1.0, 101)):
+        with pytest.raises(DataError, match=r"timeout_s|max_retries"):
+            await desk.ask(*ROWS, timeout_s=timeout_s, max_retries=max_retries)
+    async with a.stream() as call:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(desk.ask(*ROWS))
+        first = await a.answer(call, votes=shares(1, 0, 0, num_rows=1))
+        with pytest.raises(TooManyCalls):
+            await desk.ask(*ROWS)
+        second = await a.answer(call, votes=shares(0, 1, 0, num_rows=1))
+        assert (await asking).values.tolist() == ["class_0", "class_1"]
+    assert (first.num_rows, second.num_rows) == (1, 1)
+
+
+async def test_strangers_cannot_answer_and_a_stop_ends_the_streams(three, join):
+    coordinator, (a, _, _) = three
+    stranger = Site(join(coordinator, "stranger"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async with stranger.stream() as call:
+            await call.read()
+    assert reason(caught.value) == "NOT_A_MEMBER"
+    async with a.stream() as call:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        await call.read()
+        await coordinator.stop()
+        with pytest.raises(NobodyAnswered, match="the coordinator is shutting down"):
+            await asking
+
+
+async def test_there_are_no_predictions_before_a_model_or_of_a_published_one(start, join):
+    coordinator = await start(**settings(2, publish=False))
+    with pytest.raises(NotFitted, match="there is no model yet"):
+        await coordinator.predictions.ask(*ROWS)
+    await gather(coordinator, join, halves(load("wine")))
+    with pytest.raises(NotFitted, match="no participant has fitted an estimator yet"):
+        await coordinator.predictions.ask(*ROWS)
+
+
+async def test_published_models_need_no_participants(start, join):
+    coordinator = await start(**settings(2))
+    await gather(coordinator, join, halves(load("wine")))
+    with pytest.raises(NotFitted, match="the model is published"):
+        await coordinator.predictions.ask(*ROWS)
