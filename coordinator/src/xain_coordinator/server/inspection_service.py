@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from importlib.metadata import version
 from itertools import islice
-from json import JSONDecodeError
 from typing import Any, NoReturn
 
 import grpc
@@ -134,15 +133,18 @@ class InspectionService(inspection_grpc.InspectionServicer):
             raise NotFitted("no participant is asked for predictions")
         try:
             rows = json.loads(request.rows)
-            if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-                raise InvalidRequest("rows is no JSON list of lists")
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"rows is not JSON: {error}") from None
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+            raise InvalidRequest("rows is no JSON list of lists")
+        try:
             found = await self._predictions.ask(
                 list(request.columns),
                 rows,
                 timeout_s=request.timeout_s if request.HasField("timeout_s") else None,
                 max_retries=request.max_retries if request.HasField("max_retries") else None,
             )
-        except (JSONDecodeError, RecursionError, DataError) as error:
+        except DataError as error:
             raise InvalidRequest(str(error)) from None
         shares = found.probabilities
         return inspection.AskPredictionsResponse(
