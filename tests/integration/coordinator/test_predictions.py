@@ -16,7 +16,6 @@ from integration.coordinator.test_trees import array, gather
 from support.wire import Member, reason
 from unit.workloads.test_bagging import by_class, flowers
 from xain_coordinator.app import Coordinator
-from xain_coordinator.core.commands import RequestFit
 from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
 from xain_coordinator.server import predictions as module
@@ -37,9 +36,7 @@ PATIENCE_S = 60.0
 
 
 def kept(num_sites: int, **options: Any) -> dict[str, Any]:
-    found = settings(num_sites, publish=False, **options)
-    found["rounds"]["start"] = "request"
-    return found
+    return settings(num_sites, publish=False, **options)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -62,11 +59,8 @@ async def serving(
         for thread in threads:
             thread.start()
         async with asyncio.timeout(PATIENCE_S):
-            driver = coordinator.driver
-            await until(lambda: len(driver.session.members) == len(agents))
-            await driver.submit(RequestFit())
-            while driver.session.phase is not Phase.FINISHED:
-                await driver.changed()
+            while coordinator.driver.session.phase is not Phase.FINISHED:
+                await coordinator.driver.changed()
         yield agents
     finally:
         for agent in agents:
