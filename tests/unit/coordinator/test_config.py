@@ -1012,6 +1012,7 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "rounds.initial_weights",
         "rounds.start",
         "http.port",
+        "launch.workers",
         "logging.console",
     ):
         del told[key]

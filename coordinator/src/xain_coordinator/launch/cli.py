@@ -154,17 +154,17 @@ def _launch(
         of_workers |= parse_assignments(
             PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
         )
-        settings, found, values = _resolve(config, data, values, serve=serve)
+        settings, found, values = _resolve(config, data, values)
         request = Request(
             found,
             (work or Path("xain-launch") / settings.launch.name),
             config,
-            (settings.launch.ports[0], settings.launch.ports[1]),
+            (settings.launch.ports[0], settings.launch.ports[1] or settings.http.port or 0),
             values,
             of_workers,
             settings.workload.task,
             os.environ,
-            serve,
+            serve or settings.http.is_on,
         )
         status = _run(with_, settings.launch, settings.workload.name, request, is_quiet=quiet)
     except CommandFailed as error:
@@ -182,7 +182,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _resolve(
-    config: Path | None, data: str, values: Mapping[str, object], *, serve: bool
+    config: Path | None, data: str, values: Mapping[str, object]
 ) -> tuple[CoordinatorConfig, tuple[plan.Worker, ...], dict[str, object]]:
     """The settings in force, the workers, and the settings that the coordinator's flags give."""
 

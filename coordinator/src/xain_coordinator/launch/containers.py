@@ -29,6 +29,7 @@ from xain_messaging.process.fields import join_host_port
 
 NAME_LABEL, LAUNCHER_LABEL = "org.xain.launch", "org.xain.launch.by"
 GRPC_PORT, HTTP_PORT = 50051, 8080  # in the coordinator's container
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DATA_DIR = PurePosixPath("/var/lib/xain")
 CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
 WORKER_DATA = PurePosixPath("/data")
@@ -130,6 +131,11 @@ class DockerBackend:
         if http:
             self._ports[f"{HTTP_PORT}/tcp"] = (self._settings.host, wanted[1])
         return GRPC_PORT, HTTP_PORT
+
+    def http_values(self) -> dict[str, object]:
+        # Published on this machine alone, the port is not reached from beyond it.
+        is_local = self._settings.host in LOOPBACK
+        return {"http.host": self.bind_host, **({"http.insecure": True} if is_local else {})}
 
     def start(self, program: Program) -> "Container":
         worker = program.worker

@@ -106,7 +106,7 @@ class Launch:
         request, backend = self._request, self._backend
         values = dict(request.values)
         if request.serve:
-            values |= {"http.host": backend.bind_host, "http.port": self._listens[1]}
+            values |= {"http.port": self._listens[1], **backend.http_values()}
         return coordinator_program(
             (backend.bind_host, self._listens[0]),
             backend.data_dir(request.work),

@@ -64,6 +64,9 @@ class ProcessBackend:
         grpc_port, http_port = (port or _free_port() for port in wanted)
         return grpc_port, http_port
 
+    def http_values(self) -> dict[str, object]:
+        return {"http.host": self.bind_host}
+
     def start(self, program: Program) -> "LocalProcess":
         module = "xain_coordinator" if program.worker is None else "xain_participant"
         path = self._logs / f"{program.name}.log"

@@ -55,6 +55,9 @@ class Backend(Protocol):
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
         """The ports on which the coordinator listens where it runs."""
 
+    def http_values(self) -> dict[str, object]:
+        """Settings of the HTTP face, but for its port."""
+
     def start(self, program: Program) -> Running:
         """Raises CommandFailed."""
 
