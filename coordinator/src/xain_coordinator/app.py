@@ -77,6 +77,7 @@ from xain_messaging.process.fields import WrongSetting
 from xain_workloads import workload as workloads
 from xain_workloads.errors import DataError
 from xain_workloads.neural_builders import allow_builders
+from xain_workloads.neural_modules import use_threads
 from xain_workloads.table import Table
 
 if TYPE_CHECKING:
@@ -489,6 +490,7 @@ def run(
     logs.configure(logging.level, console=logging.use_console, third_party=logging.third_party)
     # Named by this coordinator's owner; one that comes with a model's metadata is not allowed.
     allow_builders(filter(None, [config.workload.options.get("builder")]))
+    use_threads(1)  # for its own evaluations, beside everything else
     _raise_file_limit()
     share_one_heap()
     with contextlib.ExitStack() as at_end:

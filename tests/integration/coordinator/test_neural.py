@@ -165,3 +165,47 @@ async def test_module_of_a_builder_is_trained_and_measured_by_the_coordinator(
             Model(np.zeros(42), session.model.layout, session.model.metadata),
             prepare(session.model.metadata, data),
         )
+
+
+async def test_personal_tensors_stay_at_each_site(start, join):
+    """The output layer is personal: the global model keeps its initial values."""
+    coordinator = await start(**settings(2, 3, {}), model={"personal": ["2.*"]})
+    await run_agents(coordinator, parts(load("wine"), 2, by_label=False))
+    session = coordinator.driver.session
+    assert session.cause == "completed"
+    model = session.model
+    assert model is not None
+    reader = join(coordinator, "reader")
+    begun, found = [
+        unflatten(array(await reader.download(f"{round_}/global")), model.layout)
+        for round_ in (0, 3)
+    ]
+    assert not np.array_equal(begun["0.weight"], found["0.weight"])
+    for name in ("2.weight", "2.bias"):
+        np.testing.assert_array_equal(begun[name], found[name])
+
+
+async def test_gradient_steps_go_on_from_a_federated_model(start, join, tmp_path):
+    """The mode of the configuration counts, and the network is that of the model."""
+    data = load("wine")
+    layers = [{"type": "linear", "out_features": 5}, {"type": "tanh"}, {"type": "linear"}]
+    federated = await start(**settings(2, 2, {"layers": layers}))
+    await run_agents(federated, parts(data, 2, by_label=False))
+    first = federated.driver.session
+    await federated.stop()
+    rule = {"rule": "gradient", "options": {"eta0": ETA0}}
+    options = {"mode": "gradient", "layers": layers}
+    gradient = await start(
+        **settings(2, 2, options),
+        aggregation=rule,
+        new_session=True,
+        from_model=f"{first.session_id}/2",
+    )
+    await run_agents(gradient, parts(data, 2, by_label=False))
+    session = gradient.driver.session
+    assert session.cause == "completed"
+    assert session.model is not None
+    assert [spec.shape for spec in session.model.layout] == [(5, 13), (5,), (3, 5), (3,)]
+    reader = join(gradient, "reader")
+    before, after = [array(await reader.download(f"{round_}/global")) for round_ in (0, 2)]
+    assert 0 < np.abs(after - before).max() < 1
