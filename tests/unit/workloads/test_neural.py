@@ -319,6 +319,7 @@ def test_builder_that_is_not_allowed_is_not_imported(
 
 def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Dataset) -> None:
     allow_builders(["nets:*", "missing_package.*", "missing_package:*"])
+    builders.failing = lambda features: None  # type: ignore[attr-defined]
     builders.number = 3  # type: ignore[attr-defined]
     builders.nothing = lambda features, outputs: None  # type: ignore[attr-defined]
     builders.wide = lambda features, outputs: torch.nn.Linear(features, 7)  # type: ignore[attr-defined]
@@ -331,6 +332,7 @@ def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Datas
         with pytest.raises(DataError, match=complaint):
             load_builder(name)
     for name, complaint in {
+        "nets:failing": "fails for 4 features and 3 outputs: TypeError: ",
         "nets:nothing": "returned NoneType, no torch module",
         "nets:frozen": "nothing to train",
     }.items():
@@ -340,3 +342,12 @@ def test_builders_that_cannot_be_used_are_told(builders: ModuleType, iris: Datas
         neural(builder="nets:wide", batch_size=150).evaluate(
             neural(builder="nets:wide").initial_model([iris.profile()]), iris
         )
+
+
+def test_coordinator_without_torch_says_that_a_builder_needs_it(
+    builders: ModuleType, monkeypatch: pytest.MonkeyPatch, iris: Dataset
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    complaint = "the coordinator calls the builder, and .*neural.* needs PyTorch.*pip install"
+    with pytest.raises(DataError, match=complaint):
+        neural(builder="nets:make").initial_model([iris.profile()])

@@ -70,13 +70,16 @@ class NeuralWorkload:
         """Weights drawn from the seed: by numpy for a list of layers, by the builder's own code,
         which needs torch, for a builder. Classification needs two classes in all profiles.
 
-        Raises DataError if the network does not fit the data, or the builder is not allowed.
+        Raises DataError if the network does not fit the data, or the builder cannot be used.
         """
         profile = union(profiles)
         classes = classes_to_learn(self.options.task, profile)
         width, outputs = profile.num_features, max(len(classes), 1)
         if self.options.builder:
-            module = make_module(self.options, width, outputs)
+            try:
+                module = make_module(self.options, width, outputs)
+            except ModuleNotFoundError as missing:
+                raise DataError(f"the coordinator calls the builder, and {missing}") from missing
             layout = layout_of(module, self.options.dtype)
             vector = vector_of(module, layout)
         else:
@@ -117,7 +120,7 @@ class NeuralWorkload:
             for epoch in range(epoch_base, epoch_base + epochs):
                 self._train_epoch(network, optimizer, data.features, target, (seed, epoch))
         except ValueError as error:
-            # What torch says when a batch normalisation is given one row.
+            # torch's message for a batch normalisation that is given one row.
             if "Expected more than 1 value per channel" not in str(error):
                 raise
             raise DataError("batch normalisation needs two rows or more to train on") from error

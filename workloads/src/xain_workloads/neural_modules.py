@@ -74,7 +74,7 @@ def make_module(options: NeuralOptions, num_features: int, num_outputs: int) -> 
     """The network on the CPU. A layer list has arbitrary weights; a builder's are drawn from the
     seed, which makes tensors that do not travel alike at all participants.
 
-    Raises DataError if the builder is not allowed or makes no module.
+    Raises DataError if the builder is not allowed, fails or makes no module.
     """
     torch = import_torch()
     builder = load_builder(options.builder) if options.builder else None
@@ -82,7 +82,13 @@ def make_module(options: NeuralOptions, num_features: int, num_outputs: int) -> 
         if builder is None:
             module = build(plan(options.layers, num_features, num_outputs))
         else:
-            module = builder(num_features, num_outputs)
+            try:
+                module = builder(num_features, num_outputs)
+            except Exception as error:  # its code may raise anything
+                raise DataError(
+                    f"the builder {options.builder!r} fails for {num_features} features and"
+                    f" {num_outputs} outputs: {type(error).__name__}: {error}"
+                ) from error
     if not isinstance(module, torch.nn.Module):
         raise DataError(
             f"the builder {options.builder!r} returned {type(module).__name__}, no torch module"
@@ -91,8 +97,11 @@ def make_module(options: NeuralOptions, num_features: int, num_outputs: int) -> 
 
 
 def layout_of(module: Any, dtype: str) -> Layout:
-    """What travels of a module, in the order of state_dict(): trainable parameters, and buffers of
-    floating point as statistics. Of a tied parameter only the first name is listed."""
+    """The tensors that travel, in the order of state_dict(): trainable parameters, and buffers of
+    floating point as statistics. A tied parameter is listed under its first name only.
+
+    Raises DataError for a module without trainable parameters.
+    """
     weights = {name for name, weight in module.named_parameters() if weight.requires_grad}
     statistics = {name for name, values in module.named_buffers() if values.is_floating_point()}
     layout = tuple(
