@@ -34,6 +34,17 @@ def _read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Let torch compute with one thread: several would wait for each other on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def seaweedfs() -> Iterator[S3Server]:
     yield from running(SeaweedFS)

@@ -1,6 +1,5 @@
 """Sessions that train neural networks, over real channels."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from integration.coordinator.test_gradients import parts, run_agents
 from integration.coordinator.test_trees import array
+from unit.workloads.test_neural_layers import CONVOLUTION
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.model import Model, unflatten
@@ -19,26 +19,9 @@ torch = pytest.importorskip(
     "torch", reason="torch is not installed; `make setup-torch` installs it"
 )
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 STEPS = 12
 ETA0 = 0.3
-CONVOLUTION = [
-    {"type": "unflatten", "shape": [1, 8, 8]},
-    {"type": "conv2d", "out_channels": 8, "kernel_size": 3, "padding": 1},
-    {"type": "batchnorm2d"},
-    {"type": "relu"},
-    {"type": "maxpool2d", "kernel_size": 2},
-    {"type": "flatten"},
-    {"type": "linear"},
-]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of torch would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings(num: int, rounds: int, options: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Neural networks by PyTorch, driven by their weights."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -20,15 +19,7 @@ from xain_workloads.neural_builders import allow_builders, load_builder
 from xain_workloads.workload import create, evaluate, fit_centralised, from_metadata, predict
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads of torch would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture
