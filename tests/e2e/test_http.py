@@ -150,6 +150,10 @@ def test_errors_of_paths_and_sizes_have_the_same_envelope(served: Served) -> Non
     assert error_of(client.get("/v1/nothing")) == (404, "NO_SUCH_PATH")
     assert error_of(client.get("/v1/fit")) == (405, "NO_SUCH_METHOD")
     assert error_of(client.post("/v1/fit", content=b"{")) == (422, "INVALID_REQUEST")
+    json_type = {"content-type": "application/json"}
+    for content in (b"\xff", b"[" * 100_000, b'{"rounds": 1' + b"0" * 5000 + b"}"):
+        answer = client.post("/v1/fit", content=content, headers=json_type)
+        assert error_of(answer) == (422, "INVALID_REQUEST")
     large = b" " * (4 << 20) + b"{}"
     assert error_of(client.post("/v1/fit", content=large)) == (413, "TOO_LARGE")
 

@@ -204,6 +204,7 @@ def _add_errors(app: FastAPI) -> None:
         where = ".".join(str(step) for step in first["loc"][:6])[:200]
         return _answer(request, HttpError("INVALID_REQUEST", f"{where}: {first['msg']}"))
 
+    @app.exception_handler(400)
     @app.exception_handler(404)
     @app.exception_handler(405)
     @app.exception_handler(HTTPException)
