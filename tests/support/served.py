@@ -59,7 +59,13 @@ class Served:
         )
         self.until(lambda: self._answers())
 
-    def join(self, *names: str, data: str = "iris", serve: bool = True) -> None:
+    def join(
+        self,
+        *names: str,
+        data: str = "iris",
+        task: str = "classification",
+        serve: bool = True,
+    ) -> None:
         """Start participants, each with its share of the rows."""
         for index, name in enumerate(names):
             self._run(
@@ -67,6 +73,7 @@ class Served:
                 "xain_participant",
                 f"--coordinator=127.0.0.1:{self.port}",
                 f"--data={data}",
+                f"--task={task}",
                 f"--id={name}",
                 "--partition=iid",
                 f"--num-parts={len(names)}",

@@ -28,6 +28,7 @@ EXCEPTIONS = {
     "NOT_FITTED": "NotFittedError",
     "FIT_FAILED": "ResponseException",
     "NO_PARTICIPANTS": "ResponseException",
+    "NOBODY_ANSWERED": "ResponseException",
     "INVALID_REQUEST": "RequestValidationError",
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import NoReturn
 
-from xain_coordinator.core.errors import AlreadyFitting, Unavailable
+from xain_coordinator.core.errors import (
+    AlreadyFitting,
+    NobodyAnswered,
+    NotFitted,
+    TooManyCalls,
+    Unavailable,
+)
 from xain_coordinator.export.trained import NoModel
 from xain_coordinator.ports import JournalError, StoreError
 from xain_coordinator.sessions import NoParticipants, Stopping
@@ -40,6 +46,7 @@ STATUSES: Mapping[str, int] = {
     "NO_SUCH_METHOD": 405,
     "TOO_LARGE": 413,
     "NO_PARTICIPANTS": 503,
+    "NOBODY_ANSWERED": 503,
     "TOO_BUSY": 503,
     "UNAVAILABLE": 503,
     "INTERNAL": 500,
@@ -48,6 +55,9 @@ STATUSES: Mapping[str, int] = {
 _CODES: Mapping[type[Exception], str] = {
     AlreadyFitting: "ALREADY_FITTING",
     NoParticipants: "NO_PARTICIPANTS",
+    NobodyAnswered: "NOBODY_ANSWERED",
+    NotFitted: "NOT_FITTED",
+    TooManyCalls: "TOO_BUSY",
     NoModel: "NO_MODEL",
     DataError: "INVALID_DATA",
     Unavailable: "UNAVAILABLE",

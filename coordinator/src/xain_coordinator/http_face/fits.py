@@ -7,6 +7,7 @@ loop of the gRPC server, and what takes time in threads of its own.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -98,13 +99,32 @@ class Fits:
         probabilities: bool = False,
     ) -> tuple[Predictor, Predicted]:
         """Raises HttpError."""
-        trained = await self.fitted()
+        predictor = await self.predictor(which)
+        if predictor.is_held:
+            asked = self._ask(predictor, predictor.names(columns), rows)
+            predicted = await self.on_loop(asked)
+            if not probabilities:
+                predicted = replace(predicted, probabilities=None)
+            return predictor, predicted
+        return predictor, await self.in_thread(
+            lambda: predictor.predict(columns, rows, probabilities=probabilities)
+        )
 
-        def work() -> tuple[Predictor, Predicted]:
-            predictor = self._open(trained, trained.choose(which))
-            return predictor, predictor.predict(columns, rows, probabilities=probabilities)
-
-        return await self.in_thread(work)
+    async def _ask(self, predictor: Predictor, columns: Sequence[str], rows: Rows) -> Predicted:
+        """Ask the participants, whose estimators are those of the present session's last model."""
+        session = self.sessions.session
+        if session.session_id != predictor.session_id:
+            raise HttpError(
+                "NOT_FITTED",
+                f"the estimators of session {predictor.session_id} are at the participants, which "
+                "fit again; ask when that is finished",
+            )
+        if session.model is None or session.model.round != predictor.round:
+            raise HttpError("NO_MODEL", "participants that are asked answer for the last model")
+        answer = await self.sessions.current.predictions.ask(columns, rows)
+        return Predicted(
+            answer.values, answer.classes, answer.probabilities, answer.answered, answer.missing
+        )
 
     async def predictor(self, which: str = "last") -> Predictor:
         """Raises HttpError."""

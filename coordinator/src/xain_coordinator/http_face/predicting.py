@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import nan
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +12,11 @@ from numpy.typing import NDArray
 from xain_coordinator.export.formats import columns_of
 from xain_coordinator.http_face.errors import HttpError
 from xain_workloads import workload
-from xain_workloads.data import MISSING
+from xain_workloads.bagging_options import options_of_model
 from xain_workloads.model import Model
 from xain_workloads.preprocessing import COLUMNS_KEY, prepare
-from xain_workloads.schema import Column, ColumnType, shown
-from xain_workloads.table import Table
+from xain_workloads.rows import table_of_rows
+from xain_workloads.schema import shown
 
 Cell = str | bool | int | float | None
 Rows = Sequence[Sequence[Cell]]
@@ -64,7 +63,8 @@ class Predictor:
         self, columns: Sequence[str], rows: Rows, *, probabilities: bool = False
     ) -> Predicted:
         """Raises HttpError and DataError."""
-        features = prepare(self._metadata, self.table(columns, rows)).features
+        table = table_of_rows(self._metadata, self.names(columns), rows)
+        features = prepare(self._metadata, table).features
         made = workload.from_metadata(self._metadata)
         if self.workload == "bagging":  # its estimators are read from files of skops
             values = np.asarray(self._estimator.predict(features))
@@ -75,8 +75,15 @@ class Predictor:
         return Predicted(values, self.classes, self._probabilities(features))
 
     @property
+    def is_held(self) -> bool:
+        """Whether the estimators have stayed with the participants, which are to be asked."""
+        return self.workload == "bagging" and not options_of_model(self._metadata).publish
+
+    @property
     def has_probabilities(self) -> bool:
         """Whether it tells more of a class than its name."""
+        if self.is_held:
+            return bool(self.classes)
         return bool(self.classes) and hasattr(self._estimator, "predict_proba")
 
     def _probabilities(self, features: NDArray[Any]) -> NDArray[Any]:
@@ -87,71 +94,35 @@ class Predictor:
             )
         return np.asarray(self._estimator.predict_proba(features), dtype=np.float64)
 
-    def table(self, columns: Sequence[str], rows: Rows) -> Table:
-        """The rows as a table with the model's columns. Raises HttpError and DataError."""
-        types = self._types(columns)
-        order = _order(tuple(types), columns)
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(columns):
-                raise HttpError(
-                    "INVALID_REQUEST",
-                    f"row {number} has {len(row)} values, and there are {len(columns)} columns",
-                )
-        values: dict[str, NDArray[Any]] = {}
-        for (name, kind), at in zip(types.items(), order, strict=True):
-            cells = [row[at] for row in rows]
-            values[name] = _numbers(name, cells) if kind == "number" else _categories(cells)
-        named = tuple(Column(name, cast(ColumnType, kind)) for name, kind in types.items())
-        # A name that no column can have: the rows have no target.
-        return Table(named, values, np.full(len(rows), nan), target_name="\0", origin="the rows")
+    def names(self, columns: Sequence[str]) -> list[str]:
+        """The columns under the names that the model has for them. Raises HttpError."""
+        return _named(self._columns, columns) if self._columns else list(columns)
 
-    def _types(self, given: Sequence[str]) -> Mapping[str, str]:
-        """Types of the model's columns by name. Without any in its metadata: those given."""
+    @cached_property
+    def _columns(self) -> list[str]:
+        """Names of the model's columns; empty if its metadata do not tell."""
         if known := columns_of(self._metadata):
-            return {column["name"]: column["type"] for column in known}
-        names = json.loads(self._metadata.get(COLUMNS_KEY, "{}")).get("names", given)
-        return dict.fromkeys(names, "number")
+            return [column["name"] for column in known]
+        names: list[str] = json.loads(self._metadata.get(COLUMNS_KEY, "{}")).get("names", [])
+        return names
 
 
-def _order(expected: Sequence[str], given: Sequence[str]) -> list[int]:
-    """For each expected column its place among the given ones. Raises HttpError."""
-    places: dict[str, int] = {}
-    for at, name in enumerate(given):
-        if fold(name) in places:
-            raise HttpError("INVALID_REQUEST", f"column {name[:80]!r} is given more than once")
-        places[fold(name)] = at
-    known = {fold(name) for name in expected}
+def _named(expected: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The expected name of each given one. Raises HttpError."""
+    known = {fold(name): name for name in expected}
     if len(known) < len(expected):
         raise HttpError(
             "OTHER_WORKLOAD", "two columns of the model differ in case or blanks only; rename one"
         )
-    if unknown := [name for name in given if fold(name) not in known]:
+    folded = [fold(name) for name in given]
+    if unknown := [name[:80] for name, key in zip(given, folded, strict=True) if key not in known]:
         raise HttpError(
             "UNKNOWN_COLUMN",
-            f"the model does not know {shown([n[:80] for n in unknown])}; its columns are "
-            f"{shown(expected, 20)}",
+            f"the model does not know {shown(unknown)}; its columns are {shown(expected, 20)}",
         )
-    if missing := [name for name in expected if fold(name) not in places]:
+    if missing := [name for key, name in known.items() if key not in folded]:
         raise HttpError("MISSING_COLUMN", f"the model needs {shown(missing)} too")
-    return [places[fold(name)] for name in expected]
-
-
-def _numbers(name: str, cells: Sequence[Cell]) -> NDArray[Any]:
-    numbers = np.empty(len(cells))
-    for at, cell in enumerate(cells):
-        try:
-            missing = cell is None or (isinstance(cell, str) and cell.strip() in MISSING)
-            numbers[at] = nan if missing else float(cast(float, cell))
-        except (ValueError, OverflowError):
-            raise HttpError(
-                "INVALID_DATA", f"column {name!r}, row {at + 1}: {str(cell)[:40]!r} is no number"
-            ) from None
-    return numbers
-
-
-def _categories(cells: Sequence[Cell]) -> NDArray[Any]:
-    categories = np.empty(len(cells), dtype=object)
-    for at, cell in enumerate(cells):
-        text = ("true" if cell else "false") if isinstance(cell, bool) else str(cell)
-        categories[at] = None if cell is None or text in MISSING else text
-    return categories
+    if len(set(folded)) < len(folded):
+        twice = next(name for name, key in zip(given, folded, strict=True) if folded.count(key) > 1)
+        raise HttpError("INVALID_REQUEST", f"column {twice[:80]!r} is given more than once")
+    return [known[key] for key in folded]
