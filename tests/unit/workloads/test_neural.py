@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unit.workloads.test_neural_layers import CONVOLUTION
-from xain_workloads import neural_builders
+from xain_workloads import neural_builders, neural_modules
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, Diverged, NoData
@@ -246,6 +246,18 @@ def test_gpu_is_used_where_there_is_one(iris: Dataset) -> None:
     assert workload.network(model).device.type == "cuda"
     on_cpu = trained(neural(device="cpu"), iris)
     assert np.allclose(model.vector, on_cpu.vector, atol=1e-4)
+
+
+def test_torch_computes_with_as_many_threads_as_the_process_allows(
+    monkeypatch: pytest.MonkeyPatch, iris: Dataset
+) -> None:
+    """A participant's `[training] threads` counts, however often other code changes it."""
+    monkeypatch.setattr(neural_modules, "_num_threads", [])
+    neural_modules.use_threads(3)
+    for _ in range(2):
+        trained(neural(), iris)
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(2)
 
 
 # --- builders ---

@@ -57,7 +57,10 @@ def seeded(seed: int) -> Iterator[None]:
     devices = range(torch.cuda.device_count())
     repeatable = torch.backends.cudnn.flags(enabled=True, deterministic=True)
     with _GLOBAL_RANDOM, torch.random.fork_rng(devices), repeatable:
-        torch.manual_seed(seed)
+        # torch.manual_seed() does the same, and imports torch's compiler, which takes seconds.
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         yield
 
 
