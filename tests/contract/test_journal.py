@@ -213,3 +213,22 @@ def test_a_closed_journal(journal: Journal) -> None:
         journal.snapshot()
     with pytest.raises(JournalError, match="closed"):
         journal.save(snapshot_of(1))
+
+
+def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
+    """Those of an earlier session only where the journal keeps it."""
+    assert journal.session_ids() == []
+    assert journal.records_of("one") is None
+    journal.append([opened("one"), closed(1), closed(2)])
+    assert journal.session_ids() == ["one"]
+    journal.append([opened("two"), closed(3)])
+    assert journal.session_ids()[-1] == "two"
+    for session_id, records in (("one", [1, 2]), ("two", [3])):
+        if session_id in journal.session_ids():
+            found = journal.records_of(session_id)
+            assert found is not None
+            assert list(found) == [opened(session_id), *map(closed, records)]
+    after = journal.records_of("two", 1)
+    assert after is not None
+    assert list(after) == [closed(3)]
+    assert journal.records_of("none") is None

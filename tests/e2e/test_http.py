@@ -88,7 +88,7 @@ def test_probabilities_belong_to_the_predictions(served: Served) -> None:
     [
         ({"columns": COLUMNS}, "INVALID_REQUEST"),
         ({"columns": COLUMNS, "rows": []}, "INVALID_REQUEST"),
-        ({"columns": COLUMNS, "rows": [[1, 2]]}, "INVALID_REQUEST"),
+        ({"columns": COLUMNS, "rows": [[1, 2]]}, "INVALID_DATA"),
         ({"columns": COLUMNS, "rows": [[1, 2, 3, {}]]}, "INVALID_REQUEST"),
         ({"columns": COLUMNS, "rows": [[1, 2, 3, "wide"]]}, "INVALID_DATA"),
         ({"columns": COLUMNS, "rows": [[1, 2, 3, "inf"]]}, "INVALID_DATA"),

@@ -57,7 +57,7 @@ class Served:
             f"--port={self.port}",
             *flags,
         )
-        self.until(lambda: self._answers())
+        self.until(self.answers)
 
     def join(
         self,
@@ -82,13 +82,16 @@ class Served:
             )
 
     def _run(self, name: str, module: str, *arguments: str) -> None:
+        self.run(name, [sys.executable, "-m", module, *arguments])
+
+    def run(self, name: str, command: list[str]) -> None:
+        """Start a process that is gone at the end."""
         self.folder.mkdir(exist_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stderr=log, stdout=log
-            )
+            self._running[name] = subprocess.Popen(command, stderr=log, stdout=log, cwd=self.folder)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the HTTP face is there; it fails if the coordinator has ended."""
         status = self._running["coordinator"].poll()
         assert status is None, f"the coordinator has ended with {status}:\n{self.log()}"
         try:

@@ -609,6 +609,11 @@ class CoordinatorConfig(Section):
     def _can_be_requested(self) -> Self:
         if self.rounds.start == "request" and not self.http.is_on:
             raise WrongSetting("rounds.start", "without http.port nothing could request a fit")
+        if self.http.is_on and self.storage.format == "xain-pickle":
+            raise WrongSetting(
+                "http.port",
+                'each fit opens a session; leave it out with storage.format = "xain-pickle"',
+            )
         return self
 
     def _initial(self) -> Literal["first", "empty", "workload"]:

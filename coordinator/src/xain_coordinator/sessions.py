@@ -131,7 +131,8 @@ class Sessions:
                 expected = self.num_connected()
                 await self._open_next(config)
             await self._gathered(expected)
-            await self.current.driver.submit(RequestFit())
+            if self.session.waits_for_request:  # else it starts by itself
+                await self.current.driver.submit(RequestFit())
             return self.session.session_id
 
     async def ended(self, session_id: str) -> End:
@@ -203,6 +204,8 @@ class Sessions:
         try:
             await before.stop()
             server = self.config.server
+            if self.config.storage.kind == "memory":
+                self._fitted = None  # its models have gone with the store
             coordinator = await asyncio.to_thread(
                 self._make, config.model_copy(update={"server": server})
             )

@@ -1079,3 +1079,31 @@ def test_schema_that_no_data_can_have_is_refused(
     with pytest.raises(ConfigError) as caught:
         load(CoordinatorConfig, overrides=overrides)
     assert complaint in str(caught.value)
+
+
+# --- the HTTP face ---
+
+
+def test_sessions_wait_for_a_request_with_the_http_face_only() -> None:
+    assert config().rules().start == "participants"
+    assert not config().http.is_on
+    assert config(http__port=8080).rules().start == "request"
+    assert config(http__port=8080, rounds__start="participants").rules().start == "participants"
+    assert "without http.port nothing could request a fit" in error_of(rounds__start="request")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_http_face_listens_on_this_machine(host: str) -> None:
+    assert config(http__port=8080, http__host=host).http.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
+def test_http_face_beyond_this_machine_needs_consent(host: str) -> None:
+    assert "http.insecure = true" in error_of(http__port=8080, http__host=host)
+    assert config(http__port=8080, http__host=host, http__insecure=True).http.is_on
+
+
+def test_example_for_http_is_usable() -> None:
+    loaded = load(CoordinatorConfig, CONFIGS / "coordinator-http.toml")
+    assert loaded.http.is_on
+    assert loaded.rules().start == "request"

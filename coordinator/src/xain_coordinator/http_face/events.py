@@ -23,8 +23,11 @@ POLL_S = 0.2
 KEEP_ALIVE_S = 15.0
 MAX_READERS = 64
 
-# Data about the sites, code of a site in a traceback, and settings, which may be secret.
-_PRIVATE = frozenset(("profile", "profiles", "statistics", "traceback", "rules", "lineage"))
+# Data about the sites, code of a site in a traceback, settings, which may be secret, and the id
+# with which a process takes the place of another one.
+_PRIVATE = frozenset(
+    ("profile", "profiles", "statistics", "traceback", "rules", "lineage", "instance_id")
+)
 
 
 class EventReaders:

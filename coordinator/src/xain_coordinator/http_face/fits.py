@@ -46,17 +46,19 @@ class Fits:
         self._predictor: Predictor | None = None  # the latest
 
     def close(self) -> None:
-        """Wait for the prediction that is under way."""
-        self._pool.shutdown(cancel_futures=True)
+        """Give up what waits; a prediction that is under way is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_stopping(self) -> bool:
         return self.sessions.stopping.is_set() or self.sessions.failed.is_set()
 
     async def on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the event loop of the sessions. Raises HttpError."""
+        """Run a coroutine on the event loop of the sessions, to its end even if the request is
+        given up meanwhile. Raises HttpError."""
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+            return await asyncio.shield(asyncio.wrap_future(running))
         except KNOWN as error:
             refuse(error)
 
@@ -163,10 +165,11 @@ class Fits:
     async def status(self) -> bodies.Status:
         """How the present session stands."""
 
-        async def find() -> tuple[Session, Trained | None]:
-            return self.sessions.session, self.sessions.fitted()
+        async def find() -> tuple[Session, Trained | None, int]:
+            sessions = self.sessions
+            return sessions.session, sessions.fitted(), sessions.num_connected()
 
-        session, trained = await self.on_loop(find())
+        session, trained, num_connected = await self.on_loop(find())
         fitted = None
         if trained is not None:
             fitted = bodies.Fitted(session=trained.session_id, last=trained.last, best=trained.best)
@@ -185,7 +188,7 @@ class Fits:
                 "round": session.round,
                 "rounds": session.rules.rounds,
                 "progress": 1.0 if state == "finished" else share,
-                "connected": await self.on_loop(self._num_connected()),
+                "connected": num_connected,
                 "required": session.rules.num_required,
                 "waiting_for": waiting_for(session),
                 "cause": session.cause,
@@ -193,9 +196,6 @@ class Fits:
                 "fitted": fitted,
             }
         )
-
-    async def _num_connected(self) -> int:
-        return self.sessions.num_connected()
 
     async def snapshot(self) -> Snapshot:
         """All that the Inspection service tells."""
