@@ -1,14 +1,22 @@
 """Three sites bag estimators in processes of their own, on tables in CSV files."""
 
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from e2e.test_take_home import command
 from e2e.test_trees import SITES, train, write_tables
+from support.process import CoordinatorProcess, Process
+from support.wire import Member
 from xain_workloads.bagging_options import BaggingOptions
+from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import load, unpack
+from xain_workloads.held import unpack_holdings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -39,3 +47,105 @@ async def test_killed_coordinator_makes_the_same_ensemble(tmp_path):
     assert np.mean(predicted == held_out.target) >= 0.93
     # Some commits are of the gathering; this one is in the middle of the rounds.
     assert await train(tmp_path / "killed", tmp_path, 12, RULES) == undisturbed
+
+
+# --- estimators that stay at the participants ---
+
+KEPT: dict[str, Any] = {
+    **RULES,
+    "rounds.rounds": 3,
+    "workload.options.publish": "false",
+    "workload.options.vote": "soft",
+}
+
+
+class Site(Process):
+    """A participant with a CSV file and a state directory, which stays after the end."""
+
+    async def start(self, port: int) -> None:
+        name = self.log_path.stem
+        words = ["-m", "xain_participant", f"--coordinator=127.0.0.1:{port}", "--serve"]
+        words += [f"--data={self.folder / name}.csv", f"--state-dir={self.folder / name}"]
+        self._process = await self.run([*words, f"--id={name}"])
+
+
+@asynccontextmanager
+async def fitted(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, list[Site], Dataset]]:
+    """A coordinator and three sites after the fit, and rows that none of them has.
+
+    In the middle of the fit the coordinator and a site were killed, and started again.
+    """
+    held_out = write_tables(folder)
+    coordinator = CoordinatorProcess(folder / "data", KEPT)
+    coordinator.dies_at, coordinator.dies_of = 10, "after-commit"
+    sites = [Site(folder, name) for name in SITES]
+    try:
+        await coordinator.start()
+        for site in sites:
+            await site.start(coordinator.port)
+        assert await coordinator.died() < 0
+        await sites[0].kill()
+        assert '"round_opened"' in coordinator.log()
+        assert '"session_finished"' not in coordinator.log()
+        coordinator.dies_at = None
+        await coordinator.start()
+        await sites[0].start(coordinator.port)
+        await coordinator.until_logged('"session_finished"')
+        yield coordinator, sites, held_out
+    finally:
+        for process in (coordinator, *sites):
+            await process.end()
+
+
+def rows_file(folder: Path, data: Dataset) -> Path:
+    """The rows with their diagnosis."""
+    path = folder / "rows.csv"
+    header = ",".join([*(f"x{i}" for i in range(data.num_features)), "diagnosis"])
+    lines = [
+        ",".join([*map(repr, features), label])
+        for features, label in zip(data.features.tolist(), data.target.tolist(), strict=True)
+    ]
+    path.write_text("\n".join([header, *lines, ""]))
+    return path
+
+
+async def ask(coordinator: CoordinatorProcess, rows: Path, *words: str) -> tuple[int, str, str]:
+    address = f"--address=127.0.0.1:{coordinator.port}"
+    return await command("predict", address, f"--data={rows}", *words)
+
+
+async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction(tmp_path):
+    """Every round has the estimators of all sites, and whoever is left predicts."""
+    async with fitted(tmp_path) as (coordinator, sites, held_out):
+        reader = Member(coordinator.port, "reader")
+        model = np.load(io.BytesIO(await reader.download("3/global")), allow_pickle=False)
+        await reader.close()
+        holdings = unpack_holdings(model.tobytes())
+        assert [one.participant for one in holdings] == [*SITES, *SITES, *SITES]
+        rows = rows_file(tmp_path, held_out)
+        status, whole, told = await ask(coordinator, rows, "--max-retries=3")
+        assert status == 0, told
+        assert told.startswith("answered: north, south, west\naccuracy 0.9"), told
+        assert whole.startswith("diagnosis\n")
+
+        await sites[2].kill()
+        status, left, told = await ask(coordinator, rows)
+        assert status == 0, told
+        assert "answered: north, south\nmissing: west: it is not connected\naccuracy 0.9" in told
+        assert len(left.splitlines()) == len(whole.splitlines())
+
+        await coordinator.kill()
+        await coordinator.start()
+        status, again, told = await ask(coordinator, rows, "--max-retries=3")
+        assert (status, again) == (0, left), told
+        assert "answered: north, south\nmissing: west: it is not connected, asked 4 times" in told
+
+        await sites[2].start(coordinator.port)
+        status, again, told = await ask(coordinator, rows, "--max-retries=5")
+        assert (status, again) == (0, whole), told
+
+        for site in sites:
+            await site.kill()
+        status, nothing, told = await ask(coordinator, rows, "--timeout-s=1")
+        assert (status, nothing) == (1, "")
+        assert "no participant answered: north: it is not connected; south: it is" in told
