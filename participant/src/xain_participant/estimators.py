@@ -90,6 +90,9 @@ class KeptEstimators:
             except OSError as error:
                 # The training goes on, and memory has the estimators.
                 self._log.warning("estimators_not_kept", round=round_, reason=error.strerror)
+        elif not self._in_memory:
+            hint = "they end with this process; give it a state directory"
+            self._log.warning("estimators_in_memory", round=round_, hint=hint)
         with self._lock:
             self._in_memory[digest] = data
 
