@@ -425,8 +425,9 @@ class Agent:
         self._tasks.append(self._runtime.spawn(f"{name}-{self.participant_id}", target))
 
     def _begin_answering(self) -> None:
-        """Answer questions for predictions from now on, if the participant can."""
-        if self._answering is None and self._participant.can_predict:
+        """Answer questions for predictions from now on, if the participant has estimators. One that
+        stays after the end answers in any case, so that it can say that it has lost them."""
+        if self._answering is None and (self._participant.can_predict or self._serve):
             self._answering = Answering(
                 self._participant, self._client, self.participant_id, self._runtime
             )

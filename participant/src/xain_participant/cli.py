@@ -233,8 +233,8 @@ def _run(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder that keeps this participant's name, each result until it is handed in, and "
-            "estimators that do not travel. [participant.state_dir]",
+            help="Folder that keeps this participant's name, each result until it is handed in, "
+            "and estimators that do not travel. [participant.state_dir]",
         ),
     ] = None,
     tags: Annotated[

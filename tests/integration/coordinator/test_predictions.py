@@ -49,11 +49,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def serving(
-    coordinator: Coordinator, participants: Sequence[WorkloadParticipant]
+    coordinator: Coordinator, participants: Sequence[WorkloadParticipant], *, first: int = 0
 ) -> AsyncIterator[list[Agent]]:
-    """Agents that stay after the end; inside, the session is finished."""
+    """Agents that stay after the end; inside, the session is finished. first: in their names."""
     target = f"127.0.0.1:{coordinator.port}"
-    agents = [Agent(one, target, f"p{i}", serve=True) for i, one in enumerate(participants)]
+    agents = [Agent(one, target, f"p{i}", serve=True) for i, one in enumerate(participants, first)]
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
     try:
         for thread in threads:
@@ -106,6 +106,60 @@ async def test_participants_predict_as_the_published_ensemble_would(start, join,
         features = prepare(model.metadata, data).features
         expected = create("bagging", options).predict(published, features)
         assert found.values.tolist() == expected.tolist()
+
+
+async def test_participant_that_has_lost_its_estimators_says_so(start):
+    """Both go on without a state directory; p1 is another process after the end."""
+    parts = halves(load("wine"))
+    coordinator = await start(**kept(2, estimators=2))
+    sites = [WorkloadParticipant(part) for part in parts]
+    async with serving(coordinator, sites) as agents:
+        agents[1].stop()
+        await opened(coordinator, 1)
+        async with serving(coordinator, [WorkloadParticipant(parts[1])], first=1):
+            await opened(coordinator, 2)
+            found = await coordinator.predictions.ask(*ROWS)
+    assert found.answered == ("p0",)
+    assert found.missing == {
+        "p1": "it has none of the estimators that it fitted in 2 trainings; "
+        "without a state directory they end with its process"
+    }
+
+
+async def test_participants_answer_while_a_session_fits(start):
+    """The second round waits for a site that trains for long, and answers beside it."""
+    parts = halves(load("wine"))
+    coordinator = await start(**kept(2, estimators=2))
+    goes_on = threading.Event()
+    sites = [WorkloadParticipant(parts[0]), Slow(parts[1], goes_on)]
+    agents = [Agent(site, f"127.0.0.1:{coordinator.port}", f"p{i}") for i, site in enumerate(sites)]
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+    for thread in threads:
+        thread.start()
+    try:
+        await until(lambda: coordinator.driver.session.round == 1)
+        await opened(coordinator, 2)
+        found = await coordinator.predictions.ask(*ROWS)
+        assert (found.answered, found.missing) == (("p0", "p1"), {})
+        assert coordinator.driver.session.round == 1
+    finally:
+        goes_on.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert coordinator.driver.session.cause == "completed"
+
+
+class Slow(WorkloadParticipant):
+    """Trains the second round only when it is told to go on."""
+
+    def __init__(self, data: Dataset, goes_on: threading.Event) -> None:
+        super().__init__(data)
+        self._goes_on = goes_on
+
+    def train_round(self, weights: Any, epochs: int, epoch_base: int) -> Any:
+        if epoch_base == 1:
+            assert self._goes_on.wait(PATIENCE_S)
+        return super().train_round(weights, epochs, epoch_base)
 
 
 async def test_participants_predict_numbers(start, join):
@@ -162,8 +216,9 @@ def thirds() -> list[Dataset]:
 
 
 @pytest.fixture
-async def three(start, join) -> tuple[Coordinator, list[Site]]:
+async def three(start, join, monkeypatch) -> tuple[Coordinator, list[Site]]:
     """A coordinator after the round of three sites with 10, 20 and 30 rows."""
+    monkeypatch.setattr(module, "RECONNECT_S", 0.5)
     found = settings(3, publish=False, estimators=2)
     found["rounds"]["rounds"] = 1
     coordinator = await start(**found)
