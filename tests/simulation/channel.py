@@ -92,8 +92,13 @@ class Channel(grpc.Channel):
 
         return invoke
 
-    def stream_stream(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Callable[..., NoReturn]:
+        """A method that no participant of the simulation calls."""
+
+        def invoke(*args: Any, **kwargs: Any) -> NoReturn:
+            raise NotImplementedError
+
+        return invoke
 
     def subscribe(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError
