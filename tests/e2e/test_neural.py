@@ -17,11 +17,14 @@ pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 RULES: dict[str, Any] = {
-    "rounds.rounds": 4,
+    "rounds.rounds": 6,
     "rounds.min_participants": len(SITES),
     "workload.name": "neural",
+    "workload.options.mode": "gradient",
     "workload.options.layers": '[{ type = "linear", out_features = 8 }, { type = "batchnorm1d" },'
     ' { type = "relu" }, { type = "dropout", p = 0.2 }, { type = "linear" }]',
+    "aggregation.rule": "gradient",
+    "aggregation.options.eta0": 0.3,
     "server.heartbeat_time_s": 1.0,
     "server.heartbeat_timeout_s": 200.0,
 }
@@ -46,7 +49,7 @@ async def test_commands_of_the_page_train_three_sites_in_both_modes(tmp_path: Pa
 
 
 async def test_killed_coordinator_makes_the_same_weights(tmp_path: Path) -> None:
-    """Bit for bit, with dropout and the statistics of a batch normalisation."""
+    """Bit for bit, by gradient steps with dropout and the statistics of a batch normalisation."""
     write_tables(tmp_path)
     undisturbed = await train(tmp_path / "undisturbed", tmp_path, None, RULES)
     # Some commits are of the gathering; this one is in the middle of the rounds.
@@ -72,7 +75,9 @@ async def test_builder_is_imported_by_participants_that_allow_it(
         "rounds.min_participants": 1,
         "rounds.start_participants": 2,
         "workload.name": "neural",
+        "workload.options.mode": "gradient",  # without torch.optim, which imports for seconds
         "workload.options.builder": "clinic_nets:make",
+        "aggregation.rule": "gradient",
     }
     coordinator = CoordinatorProcess(tmp_path / "session", rules)
     allowed = {"north": ['--set=training.builders=["clinic_nets:*"]'], "south": []}
