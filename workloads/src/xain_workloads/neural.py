@@ -33,6 +33,7 @@ from xain_workloads.options import from_mapping
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
+    DIVERGED_SCORE,
     Array,
     classes_of,
     classes_to_learn,
@@ -126,7 +127,7 @@ class NeuralWorkload:
             raise DataError("batch normalisation needs two rows or more to train on") from error
         vector = vector_of(network.module, model.layout)
         scores = network.scores(data.features)
-        if not (np.isfinite(vector).all() and np.isfinite(scores).all()):
+        if not (np.isfinite(vector).all() and np.abs(scores).max() < DIVERGED_SCORE):
             raise Diverged(
                 f"training diverged in epochs {epoch_base + 1} to {epoch_base + epochs} with"
                 f" learning_rate = {self.options.learning_rate:g}: lower learning_rate, or scale"
