@@ -232,3 +232,38 @@ def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
     assert after is not None
     assert list(after) == [closed(3)]
     assert journal.records_of("none") is None
+
+
+def test_objects_are_written_with_their_records(journal: Journal) -> None:
+    """They are read back, listed by prefix and removed by key."""
+    journal.append([opened()])
+    journal.append([closed(0)], {"3/a.1/journal": b"a", "3/b%.1/journal": b"b"})
+    journal.append([closed(1)], {"30/a.2/journal": b"c", "3/\U0001f600/journal": b""})
+    assert journal.read_object("3/a.1/journal") == b"a"
+    assert journal.read_object("3/b_.1/journal") is None
+    assert sorted(journal.object_keys("3/")) == [
+        "3/a.1/journal",
+        "3/b%.1/journal",
+        "3/\U0001f600/journal",
+    ]
+    assert len(journal.object_keys()) == 4
+    journal.delete_objects(["3/a.1/journal", "3/nothing"])
+    assert journal.read_object("3/a.1/journal") is None
+    assert len(journal.object_keys("3/")) == 2
+    assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
+
+
+def test_objects_of_a_failed_append_are_not_there(journal: Journal) -> None:
+    """A record that cannot be written takes its update with it."""
+    with pytest.raises(JournalError):
+        journal.append([closed(0)], {"0/a.1/journal": b"a"})
+    journal.append([opened()])
+    assert journal.read_object("0/a.1/journal") is None
+    assert journal.object_keys() == []
+
+
+def test_a_new_session_has_no_objects(journal: Journal) -> None:
+    journal.append([opened("one")], {"0/a.1/journal": b"a"})
+    journal.append([opened("two")])
+    assert journal.read_object("0/a.1/journal") is None
+    assert journal.object_keys() == []

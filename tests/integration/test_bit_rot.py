@@ -78,7 +78,19 @@ async def hand_in(member: Member, vector: np.ndarray) -> None:
     await member.end(pb.WeightsRef(key=key, size_bytes=len(data), digest=digest(data), data=data))
 
 
-@pytest.mark.parametrize("size", [3, LARGE], ids=["in a bundle", "by itself"])
+def flip_in_journal(coordinator: Coordinator) -> None:
+    """Change one bit of the only small update, which the journal no longer has in memory."""
+    journal = coordinator._journal
+    assert isinstance(journal, SqliteJournal)
+    (key,) = journal.object_keys()
+    content = bytearray(journal.read_object(key) or b"")
+    content[-1] ^= 0x04
+    journal._recent.clear()
+    assert journal._db is not None
+    journal._db.execute("UPDATE object SET data = ? WHERE key = ?", (bytes(content), key))
+
+
+@pytest.mark.parametrize("size", [3, LARGE], ids=["in the journal", "in the store"])
 async def test_damaged_update_is_asked_for_again(start, join, tmp_path, size):
     """Its sender hears of it, and the model is that of the undisturbed run. The reason stands in
     the log and in the record of the round."""
@@ -88,7 +100,10 @@ async def test_damaged_update_is_asked_for_again(start, join, tmp_path, size):
         await member.rendezvous()
     await a.until(pb.ROUND, 0)
     await hand_in(a, np.full(size, 1.0, np.float32))
-    flip(stored(tmp_path, "*0/bundle*" if size == 3 else "*0/a*"))
+    if size == 3:
+        flip_in_journal(coordinator)
+    else:
+        flip(stored(tmp_path, "*0/a*"))
     news = aiter(a.watch())
     assert (await anext(news)).update_accepted
     with capture_logs() as logs:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from support.wire import digest, npy
-from xain_coordinator.stores.files import FileStore
+from xain_coordinator.core.keys import is_journalled
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_proto.fl import coordinator_pb2 as pb
 
 PATIENCE_S = 60.0
@@ -19,25 +20,26 @@ def inside(vector: object) -> pb.WeightsRef:
     return pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
 
 
-def bundles(coordinator) -> list[str]:
-    return [key for key in coordinator.store.keys("0/") if key.startswith("0/bundle.")]
+def stored(coordinator) -> list[str]:
+    """Keys of updates of round 0."""
+    return [key for key in coordinator.store.keys("0/") if key != "0/global"]
 
 
-async def test_one_that_is_given_up_is_there_when_it_comes_again(start, join, monkeypatch):
-    """However often: it is written once."""
+async def test_update_that_is_given_up_is_there_when_it_comes_again(start, join, monkeypatch):
+    """However often: it is written once, to the journal, together with its event."""
     coordinator = await start(rounds={"min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous()
     await b.rendezvous()
     await a.until(pb.ROUND, 0)
-    begun, go, put = threading.Event(), threading.Event(), FileStore.put
+    begun, go, append = threading.Event(), threading.Event(), SqliteJournal.append
 
-    def wait(store, objects):
+    def wait(journal, records, objects=None):
         begun.set()
         assert go.wait(PATIENCE_S)
-        put(store, objects)
+        append(journal, records, objects)
 
-    monkeypatch.setattr(FileStore, "put", wait)
+    monkeypatch.setattr(SqliteJournal, "append", wait)
     ref = inside([1.0, 2.0])
     given_up = asyncio.ensure_future(a.end(ref))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
@@ -48,7 +50,26 @@ async def test_one_that_is_given_up_is_there_when_it_comes_again(start, join, mo
     go.set()
     await again
     await b.end(inside([3.0, 4.0]))
-    assert len(bundles(coordinator)) == 2
+    keys = stored(coordinator)
+    assert sorted(key.partition(".")[0] for key in keys) == ["0/a", "0/b"]
+    assert all(is_journalled(key) for key in keys)
+
+
+async def test_refused_update_leaves_nothing_for_a_call_without_bytes(start, join):
+    """The bytes of a small update are only in its call, so a later call must bring them again."""
+    coordinator = await start(rounds={"min_participants": 1})
+    a = join(coordinator, "a")
+    await a.rendezvous()
+    await a.until(pb.ROUND, 0)
+    ref = inside([1.0, 2.0])
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await a.end(ref, -1)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    ref.ClearField("data")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await a.end(ref)
+    assert refused.value.details().startswith("there is no such upload")
+    assert stored(coordinator) == []
 
 
 async def test_a_large_one_comes_in_chunks(start, join):
@@ -61,5 +82,5 @@ async def test_a_large_one_comes_in_chunks(start, join):
         await a.end(inside(np.zeros(20_000, np.float32)))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "larger ones by PutWeights" in refused.value.details()
-    assert bundles(coordinator) == []
+    assert stored(coordinator) == []
     await a.end(inside(np.zeros(16_384, np.float32)))

@@ -14,7 +14,6 @@ import pytest
 
 from support.clock import HeldClock
 from support.wire import digest, npy
-from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.commands import Rendezvous, Tick
 from xain_coordinator.core.values import DataProfile, GlobalModel, Phase, WeightsRef
 from xain_coordinator.history import RoundRecord
@@ -313,7 +312,7 @@ async def test_profiles_that_do_not_suffice_do_not_end_the_session(start, join):
 
 
 async def test_small_weights_travel_inside_their_reference(start, join):
-    """Down with the assignment, up with the hand-in; in the store they lie in a bundle."""
+    """Down with the assignment, up with the hand-in, and from there into the journal."""
     coordinator = await start(rounds={"rounds": 2, "min_participants": 2})
     a, b = join(coordinator, "a"), join(coordinator, "b")
     await a.rendezvous()
@@ -323,8 +322,8 @@ async def test_small_weights_travel_inside_their_reference(start, join):
     await a.end(ref)
     await a.end(ref)  # again: the first answer again
     accepted = coordinator.driver.session.open_round.updates["a"].weights.ref.key
-    assert re.fullmatch(r"0/a\.[0-9a-f]{32}/0-[0-9]+", accepted)
-    with open_weights(coordinator.store, accepted) as reader:
+    assert re.fullmatch(r"0/a\.[0-9a-f]{32}/journal", accepted)
+    with coordinator.store.open(accepted) as reader:
         assert reader.read(0, reader.size) == ref.data
     await b.hand_in([3.0, 4.0])
     await a.until(pb.ROUND, 1)
@@ -415,12 +414,12 @@ async def test_a_call_that_was_given_up_does_not_write_later(start, join, monkey
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", slow)
-    given_up = asyncio.ensure_future(a.end(inside([100.0])))
+    given_up = asyncio.ensure_future(a.upload([100.0]))
     await asyncio.to_thread(reached.wait, 30)
     given_up.cancel()
     await asyncio.wait([given_up])
     monkeypatch.undo()
-    second = asyncio.ensure_future(a.end(inside([1.0])))
+    second = asyncio.ensure_future(a.hand_in([1.0]))
     done, _ = await asyncio.wait([second], timeout=0.2)
     assert not done, "the second update overtook the first, whose bytes are still on their way"
     go_on.set()

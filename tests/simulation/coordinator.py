@@ -28,6 +28,7 @@ from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.interceptor import RefusalInterceptor
 from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.uploads import Uploads
+from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.work import StoreWorker
 from xain_proto.fl.coordinator_pb2 import Encoding
@@ -70,6 +71,7 @@ class CoordinatorMachine:
         self.oracle = Oracle(hub, scenario, self.store)
         self.store.shown = self.oracle.shown
         self._journal = JournalDisk(self.oracle.committed)
+        self.oracle.journalled = lambda key: self._journal.file.read_object(key)
         self._hub = hub
         self._scenario = scenario
         self._rules = scenario.rules()
@@ -227,7 +229,7 @@ class CoordinatorMachine:
         current.driver = driver
         self.oracle.restored(driver.session, began_at)
         fence = Fence(bare, journal, driver.session.session_id, "the simulated store")
-        store = FencedStore(bare, fence.check)
+        store = JournalledStore(FencedStore(bare, fence.check), journal)
         worker = StoreWorker(driver, store, metrics, _Workload(self._scenario))
         admission = AdmissionControl(lambda name: name in driver.session.members)
         interceptor = RefusalInterceptor(Counter(), admission)

@@ -47,11 +47,16 @@ class JournalDisk:
     file: MemoryJournal = field(default_factory=MemoryJournal)
     owners: dict[str, frozenset[str]] = field(default_factory=dict)
 
+    @property
+    def keys(self) -> Sequence[str]:
+        """Of the small updates."""
+        return self.file.object_keys()
+
     def copy(self, committed: Callable[[Sequence[Record]], None]) -> "JournalDisk":
         """Another one that goes on from here."""
         file = MemoryJournal()
         if records := self.file.load():
-            file.append(records)
+            file.append(records, {key: self.file.read_object(key) or b"" for key in self.keys})
         if snapshot := self.file.snapshot():
             file.save(snapshot)
         return JournalDisk(committed, file, dict(self.owners))
@@ -71,18 +76,34 @@ class SimulatedJournal:
         self._process.touch()
         return self._disk.file.load(after)
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         self._begin_writing()
         if self._trouble.journal_fails:
             # An error of the disk does not say whether the transaction will be there.
             if self._hub.chance.random() < 0.3:
-                self._commit(records)
+                self._commit(records, objects)
             raise self._excused("the journal's disk is full")
-        self._commit(records)
+        self._commit(records, objects)
         self._process.touch()
 
-    def _commit(self, records: Sequence[Record]) -> None:
-        self._disk.file.append(records)
+    def read_object(self, key: str) -> bytes | None:
+        self._process.touch()
+        return self._disk.file.read_object(key)
+
+    def object_keys(self, prefix: str = "") -> Sequence[str]:
+        self._process.touch()
+        return self._disk.file.object_keys(prefix)
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        self._begin_writing()
+        if self._trouble.journal_fails:
+            raise self._excused("the journal's disk is full")
+        self._disk.file.delete_objects(keys)
+        self._hub.note(self._process.name, f"journal: delete {' '.join(keys)}")
+        self._process.touch()
+
+    def _commit(self, records: Sequence[Record], objects: Mapping[str, bytes] | None) -> None:
+        self._disk.file.append(records, objects)
         names = " ".join(type(record.event).__name__ for record in records)
         self._hub.note(self._process.name, f"journal: {names}")
         self._disk.committed(records)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 import pytest
 
@@ -54,7 +54,7 @@ class HeldJournal:
         if self.save_error is not None:
             raise self.save_error
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         if self._held:
             self._loop.call_soon_threadsafe(self._begun.set)
             assert self._go.acquire(timeout=60), "the test never let it go"

@@ -282,16 +282,21 @@ class TreesCheck:
         self._store = store
         self._growing: tuple[str, histograms.Growing] | None = None
 
-    def check(self, model: GlobalModel, weights: StoredWeights, max_iterations: int) -> None:
+    def check(
+        self, model: GlobalModel, weights: StoredWeights, max_iterations: int, array: bytes = b""
+    ) -> None:
         """Read an update: estimators or the names of those that stay at the participant, or a
         booster or histograms by the model's mode. Blocks.
 
         max_iterations: boosting rounds that a booster may add; a round of estimators is one.
+        array: the bytes of an update that is not stored yet.
         Raises InvalidUpdate, TooLarge, and StoreError.
         """
         check_announced_size(model, weights.ref.size_bytes)  # before it is in memory
-        with open_weights(self._store, weights.ref.key) as reader:
-            data = _elements(b"".join(chunks(reader)))
+        if not array:
+            with open_weights(self._store, weights.ref.key) as reader:
+                array = b"".join(chunks(reader))
+        data = _elements(array)
         try:
             if ensembles.KEY in model.metadata:
                 options = bagging_options.options_of_model(model.metadata)

@@ -30,7 +30,7 @@ from xain_coordinator.config import (
     WorkloadSettings,
 )
 from xain_coordinator.controllers import controller_of_session
-from xain_coordinator.core.keys import model_key, object_of
+from xain_coordinator.core.keys import model_key, object_of, place_of
 from xain_coordinator.core.selection import ControllerFailed
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, Point, Rules
@@ -65,6 +65,7 @@ from xain_coordinator.server.predictions import PredictionDesk
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore
 from xain_coordinator.stores.prefixed import PrefixedAccess, PrefixedStore
 from xain_coordinator.threads import run_to_end
@@ -156,11 +157,12 @@ class Coordinator:
             whole: WeightsStore = opened.store
             self._fence: Fence | None = None
             if isinstance(self._journal, SqliteJournal):  # one in memory has no second copy
-                part = PrefixedStore(whole, session.session_id)
-                self._fence = Fence(part, self._journal, session.session_id, _place(config))
+                owners = PrefixedStore(whole, session.session_id)
+                self._fence = Fence(owners, self._journal, session.session_id, _place(config))
                 whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
-            self.store = PrefixedStore(whole, session.session_id)
+            part = PrefixedStore(whole, session.session_id)
+            self.store: WeightsStore = JournalledStore(part, self._journal)
             self._access: DirectAccess | None = None
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
@@ -262,6 +264,7 @@ class Coordinator:
             verify_model=self._worker.verify,
             predict_timeout_s=self._config.predict.timeout_s,
             predict_max_retries=self._config.predict.max_retries,
+            made_model=self._worker.made_model,
         )
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be
@@ -354,7 +357,7 @@ def _require_weights(session: Session, store: WeightsStore, config: CoordinatorC
         refs += [update.weights.ref for update in session.open_round.updates.values()]
     # Listed by round: a request for each of a thousand updates would take a store a while.
     keys = [object_of(ref.key) for ref in refs]
-    folders = {key.rpartition("/")[0] for key in keys}
+    folders = {place_of(key).rpartition("/")[0] for key in keys}
     present = {key for folder in folders for key in store.keys(f"{folder}/")}
     for key in keys:
         if key not in present:

@@ -41,6 +41,7 @@ from xain_coordinator.core.errors import (
     Refusal,
     Unavailable,
 )
+from xain_coordinator.core.keys import is_journalled
 from xain_coordinator.core.points import late_point
 from xain_coordinator.core.replies import Advertisement, Assignment, Reply, UploadTo
 from xain_coordinator.core.selection import Controller, ControllerFailed, builtin_controller
@@ -94,6 +95,7 @@ class _Decided:
     effects: Sequence[Effect]
     outcome: Reply | Refusal
     answer: asyncio.Future[Reply | Refusal]
+    objects: Mapping[str, bytes]  # written with the records
 
 
 class Driver:
@@ -225,13 +227,14 @@ class Driver:
         self._arm()
         self._save_if_due(SNAPSHOT_RECORDS)  # not even the next start is to read so much again
 
-    async def submit(self, command: Command) -> Reply:
+    async def submit(self, command: Command, update: bytes = b"") -> Reply:
         """Decide a command; the answer comes when all that led to it is durable.
 
+        update: of an EndTrainingRound whose update is to lie in the journal.
         Raises the core's Refusals, and Unavailable while closing or after a failure, such as of the
         controller.
         """
-        outcome = await self._outcome(command)
+        outcome = await self._outcome(command, update)
         if not isinstance(outcome, Refusal):
             return outcome
         try:
@@ -241,7 +244,7 @@ class Driver:
             # collector would free them, and with them whatever the callers hold.
             del outcome
 
-    async def _outcome(self, command: Command) -> Reply | Refusal:
+    async def _outcome(self, command: Command, update: bytes = b"") -> Reply | Refusal:
         """Decide a command as `submit` does, but return a refusal, without its traceback, instead
         of raising it. Raises Unavailable, before `start` too."""
         if self._worker is None or self._closing or self.failure is not None:
@@ -290,7 +293,8 @@ class Driver:
             # first updates of that round are on their way to the disk.
             return outcome
         answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Decided(records, self._decided, effects, outcome, answered))
+        objects = _objects(records, update)
+        self._waiting.append(_Decided(records, self._decided, effects, outcome, answered, objects))
         if not self._committing:
             self._committing = True
             self._spawn(self._commit())
@@ -311,7 +315,9 @@ class Driver:
                 group, self._waiting = self._waiting, []
                 records = [record for decided in group for record in decided.records]
                 if records:
-                    await loop.run_in_executor(self._disk, self._journal.append, records)
+                    objects = {k: data for decided in group for k, data in decided.objects.items()}
+                    append = self._journal.append
+                    await loop.run_in_executor(self._disk, append, records, objects)
                 is_told = log_many_updates(records)
                 for decided in group:
                     self._take_effect(
@@ -497,16 +503,18 @@ class Driver:
         if not self._watchable or self.failure is not None:
             raise Unavailable(_STOPPING)
 
-    async def submit_update(self, command: EndTrainingRound) -> Reply:
+    async def submit_update(self, command: EndTrainingRound, update: bytes = b"") -> Reply:
         """Submit an update as `submit` does. An update that comes too late for the model that is
         being made waits for the next round, where that takes it, for NEXT_ROUND_S at most: its
         sender would wait for longer, and a participant that cannot come again would give up.
+
+        update: what is to lie in the journal under its key; empty if it lies in the store.
         """
         gives_up_at = asyncio.get_running_loop().time() + NEXT_ROUND_S
         while True:
             try:
                 # However slow the journal is: what was decided counts, and its sender hears so.
-                return await self.submit(command)
+                return await self.submit(command, update)
             except NotInRound:
                 if not self._decided.is_carried_over(command.participant_id):
                     if self._decided.phase is not Phase.COLLECTING:
@@ -563,6 +571,13 @@ def _note_latency(
     round_ = event.round - event.staleness
     base = before.base if round_ == event.round else before.bases[round_]
     latencies.update(event.update.participant_id, round_, at - base.opened_at)
+
+
+def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:
+    """What lies in the journal of an update that these records accept."""
+    accepted = (r.event.update for r in records if isinstance(r.event, e.UpdateAccepted))
+    keys = (one.weights.ref.key for one in accepted)
+    return {key: update for key in keys if is_journalled(key)} if update else {}
 
 
 def _resolve(answer: asyncio.Future[Reply | Refusal], outcome: Reply | Refusal) -> None:

@@ -282,11 +282,24 @@ class Journal(Protocol):
         """The records of one of the sessions without the first `after`, oldest first; None if there
         is no such session. Raises JournalError, while iterating too."""
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         """Add all of them, or none, durably. A SessionOpened begins a new session.
 
+        objects: small updates that the records speak of, by key; added with them.
         Raises JournalError.
         """
+
+    def read_object(self, key: str) -> bytes | None:
+        """A small update of the latest session; None if there is none under this key. Raises
+        JournalError."""
+
+    def object_keys(self, prefix: str = "") -> Sequence[str]:
+        """Keys of the latest session's small updates that begin with `prefix`. Raises
+        JournalError."""
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """Remove small updates of the latest session; nothing happens where there is none. Raises
+        JournalError."""
 
     def snapshot(self) -> Snapshot | None:
         """The last one saved of the latest session; None if there is none, or none that this

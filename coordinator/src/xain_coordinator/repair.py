@@ -25,6 +25,7 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.restore import restore
+from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_messaging.process import logs
 from xain_messaging.process.commands import CommandFailed
@@ -67,7 +68,8 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         last, _ = restored
         opened = open_store(config)
         stack.callback(opened.close)
-        store = PrefixedStore(opened.store, last.session.session_id)
+        part = PrefixedStore(opened.store, last.session.session_id)
+        store = JournalledStore(part, journal)
         damaged = _look(store, last)
         if drop_update is None:
             return EXIT_DAMAGED if damaged else EXIT_SOUND

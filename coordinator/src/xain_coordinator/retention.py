@@ -22,6 +22,9 @@ from xain_coordinator.threads import run_to_end
 
 log = structlog.get_logger(__name__)
 
+# Of small rounds there are hundreds a second: dropping each by itself would cost a tenth of it.
+EVERY_S = 1.0
+
 GROUP_SIZE = 64  # keys deleted at a time; in between it can be stopped
 
 # What could not be dropped is tried again after so long, then after twice as long, and so on.
@@ -49,7 +52,8 @@ def needed_by(session: Session) -> Needed:
 
 
 class Retention:
-    """Drops what is not needed any more from a session's store; the models stay.
+    """Drops what is not needed any more from a session's store, at most every EVERY_S; the models
+    stay.
 
     keep: of so many rounds that are over, the latest, updates and states stay; None: of all.
     """
@@ -70,6 +74,7 @@ class Retention:
             while True:
                 session = driver.session
                 await self._drop_at_last(driver, session)
+                await asyncio.sleep(EVERY_S)
                 while _when(driver.session) == _when(session):
                     await driver.changed()
 

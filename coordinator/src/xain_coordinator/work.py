@@ -60,6 +60,9 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0
 
+# A made model of up to this size stays in memory for the participants that ask for it.
+SMALL_MODEL_BYTES = 64 << 10
+
 # Between two verifications of the model that participants ask for.
 VERIFY_AGAIN_S = 60.0
 
@@ -111,6 +114,7 @@ class StoreWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_verifying = False
         self._verified_at: float | None = None
+        self._made_model = ("", b"")  # the key and the bytes of the latest, if it is small
         self._stop = threading.Event()  # for the threads
         self._closing = asyncio.Event()  # the same, for tasks that wait for a store
 
@@ -219,8 +223,15 @@ class StoreWorker:
         if self._verified_at is not None and now < self._verified_at + VERIFY_AGAIN_S:
             return False
         self._is_verifying = True
+        self._made_model = ("", b"")
         self._spawn(self._verify())
         return True
+
+    def made_model(self, key: str) -> bytes:
+        """The bytes of the model under this key; nothing if it is large, was not made by this
+        process, or was verified since."""
+        made_key, data = self._made_model
+        return data if key == made_key else b""
 
     async def _verify(self) -> None:
         round_ = self._driver.session.round
@@ -313,6 +324,9 @@ class StoreWorker:
             if not self.rebuild_damaged():
                 raise
             model = aggregate(self._store, effect, self._stop)
+        if model.ref.size_bytes <= SMALL_MODEL_BYTES:
+            with self._store.open(model.ref.key) as reader:
+                self._made_model = model.ref.key, reader.read(0, model.ref.size_bytes)
         return AggregationDone(self._published(model))
 
     def _evaluate(self, model: GlobalModel) -> Command:

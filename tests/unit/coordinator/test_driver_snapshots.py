@@ -1,7 +1,7 @@
 """The driver's snapshots: when one is due, what it holds, and what it costs."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -33,8 +33,8 @@ class Disk(MemoryJournal):
         self.num_loaded += len(records)
         return records
 
-    def append(self, records: Sequence[Record]) -> None:
-        super().append(records)
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
+        super().append(records, objects)
         self.note()
 
     def save(self, snapshot: Snapshot) -> None:

@@ -6,7 +6,7 @@ The journal survives its driver, as a disk does, so that a restart is a second d
 import asyncio
 import io
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from fractions import Fraction
 from typing import Any, Literal
@@ -67,11 +67,11 @@ class Disk(MemoryJournal):
 
     dies_before: type[e.DurableEvent] | None = None
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         for record in records:
             if self.dies_before is not None and isinstance(record.event, self.dies_before):
                 raise JournalError("the power is gone")
-        super().append(records)
+        super().append(records, objects)
 
     def close(self) -> None:
         pass

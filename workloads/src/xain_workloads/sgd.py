@@ -173,7 +173,9 @@ class SgdWorkload:
         if self.options.mode == "gradient":
             rows = self._rows(data.num_samples, (seed, epoch_base))
             features, target = data.features[rows], target[rows]
-            return self._gradient(model, (coef, intercept), features, target, data.num_samples)
+            return self._gradient(
+                model, (coef, intercept), features, target, scale, data.num_samples
+            )
 
         estimator = self._estimator(classes, coef, intercept)
         # The clock of the learning rate goes on where the rounds before left it, on the supposition
@@ -217,11 +219,12 @@ class SgdWorkload:
         weights: tuple[Array, Array],
         features: Array,
         target: NDArray[Any],
+        scale: Scale,
         num_samples: int,
     ) -> TrainResult:
         """The gradient of the mean loss over these rows, and of the penalty.
 
-        weights: (coef, intercept). target: as training has it.
+        weights: (coef, intercept). target, scale: as training has them.
         """
         coef, intercept = weights
         # Weights that run away are told by the check below.
@@ -234,7 +237,7 @@ class SgdWorkload:
                 "intercept": derivatives.mean(axis=0) * self.options.fit_intercept,
             }
             vector: Vector = flatten(arrays, model.layout)
-            metrics = self._metrics(scores, target, target_scale(model.metadata))
+            metrics = self._metrics(scores, target, scale)
             metrics["objective"] = float(losses.mean()) + self.options.alpha * value
         if not np.isfinite([*metrics.values()]).all() or not np.isfinite(vector).all():
             raise Diverged(

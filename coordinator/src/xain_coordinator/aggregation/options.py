@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import TypeVar, get_type_hints
+from functools import lru_cache
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -35,11 +36,9 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
     not one that can be made in this way, whatever the options.
     """
     try:
-        parameters = inspect.signature(kind).parameters
-        hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
-        adapters: dict[str, TypeAdapter[object]] = {
-            name: TypeAdapter(hints[name]) for name in options if name in hints
-        }
+        key: Any = kind  # to mypy no type variable is hashable
+        parameters, hints = _parameters(key)
+        adapters = {name: _adapter(key, name) for name in options if name in hints}
     except Exception as error:  # another's annotations are evaluated, and may raise anything
         raise _cannot_be_made(what, error) from error
     values: dict[str, object] = {}
@@ -54,6 +53,22 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
         raise WrongOption("", f"{what}: {error}") from error
     except Exception as error:  # it can be another's constructor, which may raise anything
         raise _cannot_be_made(what, error) from error
+
+
+# Every aggregation makes its rule anew, and a type adapter takes longer than a small aggregation.
+
+
+@lru_cache(64)
+def _parameters(kind: type[Any]) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
+    """The parameters of a class and their annotations."""
+    annotated: Any = kind if is_dataclass(kind) else kind.__init__
+    hints = get_type_hints(annotated, include_extras=True)
+    return inspect.signature(kind).parameters, hints
+
+
+@lru_cache(256)
+def _adapter(kind: type[Any], name: str) -> TypeAdapter[object]:
+    return TypeAdapter(_parameters(kind)[1][name])
 
 
 def _cannot_be_made(what: str, error: Exception) -> PluginFailed:

@@ -10,7 +10,8 @@ OPTIMIZER = "optimizer/"
 PREPROCESSING = "preprocessing.json"  # of the columns, for people
 
 # Keys come from participants, too: int() refuses thousands of digits.
-_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/([0-9]{1,19})-([0-9]{1,19}))?\Z")
+_ATTEMPT = re.compile(r"\.([0-9a-f]{32})(?:/journal|/([0-9]{1,19})-([0-9]{1,19}))?\Z")
+_JOURNALLED = re.compile(r"\.[0-9a-f]{32}/journal\Z")
 
 
 def model_key(round_: int) -> str:
@@ -49,24 +50,24 @@ class Piece:
     size: int
 
 
-def bundle_key(round_: int, attempt: str) -> str:
-    """An object that holds many updates of a round, one after the other. attempt: as an update's,
-    so that it cannot be one of a participant of this name."""
-    return attempt_key(update_key(round_, "bundle"), attempt)
+def journalled_key(place: str, attempt: str) -> str:
+    """The key of a small update, which lies in the journal. No object of a store has such a key,
+    since no name has a slash. attempt: as of attempt_key."""
+    return f"{attempt_key(place, attempt)}/journal"
 
 
-def bundled_key(place: str, attempt: str, start: int, size: int) -> str:
-    """An update's that is a piece of a bundle of its round. attempt: the bundle's. No object has
-    this key, since no name has a slash."""
-    return f"{attempt_key(place, attempt)}/{start}-{size}"
+def is_journalled(key: str) -> bool:
+    """Whether the journal holds what lies under this key."""
+    return _JOURNALLED.search(key) is not None
 
 
 def piece_of(key: str) -> Piece | None:
-    """Where the update lies, if it is a piece of a bundle."""
+    """Where the update lies, if an earlier version of the program has written it: it put small
+    updates of a round together into an object, the bundle, one after the other."""
     found = _ATTEMPT.search(key)
     if found is None or found[2] is None:
         return None
-    bundle = bundle_key(round_of(key), found[1])
+    bundle = attempt_key(update_key(round_of(key), "bundle"), found[1])
     return Piece(bundle, int(found[2]), int(found[3]))
 
 

@@ -14,7 +14,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from xain_coordinator.core.events import DurableEvent
 from xain_coordinator.ports import JournalError, Record
 
-FORMAT = 3  # 1 had no snapshots, and fewer events and fields; 2 had no checksums
+# 1 had no snapshots, and fewer events and fields; 2 had no checksums; 3 had no updates.
+FORMAT = 4
 
 Row = tuple[float, str, str]  # session time, type, body
 

@@ -1,7 +1,7 @@
 """A journal in memory, for tests and for sessions that nobody wants to keep."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import Row, decode_record, encode_record
@@ -16,6 +16,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         # Of the latest session; nobody asks for those before.
         self._rows: list[Row] = []
+        self._objects: dict[str, bytes] = {}
         self._snapshot: tuple[str, bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -41,17 +42,34 @@ class MemoryJournal:
     def has_session(self) -> bool:
         return bool(self._rows)
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         rows = [encode_record(record) for record in records]
         with self._lock:
             self._require_open()
             for row in rows:
                 _, name, _ = row
                 if name == SessionOpened.__name__:
-                    self._rows, self._snapshot = [], None
+                    self._rows, self._objects, self._snapshot = [], {}, None
                 elif not self._rows:
                     raise JournalError(f"the journal begins with a SessionOpened, not a {name}")
                 self._rows.append(row)
+            self._objects.update(objects or {})
+
+    def read_object(self, key: str) -> bytes | None:
+        with self._lock:
+            self._require_open()
+            return self._objects.get(key)
+
+    def object_keys(self, prefix: str = "") -> Sequence[str]:
+        with self._lock:
+            self._require_open()
+            return [key for key in self._objects if key.startswith(prefix)]
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        with self._lock:
+            self._require_open()
+            for key in keys:
+                self._objects.pop(key, None)
 
     def snapshot(self) -> Snapshot | None:
         with self._lock:

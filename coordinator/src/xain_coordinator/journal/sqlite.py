@@ -16,7 +16,7 @@ ahead log has SQLite's own checksums (see wal.py), and a snapshot that of its co
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -28,6 +28,10 @@ from xain_coordinator.ports import JournalDamaged, JournalError, Record, Snapsho
 from xain_messaging.process.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
+
+# Bytes of small updates that stay in memory for their aggregation; older ones are read from the
+# file.
+MAX_RECENT_BYTES = 8 << 20
 
 # Read at a time, so that memory does not grow with the journal. A record may have 512 KiB.
 PAGE_RECORDS = 100
@@ -68,6 +72,16 @@ _STEPS = {
         "ALTER TABLE owner ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
         "UPDATE owner SET digest = digest_of(session_id, name)",
     ),
+    4: (
+        """
+        CREATE TABLE object (
+            session INTEGER NOT NULL,
+            key     TEXT    NOT NULL,  -- see core/keys.py; the record that names it has its digest
+            data    BLOB    NOT NULL,
+            PRIMARY KEY (session, key)
+        )
+        """,
+    ),
 }
 assert max(_STEPS) == FORMAT
 
@@ -83,6 +97,8 @@ class SqliteJournal:
         self._path = path.absolute()
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
+        self._recent: dict[str, bytes] = {}  # the latest objects of the latest session
+        self._recent_bytes = 0
         try:
             make_directory(self._path.parent)
         except OSError as error:
@@ -163,7 +179,7 @@ class SqliteJournal:
                 "the program that wrote it, or restore the file from a backup"
             ) from error
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         if not records:
             return
         encoded = [encode_record(record) for record in records]
@@ -181,8 +197,49 @@ class SqliteJournal:
                 seq += 1
             with _transaction(db):
                 db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", rows)
+                if objects:
+                    added = [(session, key, data) for key, data in objects.items()]
+                    db.executemany("INSERT OR REPLACE INTO object VALUES (?, ?, ?)", added)
+            if session != self._session:
+                self._forget_recent(list(self._recent))
             # Only now: after a failure the next append goes on where the last one ended.
             self._session, self._seq = session, seq
+            self._keep_recent(objects or {})
+
+    def read_object(self, key: str) -> bytes | None:
+        if (data := self._recent.get(key)) is not None:
+            return data  # without the lock, which an append holds until the disk has it
+        with self._lock, self._explained():
+            query = "SELECT data FROM object WHERE session = ? AND key = ?"
+            row = self._open_db().execute(query, (self._session, key)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def object_keys(self, prefix: str = "") -> Sequence[str]:
+        with self._lock, self._explained():
+            query = "SELECT key FROM object WHERE session = ? AND key >= ? AND key < ?"
+            # No character of a key comes after the last one of Unicode.
+            limits = (self._session, prefix, f"{prefix}\U0010ffff")
+            return [key for (key,) in self._open_db().execute(query, limits)]
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        with self._lock, self._explained():
+            db = self._open_db()
+            with _transaction(db):
+                rows = [(self._session, key) for key in keys]
+                db.executemany("DELETE FROM object WHERE session = ? AND key = ?", rows)
+            self._forget_recent(keys)
+
+    def _keep_recent(self, objects: Mapping[str, bytes]) -> None:
+        for key, data in objects.items():
+            self._forget_recent([key])
+            self._recent[key] = data
+            self._recent_bytes += len(data)
+        while self._recent_bytes > MAX_RECENT_BYTES:
+            self._forget_recent([next(iter(self._recent))])
+
+    def _forget_recent(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._recent_bytes -= len(self._recent.pop(key, b""))
 
     def snapshot(self) -> Snapshot | None:
         with self._lock, self._explained():

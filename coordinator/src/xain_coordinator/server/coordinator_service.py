@@ -295,7 +295,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 session = self._driver.session
                 number = session.trained_by(participant_id) if round_ is None else round_
                 weights = await self._uploaded(participant_id, number, request)
-                await self._uploads.check_content(participant_id, number, weights)
+                inside = request.update.data  # a small update
+                await self._uploads.check_content(participant_id, number, weights, inside)
                 missed = session.missed(participant_id)
                 if round_ is None and weights is None and missed is not None:
                     number = missed  # it uploaded to a round that has closed without it
@@ -313,7 +314,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                         evaluation=evaluation,
                         layout=layout_of(request.layout),
                         attempt=request.attempt,
-                    )
+                    ),
+                    inside,
                 )
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
@@ -331,8 +333,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if not request.HasField("update"):
             return await uploads.named(participant_id, round_, request.participant_id)
         if update.data:
-            await uploads.take(participant_id, round_, update.data, digest)
-        elif update.key == incoming_key(round_, participant_id):
+            return await uploads.take(participant_id, round_, update.data, digest)
+        if update.key == incoming_key(round_, participant_id):
             await uploads.adopt(participant_id, round_, update.size_bytes, digest)
         return await uploads.find(participant_id, round_, update.key, digest)
 
@@ -360,7 +362,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             message = self._news_of(seen)
             if message == last:
                 continue  # the core tells phases apart that are one state on the wire
+            is_told = last is not None and _accepts_update(last, message)
             last = message
+            if is_told:
+                continue
             if seen.phase is Phase.COLLECTING and not seen.update_accepted:
                 message = await self._with_work(message, participant_id, known_metadata)
                 if request.keeps_metadata and message.HasField("work"):
@@ -513,6 +518,15 @@ def is_known(driver: Driver, participant_id: str) -> bool:
     if participant_id in session.members:
         return True
     return session.phase is Phase.FINISHED and participant_id in driver.history.accounts.by_name
+
+
+def _accepts_update(before: pb.WatchResponse, message: pb.WatchResponse) -> bool:
+    """Whether the update of this participant was accepted, and nothing else is new. The answer to
+    its EndTrainingRound tells the participant, and heartbeats do; a message for each update would
+    be every second message of a small round."""
+    accepted = pb.WatchResponse(update_accepted=True)
+    accepted.MergeFrom(before)
+    return message.update_accepted and message == accepted
 
 
 def _has_small_messages(context: Context) -> bool:

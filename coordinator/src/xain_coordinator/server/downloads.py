@@ -61,12 +61,14 @@ class Downloads:
     """access: how participants reach the store themselves; None if they cannot.
 
     verify: begins to compare the model with its digest; False if that was done just now.
+    made: the bytes of the model under this key if it is small and was made just now, else nothing.
     """
 
     driver: Driver
     store: WeightsStore
     access: DirectAccess | None = None
     verify: Callable[[], bool] = lambda: False
+    made: Callable[[str], bytes] = lambda key: b""
     # The latest small model, or its reading: everybody asks for it at once.
     _small_model: tuple[str, asyncio.Future[bytes]] | None = field(default=None)
     # Parts of larger ones, by key and offset, the one that was longest not asked for first. Those
@@ -244,7 +246,9 @@ class Downloads:
 
     async def inline(self, ref: WeightsRef) -> bytes:
         """The model's bytes if it is to travel inside its reference, else nothing."""
-        return await self._small(ref) if ref.size_bytes <= INLINE_BYTES else b""
+        if ref.size_bytes > INLINE_BYTES:
+            return b""
+        return self.made(ref.key) or await self._small(ref)
 
     async def _small(self, ref: WeightsRef) -> bytes:
         """Read once for all who ask. Whoever is cancelled does not wait for the store."""

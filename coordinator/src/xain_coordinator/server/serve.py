@@ -63,7 +63,8 @@ class GrpcServer:
     access, bucket: other ways of weights, see Uploads and Downloads.
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
-    verify_model: see Downloads. predict_timeout_s, predict_max_retries: see PredictionDesk.
+    verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
+    PredictionDesk.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class GrpcServer:
         verify_model: Callable[[], bool] = lambda: False,
         predict_timeout_s: float = 100.0,
         predict_max_retries: int = 0,
+        made_model: Callable[[str], bytes] = lambda key: b"",
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
@@ -153,7 +155,7 @@ class GrpcServer:
         service = Entrance(
             driver,
             self.uploads,
-            Downloads(driver, store, access, verify_model),
+            Downloads(driver, store, access, verify_model, made_model),
             parse_points,
             counters,
             self.predictions,

@@ -10,9 +10,10 @@ one lock per participant, the same lock that EndTrainingRound holds.
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,11 +24,17 @@ from xain_coordinator.admission import (
     measure,
     measure_bytes,
 )
-from xain_coordinator.bundles import Bundles
 from xain_coordinator.core.attempts import RULE as ASSEMBLE
 from xain_coordinator.core.commands import BeginUpload
 from xain_coordinator.core.errors import InvalidUpdate, NotAMember, TooLarge, Unavailable
-from xain_coordinator.core.keys import incoming_key, piece_of, place_of, update_key
+from xain_coordinator.core.keys import (
+    incoming_key,
+    is_journalled,
+    journalled_key,
+    piece_of,
+    place_of,
+    update_key,
+)
 from xain_coordinator.core.replies import AlreadyUploaded, UploadTo
 from xain_coordinator.core.values import BYTES, GlobalModel, Phase, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
@@ -101,7 +108,6 @@ class Uploads:
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _trees: TreesCheck = field(init=False)
     _intakes: dict[Intake, None] = field(default_factory=dict)
-    _bundles: Bundles = field(init=False)
     _places: Places = field(default_factory=lambda: Places(NUM_BATCHES, NUM_SLOW_BATCHES))
     _flushes: Flushes = field(default_factory=Flushes)
     _readings: Readings = field(default_factory=Readings)
@@ -111,7 +117,6 @@ class Uploads:
     _adoptions: Adoptions | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._bundles = Bundles(self.store)
         self._trees = TreesCheck(self.store)
         self._background = Background(self.store)
         self._rounds = OpenRounds(self.driver, self.store, self.max_update_norm)
@@ -309,10 +314,13 @@ class Uploads:
 
     # --- updates that come in another way ---
 
-    async def take(self, participant_id: str, round_: int, data: bytes, digest: str) -> None:
-        """Store an update that came inside its reference. The caller holds `exclusive`.
+    async def take(
+        self, participant_id: str, round_: int, data: bytes, digest: str
+    ) -> StoredWeights | None:
+        """Measure an update that came inside its reference. The caller holds `exclusive`, and
+        commits it to the journal under the key that is returned, together with its event.
 
-        Raises as `receive` does.
+        None if the session has accepted another update. Raises as `receive` does.
         """
         if len(data) > MAX_INLINE_BYTES:
             raise TooLarge(
@@ -320,26 +328,26 @@ class Uploads:
                 "taken so, larger ones by PutWeights"
             )
         place = await self._begin(participant_id, Announced(round_, len(data), digest))
-        if isinstance(place, WeightsRef) or self._holds(place, digest):
-            return
+        if isinstance(place, WeightsRef):
+            return await self.find(participant_id, round_, place.key, digest)
+        key = journalled_key(place, uuid.uuid4().hex)
         distance = self._rounds.distance(round_)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
         if distance is None:
-            measured = measure_bytes(data, place, None, digest)
-        else:
-            measured = await run_to_end(measure_bytes, data, place, distance, digest)
-        # To its end: what nobody knows of would stay until its round is over.
-        await wait_to_end(asyncio.ensure_future(self._put(place, data, measured)))
-
-    async def _put(self, place: str, data: bytes, measured: StoredWeights) -> None:
-        key = await self._bundles.put(place, data)
-        self._keep(place, replace(measured, ref=replace(measured.ref, key=key)))
+            return measure_bytes(data, key, None, digest)
+        return await run_to_end(measure_bytes, data, key, distance, digest)
 
     async def check_content(
-        self, participant_id: str, round_: int, weights: StoredWeights | None
+        self,
+        participant_id: str,
+        round_: int,
+        weights: StoredWeights | None,
+        array: bytes = b"",
     ) -> None:
         """Refuse bytes that are no update of the round's model, before they count. An update of
-        numbers has been checked while it came. Raises InvalidUpdate and the store's errors.
+        numbers has been checked while it came.
+
+        array: the bytes, if they are not in the store. Raises InvalidUpdate and the store's errors.
         """
         model = self._rounds.model_of(round_)
         if weights is None or model is None or not model.dtype == weights.dtype == BYTES:
@@ -348,7 +356,7 @@ class Uploads:
             return
         epochs = self._rounds.epochs_of(round_)
         async with self._parsing:
-            await run_to_end(self._trees.check, model, weights, epochs)
+            await run_to_end(self._trees.check, model, weights, epochs, array)
 
     async def adopt(self, participant_id: str, round_: int, size_bytes: int, digest: str) -> None:
         """Bring to its place what a participant has put into the store itself, checked against what
@@ -403,9 +411,9 @@ class Uploads:
             return accepted.weights if accepted.weights.ref.digest == digest else None
         place = update_key(round_, participant_id)
         measured = self._known(place)
-        is_object = place_of(key) == place and piece_of(key) is None
+        is_object = place_of(key) == place and piece_of(key) is None and not is_journalled(key)
         if measured is None and is_object and not self._is_damaged(key):
-            # It was uploaded to our predecessor. What is in a bundle comes again with every call.
+            # It was uploaded to our predecessor. A small one comes again with every call.
             with contextlib.suppress(KeyNotFound):
                 async with self._reading(BeginUpload(participant_id, round_, digest)):
                     measured = await self._measure(key, round_)
@@ -491,9 +499,7 @@ class Uploads:
         return True
 
     def _discard(self, measured: StoredWeights) -> None:
-        unused = self._bundles.discard(measured.ref.key)
-        if unused is not None:
-            self._background.delete(unused)
+        self._background.delete(measured.ref.key)
 
 
 def _has_differences(model: GlobalModel) -> bool:

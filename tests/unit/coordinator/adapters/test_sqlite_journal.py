@@ -780,3 +780,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         folder = Path("/proc/self")  # root may write everywhere but there
     with pytest.raises(JournalError, match=f"{folder}/journal cannot be"):
         SqliteJournal(folder / "journal")
+
+
+def test_objects_beyond_the_memory_are_read_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so are those of an earlier process."""
+    monkeypatch.setattr("xain_coordinator.journal.sqlite.MAX_RECENT_BYTES", 10)
+    path = tmp_path / "journal.sqlite"
+    objects = {f"0/{name}.1/journal": name.encode() * 4 for name in "abc"}
+    with closing(SqliteJournal(path)) as journal:
+        journal.append([OPENED], objects)
+        assert len(journal._recent) == 2
+        assert {key: journal.read_object(key) for key in objects} == objects
+    with closing(SqliteJournal(path)) as journal:
+        assert {key: journal.read_object(key) for key in objects} == objects
