@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xain_coordinator.cli import main
 from xain_coordinator.journal.sqlite import SqliteJournal
@@ -34,11 +34,13 @@ def dying_fsync(fd: int) -> None:
     fsync(fd)
 
 
-def dying_append(journal: SqliteJournal, records: Sequence[Record]) -> None:
+def dying_append(
+    journal: SqliteJournal, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+) -> None:
     if kind == "before-commit":
         time.sleep(0.05)  # a slow disk: what does not wait for it gets far
     step("before-commit")
-    append(journal, records)
+    append(journal, records, objects)
     step("after-commit")
 
 

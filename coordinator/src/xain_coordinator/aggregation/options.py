@@ -59,7 +59,7 @@ def make(kind: type[T], what: str, options: Mapping[str, object]) -> T:
 
 
 @lru_cache(64)
-def _parameters(kind: type[Any]) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
+def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], Mapping[str, Any]]:
     """The parameters of a class and their annotations."""
     annotated: Any = kind if is_dataclass(kind) else kind.__init__
     hints = get_type_hints(annotated, include_extras=True)
@@ -67,7 +67,7 @@ def _parameters(kind: type[Any]) -> tuple[Mapping[str, inspect.Parameter], Mappi
 
 
 @lru_cache(256)
-def _adapter(kind: type[Any], name: str) -> TypeAdapter[object]:
+def _adapter(kind: Any, name: str) -> TypeAdapter[object]:
     return TypeAdapter(_parameters(kind)[1][name])
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import is_journalled
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled
 from xain_coordinator.ports import (
     Journal,
     JournalError,
@@ -57,6 +57,8 @@ class JournalledStore:
 
     def keys(self, prefix: str = "") -> Iterator[str]:
         yield from self._store.keys(prefix)
+        if prefix.startswith((INCOMING, OPTIMIZER)):
+            return  # updates lie below the number of their round
         try:
             yield from self._journal.object_keys(prefix)
         except JournalError as error:
