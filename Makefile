@@ -19,7 +19,7 @@ endif
 
 # They need a Docker engine, where there is one.
 CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
-	tests/e2e/test_launch_containers.py tests/e2e/test_parallelisms_in_containers.py
+	tests/e2e/test_launch_containers.py
 
 # From the raw limits to what takes longest.
 BENCHMARKS := baselines round_overhead gradient_steps messaging aggregation recovery restart s3_store fleet large_model simulation learning

@@ -1,8 +1,10 @@
 """The images, run by a real Docker engine as strictly as the stacks run them."""
 
+import importlib.util
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from support.containers import engine
-from support.containers.engine import COORDINATOR, PARTICIPANT, docker
+from support.containers.engine import BAGGING, COORDINATOR, NEURAL, PARTICIPANT, docker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -28,7 +30,7 @@ PROXIES = tuple(f"--env={name}=http://127.0.0.1:9" for name in ("http_proxy", "h
 @pytest.fixture(autouse=True)
 def _images():
     engine.require()
-    engine.build()
+    engine.build(PARTICIPANT, BAGGING, NEURAL)
 
 
 @pytest.fixture
@@ -49,7 +51,13 @@ def test_images_are_small(image):
 
 
 @pytest.mark.parametrize(
-    ("image", "part"), [(COORDINATOR, "coordinator"), (PARTICIPANT, "participant")]
+    ("image", "part"),
+    [
+        (COORDINATOR, "coordinator"),
+        (PARTICIPANT, "participant"),
+        (BAGGING, "participant"),
+        (NEURAL, "participant"),
+    ],
 )
 def test_images_tell_what_they_are(image, part):
     """Labels with the version that is inside, an unprivileged user, and programs that signals
@@ -161,6 +169,55 @@ def test_a_training_between_containers(containers, tmp_path):
     engine.wait_healthy(coordinator)
     again = json.loads(docker("exec", coordinator, "xain-coordinator", "status", "--json"))
     assert again["status"]["session_id"] == status["status"]["session_id"]
+
+
+# PyTorch and what it imports; a container sees these folders of the test's own environment.
+TORCH = ("torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe")
+TORCH += ("filelock", "fsspec", "typing_extensions.py")
+
+
+def torch_mounts() -> tuple[str, ...]:
+    """Mounts of the installed PyTorch at /opt/torch, which an image without it imports."""
+    pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
+    mounts = []
+    for name in TORCH:
+        found = importlib.util.find_spec(name.removesuffix(".py"))
+        if found is not None and found.origin is not None:
+            path = Path(found.origin)
+            path = path if name.endswith(".py") else path.parent
+            mounts.append(f"--volume={path.resolve()}:/opt/torch/{name}:ro")
+    return ("--env=PYTHONPATH=/opt/torch", *mounts)
+
+
+def test_neural_network_trains_between_containers(containers):
+    """Two participants of the image `neural` train a network of a list of layers on the halves of a
+    data set; the coordinator has no PyTorch."""
+    mounts = torch_mounts()
+    coordinator = containers.start(
+        COORDINATOR,
+        "--workload=neural",
+        "--min-participants=2",
+        "--rounds=15",
+        "--set=rounds.epochs=2",
+        "--set=workload.options.learning_rate=0.05",
+        options=(f"--volume={containers.volume()}:/var/lib/xain", "--network-alias=coordinator"),
+    )
+    engine.wait_healthy(coordinator)
+    participants = [
+        containers.start(
+            NEURAL,
+            *("--coordinator=coordinator:50051", "--data=breast_cancer", f"--id=site-{index}"),
+            *("--partition=iid", "--num-parts=2", f"--index={index}"),
+            "--set=data.test_fraction=0.2",
+            options=mounts,
+        )
+        for index in range(2)
+    ]
+    for participant in participants:
+        assert containers.wait(participant) == 0, engine.logs(participant)
+    models = json.loads(docker("exec", coordinator, "xain-coordinator", "status", "--json"))
+    (measured,) = [one for one in models["rounds"] if one["round"] == 15]
+    assert measured["evaluation"]["metrics"]["accuracy"] > 0.9
 
 
 def test_a_participant_ends_on_sigterm(containers):

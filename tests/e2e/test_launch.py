@@ -1,12 +1,14 @@
 """`xain-coordinator launch` with processes: workers with their own folders, deaths, and the end."""
 
 import asyncio
+import json
 import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -93,7 +95,7 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     page = (ROOT / "docs/launch.md").read_text(encoding="utf-8")
     for file, text in files_of(page).items():
         (tmp_path / file).write_text(text)
-    commands = [line for line in commands_of(page) if "--with docker" not in line]
+    commands = [line for line in commands_of(page) if not re.search("--with docker|--serve", line)]
     assert len(commands) == 6
     outputs = {}
     terminals = Terminals(tmp_path)
@@ -205,4 +207,20 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
     assert "south ended with status 1 before it had joined" in shown.output
     assert "south       | xain-participant: " in shown.output
     assert "the files belong together row by row" in shown.output
+    assert processes.leftovers(name) is None
+
+
+async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: str) -> None:
+    """Workers wait for a fit, and stay for the next one; Ctrl-C is the usual end."""
+    write_wards(tmp_path / "wards", "north", "south")
+    arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--serve", "--quiet")
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
+        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
+        for _ in range(2):
+            request = Request(f"{url}/v1/chimera/aggregation/fit", method="POST")
+            answer = await asyncio.to_thread(urlopen, request, timeout=120)
+            assert json.load(answer) == {"fit": "ok"}
+        shown.process.send_signal(signal.SIGINT)
+        assert await shown.end() == 0, shown.output
     assert processes.leftovers(name) is None

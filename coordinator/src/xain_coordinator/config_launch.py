@@ -10,13 +10,13 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
+from xain_coordinator.config_fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
 from xain_messaging.names import why_not
 from xain_messaging.process.fields import Allowed, Host, Section, Texts, WrongSetting
 
 MAX_WORKERS = 1000
 MIN_CPU_SHARES = 2  # Docker's least
 COORDINATOR = "coordinator"  # name of the one program that is no worker
-_MAX_WAIT_S = 24 * 3600.0
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 _NETWORK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -92,6 +92,8 @@ class LaunchSettings(Section):
     network_name: NetworkName = ""
     subnet: Subnet = ""
     cpu_shares: Numbers = ()
+    max_retries: int = Field(default=0, ge=0, le=MAX_PREDICT_RETRIES)
+    timeout_s: float = Field(default=100.0, gt=0, le=MAX_PREDICT_TIMEOUT_S)
 
     @property
     def effective_network_name(self) -> str:

@@ -18,6 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 COORDINATOR = "xain-coordinator:0.1.0"
 PARTICIPANT = "xain-participant-sgd:0.1.0"
+BAGGING = "xain-participant-bagging:0.1.0"
+NEURAL = "xain-participant-neural:0.1.0"  # PyTorch, of several GB, is mounted by the tests
 BASE = "python:3.11-slim"
 
 # Where this is set a missing engine is a failure, not a reason to skip.
@@ -101,18 +103,26 @@ def require(*, images: tuple[str, ...] = (BASE,), compose: bool = False) -> None
         pytest.skip(reason)
 
 
+def build(*participants: str) -> None:
+    """The image of the coordinator and those of participants, by default `sgd`; once for all
+    tests."""
+    for image in (COORDINATOR, *(participants or (PARTICIPANT,))):
+        _build(image)
+
+
 @functools.cache
-def build() -> None:
-    """Both images, once for all tests."""
+def _build(image: str) -> None:
     proxies = [name for name in os.environ if re.fullmatch("(https?|no)_proxy", name, re.I)]
-    arguments = [f"--build-arg={name}" for name in proxies]
-    for image, file, target in (
-        (COORDINATOR, "coordinator/Dockerfile", ""),
-        (PARTICIPANT, "participant/Dockerfile", "sgd"),
-    ):
-        # The host's network, where a bridge may reach no package index.
-        words = ["build", "--network=host", "--file", file, "--tag", image, *arguments]
-        docker(*words, *(["--target", target] if target else []), ".", timeout=BUILD_S)
+    words = [f"--build-arg={name}" for name in proxies]
+    if image == COORDINATOR:
+        words += ["--file=coordinator/Dockerfile"]
+    else:
+        target = image.partition(":")[0].rpartition("-")[2]
+        words += ["--file=participant/Dockerfile", f"--target={target}"]
+    if image == NEURAL:
+        words.append("--build-arg=TORCH_OPTIONS=none")
+    # The host's network, where a bridge may reach no package index.
+    docker("build", "--network=host", f"--tag={image}", *words, ".", timeout=BUILD_S)
 
 
 def inspect(name: str) -> dict[str, Any]:

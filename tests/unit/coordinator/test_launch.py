@@ -107,11 +107,15 @@ def test_chimeras_variables_are_read() -> None:
         "CHIMERA_WORKERS_CPU_SHARES": "[2, 4]",
         "CHIMERA_WORKERS_HOST": "0.0.0.0",
         "CHIMERA_WORKERS_MAPPED_PORTS": "[101, 102]",
+        "CHIMERA_WORKERS_ENDPOINTS_MAX_RETRIES": "2",
+        "CHIMERA_WORKERS_ENDPOINTS_TIMEOUT": "7.5",
     }
     values = plan.chimera_defaults(environ)
     launch = resolve(CoordinatorConfig, None, "", {}, lambda _: values).config.launch
     assert (launch.network_name, launch.subnet) == ("chimera-network", "10.1.2.0/24")
     assert (launch.names, launch.cpu_shares, launch.host) == (("a", "b"), (2, 4), "0.0.0.0")
+    assert (launch.max_retries, launch.timeout_s) == (2, 7.5)
+    assert plan.fleet_defaults(2, launch)["predict.timeout_s"] == 7.5
     assert plan.chimera_defaults({}) == {}
     with pytest.raises(CommandFailed, match="CHIMERA_WORKERS_NODES_NAMES is no list"):
         plan.chimera_defaults({"CHIMERA_WORKERS_NODES_NAMES": "[a"})

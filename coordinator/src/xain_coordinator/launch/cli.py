@@ -34,6 +34,7 @@ PROGRAM = "xain-coordinator launch"
 EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 WORKER_EXAMPLE = "data.test_fraction=0.2"
+JSON_BODY = "-H 'content-type: application/json' -d '{}'"
 BACKENDS = ("process", "docker")
 
 app = make_app()
@@ -199,7 +200,8 @@ def _resolve(
             _refuse("name what is trained with --workload, such as --workload sgd")
         workers = plan.find_workers(data, first.config.launch)
         given = {".".join(key) for key in first.given}
-        added = {k: v for k, v in plan.fleet_defaults(len(workers)).items() if k not in given}
+        fleet = plan.fleet_defaults(len(workers), first.config.launch)
+        added = {key: value for key, value in fleet.items() if key not in given}
         last = resolve(CoordinatorConfig, config, ENV_PREFIX, {**added, **values}, weakest)
     except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
@@ -244,7 +246,7 @@ def _follow(launch: Launch, request: Request) -> int:
     _say(f"ready: all {number} have joined; the coordinator listens on {launch.address}")
     if request.serve:
         url = f"http://{launch.http_address}"
-        _say(f"train with: curl -X POST {url}/v1/fit    (Ctrl-C ends)")
+        _say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
     snapshot = launch.watch()
     for line in result_lines(launch, snapshot, request.work):
         _say(line)

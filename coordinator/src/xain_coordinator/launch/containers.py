@@ -18,6 +18,7 @@ from typing import Any
 from xain_coordinator.config_launch import LaunchSettings
 from xain_coordinator.launch.plan import Program, Worker
 from xain_coordinator.launch.programs import (
+    KILLED,
     STOP_TIMEOUT_S,
     Leftovers,
     Running,
@@ -231,10 +232,16 @@ class Container:
                 self._lines.put(line)
 
     def status(self) -> int | None:
+        import docker
+
         if self._status is None:
-            self._container.reload()
-            if self._container.status in ("exited", "dead"):
-                self._status = int(self._container.attrs["State"]["ExitCode"])
+            try:
+                self._container.reload()
+            except docker.errors.NotFound:  # somebody has removed it
+                self._status = KILLED
+            else:
+                if self._container.status in ("exited", "dead"):
+                    self._status = int(self._container.attrs["State"]["ExitCode"])
         return self._status
 
     def new_lines(self) -> list[str]:
@@ -341,6 +348,6 @@ def _remove(container: Any, timeout_s: float) -> None:
     import requests
 
     with contextlib.suppress(docker.errors.APIError, requests.RequestException):
-        container.wait(timeout=timeout_s)
+        container.wait(timeout=max(timeout_s, 0.1))  # 0 is refused
     with contextlib.suppress(docker.errors.NotFound):
         container.remove(force=True, v=True)

@@ -167,10 +167,12 @@ CHIMERA_VARIABLES = {
     "CHIMERA_WORKERS_NODES_NAMES": "launch.names",
     "CHIMERA_WORKERS_CPU_SHARES": "launch.cpu_shares",
     "CHIMERA_WORKERS_HOST": "launch.host",
+    "CHIMERA_WORKERS_ENDPOINTS_MAX_RETRIES": "launch.max_retries",
+    "CHIMERA_WORKERS_ENDPOINTS_TIMEOUT": "launch.timeout_s",
 }
 
 
-def fleet_defaults(num_workers: int) -> dict[str, object]:
+def fleet_defaults(num_workers: int, settings: LaunchSettings) -> dict[str, object]:
     """Settings of a coordinator that has all workers on one machine.
 
     Training begins with all of them, goes on with one, and does not wait long for one that died.
@@ -183,6 +185,8 @@ def fleet_defaults(num_workers: int) -> dict[str, object]:
         "server.heartbeat_time_s": 2.0,
         "server.heartbeat_timeout_s": 4.0,
         "server.drain_s": 2.0,
+        "predict.max_retries": settings.max_retries,
+        "predict.timeout_s": settings.timeout_s,
     }
 
 

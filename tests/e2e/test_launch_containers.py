@@ -1,0 +1,136 @@
+"""`xain-coordinator launch --with docker` on a real Docker engine."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from e2e.test_launch import launched, write_wards
+from support.containers import engine
+from support.containers.engine import BAGGING, PARTICIPANT, docker
+from xain_coordinator.launch import containers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+ACCURACY = re.compile("on rows that workers set aside: accuracy ([0-9.]+)")
+
+
+@pytest.fixture
+def name(tmp_path: Path):
+    engine.require()
+    engine.build(PARTICIPANT, BAGGING)
+    name = f"t{os.getpid()}-{abs(hash(tmp_path)) % 10**8}"
+    yield name
+    containers.clean(name)
+
+
+def labelled(name: str) -> dict[str, dict]:
+    """What the engine tells of each container of a launch, by the name of its program."""
+    label = f"label=org.xain.launch={name}"
+    found = docker("ps", "--all", "--quiet", "--filter", label).split()
+    told = [engine.inspect(one) for one in found]
+    return {one["Name"].removeprefix(f"/xain-{name}-"): one for one in told}
+
+
+def assert_nothing_left(name: str) -> None:
+    label = f"label=org.xain.launch={name}"
+    assert docker("ps", "--all", "--quiet", "--filter", label) == ""
+    assert docker("network", "ls", "--quiet", "--filter", label) == ""
+
+
+def ask(url: str, method: str) -> dict:
+    body = b"{}" if method == "POST" else None
+    request = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
+    tmp_path: Path, name: str
+) -> None:
+    """Containers have what [launch] says and see their own data alone; those of a killed launcher
+    are removed by the next launch of the name, which trains to its end and leaves nothing."""
+    wards = write_wards(tmp_path / "wards", "north", "south")
+    (tmp_path / "launch.toml").write_text(
+        "[launch]\n"
+        f'name = "{name}"\n'
+        "cpu_shares = [512, 256]\n"
+        f'network_name = "{name}-net"\n'
+        'subnet = "192.168.211.0/28"\n'
+    )
+    common = ("--config=launch.toml", "--data=wards", "--with=docker")
+    async with launched(tmp_path, *common, "--workload=sgd", "--rounds=1000000") as shown:
+        await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
+        told = labelled(name)
+        assert told.keys() == {"coordinator", "north", "south"}
+        for worker, shares in (("north", 512), ("south", 256)):
+            (mount,) = told[worker]["Mounts"]
+            assert (mount["Source"], mount["Destination"]) == (str(wards / worker), "/data")
+            assert mount["RW"] is False
+            host = told[worker]["HostConfig"]
+            assert (host["CpuShares"], host["CapDrop"]) == (shares, ["ALL"])
+            assert host["ReadonlyRootfs"] is True
+            assert told[worker]["NetworkSettings"]["Ports"] in ({}, None)
+        (network,) = told["north"]["NetworkSettings"]["Networks"].values()
+        assert network["IPAddress"].startswith("192.168.211.")
+        (published,) = told["coordinator"]["NetworkSettings"]["Ports"]["50051/tcp"]
+        assert published["HostIp"] == "127.0.0.1"
+        async with launched(tmp_path, *common, "--workload=sgd") as second:
+            assert await second.end() == 1
+        assert f"a launch called {name} is running" in second.output
+        shown.process.kill()
+        assert await shown.end() == -signal.SIGKILL
+    assert labelled(name).keys() == {"coordinator", "north", "south"}
+
+    bagging = ("--workload=bagging", "--rounds=1", "--worker-set=data.test_fraction=0.2")
+    async with launched(tmp_path, *common, *bagging) as shown:
+        assert await shown.end() == 0, shown.output
+    assert f"an earlier launch called {name} was killed; stopping xain-{name}-" in shown.output
+    assert float(ACCURACY.search(shown.output)[1]) > 0.85
+    assert_nothing_left(name)
+    work = tmp_path / "xain-launch" / name
+    assert '"joined"' in (work / "logs/north.log").read_text()
+    assert (work / "journal.sqlite").stat().st_uid == os.getuid()
+
+
+async def test_gradient_trains_when_asked_over_http(tmp_path: Path, name: str) -> None:
+    """Two containers descend to the accuracy of the union of their rows. A killed worker and a
+    killed coordinator are reported, and after Ctrl-C nothing is left."""
+    arguments = ("--workload=sgd", "--data=wine", "--with=docker", "--workers=2", "--serve")
+    options = (
+        "--set=workload.options.mode=gradient",
+        "--set=aggregation.options.eta0=0.5",
+        "--rounds=40",
+        "--worker-set=data.test_fraction=0.2",
+    )
+    async with launched(tmp_path, f"--name={name}", *arguments, *options) as shown:
+        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
+        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
+        docker("kill", f"xain-{name}-coordinator")
+        await shown.until(lambda output: "launch: the coordinator was killed" in output)
+        await shown.until(lambda output: output.count("serving_http") == 2)
+        # The workers keep their leases: they do not join again.
+        await asyncio.to_thread(ask, f"{url}/v1/fit", "POST")
+        await shown.until(lambda output: "session_finished" in output)
+        assert (await asyncio.to_thread(ask, f"{url}/v1/status", "GET"))["fitted"]
+        accuracy = [float(a) for a in re.findall(r"test_accuracy:([0-9.]+)", shown.output)]
+        assert min(accuracy[-2:]) > 0.9
+        docker("kill", f"xain-{name}-worker-1")
+        await shown.until(lambda output: "launch: worker-1 was killed" in output)
+        shown.process.send_signal(signal.SIGINT)
+        assert await shown.end() == 0, shown.output
+    assert_nothing_left(name)
+
+
+async def test_missing_image_is_told_with_its_command(tmp_path: Path, name: str) -> None:
+    async with launched(
+        tmp_path, f"--name={name}", "--workload=xgboost", "--data=iris", "--with=docker"
+    ) as shown:
+        assert await shown.end() == 1
+    assert "there is no image with the workload xgboost" in shown.output
+    assert_nothing_left(name)
