@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -246,3 +247,28 @@ def test_host_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
     with Served(tmp_path / "http") as served, pytest.raises(AssertionError, match="ended with 2"):
         served.start(**{"http.host": "0.0.0.0"})
     assert "http.insecure = true" in served.log()
+
+
+def test_stopped_and_cancelled_fits_have_no_result(tmp_path: Path) -> None:
+    """SIGTERM ends the wait for a fit, which goes on after the restart and can be cancelled; the
+    participants stay for the next one."""
+    with Served(tmp_path / "http") as served, ThreadPoolExecutor() as threads:
+        served.start()
+        assert error_of(served.client.delete("/v1/fit")) == (409, "NOT_FITTING")
+        served.join("north", "south")
+        waiting = threads.submit(served.fit, rounds=100_000, wait=True)
+        served.until(lambda: served.status()["round"] > 2)
+        assert served.stop() == 0
+        assert error_of(waiting.result()) == (503, "UNAVAILABLE")
+        served.start()
+        assert served.status()["state"] == "fitting"
+        assert error_of(served.predict(COLUMNS, iris_rows())) == (409, "NOT_FITTED")
+        waiting = threads.submit(served.client.post, "/v1/chimera/parameter-server/fit")
+        assert waiting.result().json()["details"]["errorMessage"] == "AlreadyFitting"
+        cancelled = served.client.delete("/v1/fit").json()
+        assert (cancelled["state"], cancelled["cause"]) == ("failed", "cancelled by a request")
+        assert error_of(served.predict(COLUMNS, iris_rows())) == (409, "NOT_FITTED")
+        assert served.fit(rounds=1, wait=True).status_code == 200
+        assert served.predict(COLUMNS, iris_rows()).status_code == 200
+        assert served.is_running("north")
+        assert served.is_running("south")

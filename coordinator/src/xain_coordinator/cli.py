@@ -246,8 +246,11 @@ def _derived(config: "CoordinatorConfig") -> str:
         first += (
             f", or {rounds.start_timeout_s:g} s after the first arrival for {rounds.num_required}"
         )
+    listens = f"Listens on {config.server.address}."
+    if config.http.port is not None:
+        listens += f" Serves {config.http.url(config.http.port)}; sessions wait for POST /v1/fit."
     return (
-        f"Listens on {config.server.address}.\n{first}.\n"
+        f"{listens}\n{first}.\n"
         f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
         f" k = {rounds.num_selected} {'is' if rounds.num_selected == 1 else 'are'} selected; at"
         f" most {rounds.effective_max_participants} may be connected.\n"

@@ -20,12 +20,13 @@ from xain_coordinator.admission import chunks
 from xain_coordinator.app import Coordinator
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.config import CoordinatorConfig
-from xain_coordinator.core.commands import RequestFit
+from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, WeightsRef
 from xain_coordinator.history import History
+from xain_coordinator.ports import Reader
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
 
@@ -134,6 +135,14 @@ class Sessions:
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
             return self.session.session_id
+
+    async def cancel(self) -> str:
+        """End the fit of the present session without a result. Returns the session's id.
+
+        Raises NotFitting and Unavailable.
+        """
+        await self.current.driver.submit(CancelFit())
+        return self.session.session_id
 
     async def ended(self, session_id: str) -> End:
         """Wait for the end of a session.
@@ -277,10 +286,12 @@ class Sessions:
             lambda ref: self._read(session_id, ref),
         )
 
+    def open(self, session_id: str, ref: WeightsRef) -> Reader:
+        """A stored object; blocks, in any thread. Raises StoreError."""
+        return open_weights(PrefixedStore(self.current.weights, session_id), ref.key)
+
     def _read(self, session_id: str, ref: WeightsRef) -> bytes:
-        """The bytes of a stored object; blocks, in any thread. Raises StoreError."""
-        store = PrefixedStore(self.current.weights, session_id)
-        with open_weights(store, ref.key) as reader:
+        with self.open(session_id, ref) as reader:
             return b"".join(chunks(reader))
 
     def _completed_before(self) -> "Trained | None":

@@ -59,6 +59,19 @@ def test_second_request_is_refused_in_every_phase() -> None:
         bench.send(c.RequestFit())
 
 
+def test_cancelled_fit_ends_without_a_result() -> None:
+    """In the middle of a round; nothing can be cancelled before the request or after the end."""
+    bench = Bench(RULES)
+    bench.refuses(c.CancelFit(), errors.NotFitting)
+    bench.send(c.RequestFit())
+    bench.join("a", "b")
+    assert bench.session.phase is Phase.COLLECTING
+    bench.send(c.CancelFit())
+    assert (bench.session.phase, bench.session.cause) == (Phase.FINISHED, "cancelled by a request")
+    assert replay(bench.journal) == bench.session
+    bench.refuses(c.CancelFit(), errors.NotFitting)
+
+
 def test_session_that_starts_by_itself_refuses_a_request() -> None:
     bench = Bench(make_rules(rounds=1))
     with pytest.raises(errors.AlreadyFitting, match="starts by itself"):

@@ -31,6 +31,7 @@ from xain_coordinator.core.values import (
     Update,
 )
 
+CANCELLED = "cancelled by a request"  # cause of the end
 MAX_REASON = 200  # characters of a refusal that are written down
 MAX_KIND = 80  # of the type of an exception
 MAX_TRACEBACK = 2000
@@ -65,6 +66,10 @@ def answer(session: Session, command: c.Command, now: float) -> Answer:
             if not session.waits_for_request:
                 raise errors.AlreadyFitting(_why_not_waiting(session))
             return (e.FitRequested(now),), r.Done(), ()
+        case c.CancelFit():
+            if session.phase is Phase.FINISHED or session.waits_for_request:
+                raise errors.NotFitting(f"session {session.session_id} is not fitting")
+            return (e.SessionFinished(CANCELLED, now),), r.Done(), ()
         case c.Tick(late_s):
             expired = tuple(_expired(session, now - late_s))
             points = tuple(departure_point(left.participant_id) for left in expired)

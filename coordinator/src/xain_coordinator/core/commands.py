@@ -145,6 +145,11 @@ class RequestFit:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelFit:
+    """Somebody wants the training of the session to end without a result."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see next_deadline.
 
@@ -205,6 +210,7 @@ Command = (
     | NoteGroupBroken
     | NoteDamagedUpdates
     | RequestFit
+    | CancelFit
     | Tick
     | InitialisationDone
     | InitialisationFailed

@@ -198,6 +198,12 @@ class NobodyAnswered(Refusal):
         self.missing = missing
 
 
+class NotFitting(Refusal):
+    """There is no fit that could be cancelled."""
+
+    code = "NOT_FITTING"
+
+
 class Unavailable(Refusal):
     """Not now: starting, shutting down, or the store is away. Ask again."""
 

@@ -96,10 +96,6 @@ class Trained:
             raise NoModel(f"there is no model {which!r}: take last, best, or a number, {numbers}")
         return self.entries[number]
 
-    def read(self, model: GlobalModel) -> bytes:
-        """The stored object of a model, a flat vector as .npy. Raises StoreError and RpcError."""
-        return self._read(model.ref)
-
     def load(self, model: GlobalModel) -> Model:
         """The weights of a model. Raises NoModel."""
         try:

@@ -11,6 +11,7 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from xain_coordinator.admission import chunks
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
@@ -18,6 +19,7 @@ from xain_coordinator.http_face import bodies, chimera
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.ports import Reader
 from xain_coordinator.status_view import as_json
 
 log = structlog.get_logger(__name__)
@@ -74,7 +76,13 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             response.status_code = 200
         return await fits.status()
 
-    @app.post("/v1/predict", responses=_errors(404, 409, 413, 422, 503))
+    @app.delete("/v1/fit", responses=_errors(409, 503))
+    async def cancel() -> bodies.Status:
+        """End the fit that goes on, without a result. The participants stay for the next one."""
+        await fits.cancel()
+        return await fits.status()
+
+    @app.post("/v1/predict", responses=_errors(404, 409, 413, 422, 501, 503))
     async def predict(request: bodies.PredictRequest) -> bodies.Predictions:
         """Predict rows with a model of the last session that was completed."""
         predictor, predicted = await fits.predict(
@@ -144,19 +152,19 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         if trained is None:
             raise HttpError("NO_MODEL", "the present session has no model yet")
 
-        def work() -> tuple[str, bytes]:
+        def work() -> tuple[str, Iterator[bytes]]:
             entry = trained.choose(round_)
             name = f"{trained.session_id}-{entry.model.round}.{format_}"
             if format_ == "npy":
-                return name, trained.read(entry.model)
+                return name, _read(fits.sessions.open(trained.session_id, entry.model.ref))
             with tempfile.TemporaryDirectory(prefix="xain-") as folder:
                 path = Path(folder) / f"model.{format_}"
                 formats.write(path, trained.load(entry.model), described(trained, entry))
-                return name, path.read_bytes()
+                return name, iter((path.read_bytes(),))
 
         name, data = await fits.in_thread(work)
         disposition = f'attachment; filename="{name}"'
-        return Response(
+        return StreamingResponse(
             data,
             media_type="application/octet-stream",
             headers={"content-disposition": disposition},
@@ -180,6 +188,11 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
+
+
+def _read(reader: Reader) -> Iterator[bytes]:
+    with reader:
+        yield from chunks(reader)
 
 
 # --- errors ---

@@ -37,6 +37,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (409, "Not fitted, or fitting already, or another workload"),
         (413, "The body is too large"),
         (422, "The body cannot be used"),
+        (501, "The coordinator lacks a package that the model needs"),
         (503, "No participant is connected, or the coordinator is busy"),
     )
 }

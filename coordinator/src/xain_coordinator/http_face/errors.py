@@ -7,6 +7,7 @@ from xain_coordinator.core.errors import (
     AlreadyFitting,
     NobodyAnswered,
     NotFitted,
+    NotFitting,
     TooManyCalls,
     Unavailable,
 )
@@ -39,6 +40,7 @@ STATUSES: Mapping[str, int] = {
     "NO_PROBABILITIES": 422,
     "NOT_FITTED": 409,
     "ALREADY_FITTING": 409,
+    "NOT_FITTING": 409,
     "OTHER_WORKLOAD": 409,
     "FIT_FAILED": 409,
     "NO_MODEL": 404,
@@ -50,10 +52,13 @@ STATUSES: Mapping[str, int] = {
     "TOO_BUSY": 503,
     "UNAVAILABLE": 503,
     "INTERNAL": 500,
+    "MISSING_PACKAGE": 501,
 }
 
 _CODES: Mapping[type[Exception], str] = {
     AlreadyFitting: "ALREADY_FITTING",
+    NotFitting: "NOT_FITTING",
+    ModuleNotFoundError: "MISSING_PACKAGE",
     NoParticipants: "NO_PARTICIPANTS",
     NobodyAnswered: "NOBODY_ANSWERED",
     NotFitted: "NOT_FITTED",

@@ -82,6 +82,10 @@ class Fits:
         config = changed(self.sessions.config, request)
         return await self.on_loop(self.sessions.fit(config))
 
+    async def cancel(self) -> None:
+        """End the fit that goes on, without a result. Raises HttpError."""
+        await self.on_loop(self.sessions.cancel())
+
     async def ended(self, session_id: str) -> None:
         """Wait for the end of a fit. Raises HttpError if it has no result."""
         end = await self.on_loop(self.sessions.ended(session_id))

@@ -35,6 +35,7 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFitting: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFitted: grpc.StatusCode.FAILED_PRECONDITION,
     # It is done already.
     errors.DuplicateUpdate: grpc.StatusCode.ALREADY_EXISTS,
