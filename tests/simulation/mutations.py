@@ -232,8 +232,10 @@ def _forget_result(self: Protocol, retry_after_s: float = 0.0) -> None:
     self._set_contact(0.0)
 
 
-def _begin_empty(self: Protocol, chance: Random, held: Held | None = None) -> None:
-    begin_protocol(self, chance)
+def _begin_empty(
+    self: Protocol, chance: Random, held: Held | None = None, *, serve: bool = False
+) -> None:
+    begin_protocol(self, chance, serve=serve)
 
 
 @contextmanager
