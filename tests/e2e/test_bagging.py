@@ -12,6 +12,7 @@ import pytest
 from e2e.test_take_home import command
 from e2e.test_trees import SITES, train, write_tables
 from support.process import CoordinatorProcess, Process
+from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
 from xain_workloads.bagging_options import BaggingOptions
 from xain_workloads.dataset import Dataset
@@ -20,6 +21,7 @@ from xain_workloads.held import unpack_holdings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+PAGE = Path(__file__).parents[2] / "docs" / "bagging.md"
 RULES: dict[str, Any] = {
     "rounds.rounds": 4,
     "rounds.min_participants": len(SITES),
@@ -149,3 +151,49 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
         status, nothing, told = await ask(coordinator, rows, "--timeout-s=1")
         assert (status, nothing) == (1, "")
         assert "no participant answered: north: it is not connected; south: it is" in told
+
+
+async def test_commands_of_the_page_ask_the_participants(tmp_path):
+    page = PAGE.read_text(encoding="utf-8")
+    for file, text in files_of(page).items():
+        (tmp_path / file).write_text(text)
+    commands = [line for line in commands_of(page) if "model.skops" not in line]
+    assert len(commands) == 5
+    terminals = Terminals(tmp_path)
+    try:
+        outputs = [await terminals.do(line) for line in commands]
+    finally:
+        await terminals.end()
+    assert outputs[-1].splitlines() == ["target", "setosa", "virginica", "answered: north, south"]
+
+
+async def test_last_published_model_predicts_without_a_file(tmp_path):
+    """`predict --address` asks no participant then."""
+    held_out = write_tables(tmp_path)
+    rules = {**RULES, "rounds.rounds": 1, "rounds.min_participants": 1}
+    coordinator, site = CoordinatorProcess(tmp_path / "data", rules), Site(tmp_path, SITES[0])
+    try:
+        await coordinator.start()
+        await site.start(coordinator.port)
+        await coordinator.until_logged('"session_finished"')
+        rows = rows_file(tmp_path, held_out)
+        status, predicted, told = await ask(coordinator, rows)
+        assert (status, told[:12]) == (0, "accuracy 0.9"), told
+        assert predicted.startswith("diagnosis\n")
+    finally:
+        for process in (coordinator, site):
+            await process.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((), "give --model FILE or --address HOST:PORT"),
+        (("--model=a.skops", "--address=localhost"), "give --model FILE or --address HOST:PORT"),
+        (("--model=a.skops", "--max-retries=2"), "--timeout-s and --max-retries go with --address"),
+    ],
+)
+async def test_flags_of_predict_that_do_not_go_together_are_refused(words, why):
+    status, _, told = await command("predict", "--data=rows.csv", *words)
+    assert status == 2
+    assert why in told

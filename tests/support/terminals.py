@@ -27,7 +27,8 @@ def files_of(page: str) -> dict[str, str]:
 
 class Terminals:
     """Terminals in one folder. A coordinator and participants run beside the next command; all
-    other commands wait for the participants to end. All use one free port instead of 50051.
+    other commands wait for the participants without --serve to end. All use one free port instead
+    of 50051.
 
     scripts: names of the Python files that take part, as xain-participant does.
     """
@@ -40,6 +41,7 @@ class Terminals:
             self.port: int = probe.getsockname()[1]
         self.coordinator: asyncio.subprocess.Process | None = None
         self.participants: list[asyncio.subprocess.Process] = []
+        self.serving: list[asyncio.subprocess.Process] = []  # participants that do not end
         self._log_path = folder / "coordinator.log"
 
     def words(self, line: str) -> list[str]:
@@ -64,6 +66,8 @@ class Terminals:
         if program == "xain-coordinator" and not is_command:
             await self.coordinate([word for word in words if word != "&"])
             return ""
+        if command == "status":
+            words = [*words, *self.unless(words, "--address")]
         return "".join(await self.run(*words))
 
     def unless(self, words: list[str], flag: str) -> list[str]:
@@ -118,7 +122,7 @@ class Terminals:
                 "OMP_NUM_THREADS": "1",  # PyTorch's threads of several sites wait for each other
             },
         )
-        self.participants.append(process)
+        (self.serving if "--serve" in words else self.participants).append(process)
 
     async def wait_for_participants(self) -> None:
         """Wait until all participants have ended by themselves, with status 0."""
@@ -128,7 +132,7 @@ class Terminals:
 
     async def end(self) -> None:
         """Kill what still runs."""
-        for process in (*self.participants, self.coordinator):
+        for process in (*self.participants, *self.serving, self.coordinator):
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
