@@ -254,7 +254,7 @@ def test_stopped_and_cancelled_fits_have_no_result(tmp_path: Path) -> None:
     participants stay for the next one."""
     with Served(tmp_path / "http") as served, ThreadPoolExecutor() as threads:
         served.start()
-        assert error_of(served.client.delete("/v1/fit")) == (409, "NOT_FITTING")
+        assert error_of(served.client.post("/v1/fit/cancel")) == (409, "NOT_FITTING")
         served.join("north", "south")
         waiting = threads.submit(served.fit, rounds=100_000, wait=True)
         served.until(lambda: served.status()["round"] > 2)
@@ -265,7 +265,7 @@ def test_stopped_and_cancelled_fits_have_no_result(tmp_path: Path) -> None:
         assert error_of(served.predict(COLUMNS, iris_rows())) == (409, "NOT_FITTED")
         waiting = threads.submit(served.client.post, "/v1/chimera/parameter-server/fit")
         assert waiting.result().json()["details"]["errorMessage"] == "AlreadyFitting"
-        cancelled = served.client.delete("/v1/fit").json()
+        cancelled = served.client.post("/v1/fit/cancel").json()
         assert (cancelled["state"], cancelled["cause"]) == ("failed", "cancelled by a request")
         assert error_of(served.predict(COLUMNS, iris_rows())) == (409, "NOT_FITTED")
         assert served.fit(rounds=1, wait=True).status_code == 200

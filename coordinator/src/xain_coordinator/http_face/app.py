@@ -76,7 +76,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             response.status_code = 200
         return await fits.status()
 
-    @app.delete("/v1/fit", responses=_errors(409, 503))
+    @app.post("/v1/fit/cancel", responses=_errors(409, 503))
     async def cancel() -> bodies.Status:
         """End the fit that goes on, without a result. The participants stay for the next one."""
         await fits.cancel()
