@@ -57,6 +57,19 @@ class HandIn:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportGroupBroken:
+    """Tell the coordinator that the process group of this round broke. Answer with Reported or
+    RefusedBy."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """Stop training: the attempt at the round is over. Its Train ends with any outcome."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Forget the result of this round. invalid: the coordinator found it unusable. accepted: the
     coordinator has it; a copy on the disk stays, in case the coordinator asks for it again."""
@@ -96,6 +109,8 @@ Action = (
     | BeginRound
     | Train
     | HandIn
+    | ReportGroupBroken
+    | EndAttempt
     | Drop
     | ReportFailure
     | Leave

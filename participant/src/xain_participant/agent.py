@@ -351,6 +351,10 @@ class Agent:
                 self._jobs.put((Call.TRAIN, round_))
             case a.HandIn(round_):
                 self._jobs.put((Call.HAND_IN, round_))
+            case a.ReportGroupBroken(round_):
+                self._jobs.put((Call.REPORT, round_))
+            case a.EndAttempt():
+                self._participant.end_attempt()
             case a.Drop():
                 self._drop(action)
             case a.ReportFailure(round_, failure):
@@ -384,6 +388,7 @@ class Agent:
             self._tags,
             can_evaluate=self._participant.can_evaluate,
             can_initialise=self._participant.can_initialise,
+            process_group_address=self._participant.process_group_address,
         )
         if response.reply == pb.LATER:
             return e.AskedToWait(response.retry_after_ms / 1000)
@@ -493,6 +498,7 @@ class Agent:
         self._watch_credit.put(None)
         self._jobs.put(None)
         self._work.abandon()
+        self._participant.end_attempt()
         deadline = self._runtime.now() + (0.0 if self._work.in_participant else JOIN_TIMEOUT_S)
         for task in self._tasks:
             task.join(max(0.0, deadline - self._runtime.now()))
@@ -626,6 +632,7 @@ def _advertised(message: pb.HeartbeatResponse | pb.WatchResponse) -> e.Advertise
         message.cause,
         update_damaged=message.update_damaged,
         warning=message.warning,
+        attempt=message.attempt,
     )
 
 

@@ -426,6 +426,7 @@ def _load_participant(
     from xain_messaging.logger import get_logger
     from xain_participant.estimators import KeptEstimators
     from xain_participant.personal import PersonalTensors
+    from xain_participant.stage_trainer import StageTrainer
     from xain_participant.workload_participant import WorkloadParticipant
     from xain_workloads.errors import DataError
     from xain_workloads.neural_builders import allow_builders
@@ -449,6 +450,9 @@ def _load_participant(
         min_category_count=settings.data.min_category_count,
         personal=personal,
         estimators=estimators,
+        stages=StageTrainer(
+            settings.training.process_group_address, settings.training.process_group_timeout_s
+        ),
     )
     try:
         check_profile(participant.profile())

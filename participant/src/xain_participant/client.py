@@ -258,10 +258,14 @@ class CoordinatorClient:
         *,
         can_evaluate: bool = False,
         can_initialise: bool = True,
+        process_group_address: str = "",
     ) -> pb.RendezvousResponse:
         """Ask to take part."""
         request = pb.RendezvousRequest(
-            tags=tags or {}, can_evaluate=can_evaluate, cannot_initialise=not can_initialise
+            tags=tags or {},
+            can_evaluate=can_evaluate,
+            cannot_initialise=not can_initialise,
+            process_group_address=process_group_address,
         )
         if profile is not None:
             request.profile.CopyFrom(
@@ -338,11 +342,13 @@ class CoordinatorClient:
         metrics: str,
         layout: Layout = (),
         evaluation: Evaluation | None = None,
+        attempt: int = 0,
     ) -> None:
         """Hand in what put_weights() has returned.
 
         update: None in an evaluation round. metrics: JSON list of points. layout: of initial
-        weights. evaluation: of the model that the round started from.
+        weights, or of the slice that a process group has trained. attempt: of that group.
+        evaluation: of the model that the round started from.
         """
         request = pb.EndTrainingRoundRequest(
             participant_id=self._participant_id,
@@ -350,6 +356,7 @@ class CoordinatorClient:
             metrics=metrics,
             round=round_,
             update=update,
+            attempt=attempt,
             layout=[
                 pb.Tensor(name=s.name, shape=s.shape, dtype=s.dtype, kind=s.kind) for s in layout
             ],
@@ -371,6 +378,11 @@ class CoordinatorClient:
             traceback=failure.traceback,
         )
         self._unary(lambda stub: stub.ReportFailure, request, timeout_s)
+
+    def report_group_broken(self, round_: int, attempt: int, reason: str) -> None:
+        """Say that the process group of this attempt at a round broke."""
+        request = pb.ReportFailureRequest(round=round_, attempt=attempt, message=reason)
+        self._unary(lambda stub: stub.ReportFailure, request)
 
     def get_weights(self, ref: pb.WeightsRef) -> NDArray[Any]:
         """Download a global model: (d,), writable, and checked against the size and digest of ref.

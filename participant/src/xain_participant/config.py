@@ -69,6 +69,18 @@ def _check_scale(scale: float) -> float:
 Scale = Annotated[float, AfterValidator(_check_scale), Allowed("a number, not 0")]
 
 
+def _check_group_address(address: str) -> str:
+    # The coordinator hands it to the other participants as it is.
+    _, separator, port = address.rpartition(":")
+    has_port = bool(separator) and not address.endswith("]")
+    if has_port and not (port.isdecimal() and 1 <= int(port) <= 65535):
+        raise ValueError("its port must be a number between 1 and 65535")
+    return address
+
+
+GroupAddress = Annotated[str, AfterValidator(_check_group_address), Allowed("HOST:PORT or HOST")]
+
+
 class CoordinatorSettings(Section):
     """[coordinator]"""
 
@@ -186,6 +198,8 @@ class TrainingSettings(Section):
     seed: int = Field(default=0, ge=0)
     builders: Texts = ()
     threads: int = Field(default=1, ge=1, le=1024)
+    process_group_address: GroupAddress = ""
+    process_group_timeout_s: float = Field(default=60.0, gt=0, le=24 * 3600.0)
 
 
 _NO_STORAGE = "is gone: weights travel through the coordinator, and no participant needs a store"

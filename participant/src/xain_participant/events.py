@@ -44,6 +44,7 @@ class Advertised:
     reconnect_spread_s: within how long after a lost connection all participants are to come back,
     each at a moment of its own; None if nothing is said of it.
     update_damaged: the accepted update is damaged at the coordinator, and must be sent again.
+    attempt: at the round, if a process group trains it; else 0. A higher one starts it again.
     warning: what the coordinator finds wrong with us; empty if nothing is."""
 
     state: State
@@ -54,14 +55,16 @@ class Advertised:
     reconnect_spread_s: float | None = None
     update_damaged: bool = False
     warning: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """BeginRound was answered. round: the one that is to be trained."""
+    """BeginRound was answered. round: the one that is to be trained. attempt: as in Advertised."""
 
     round: int
     update_accepted: bool = False
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,20 @@ class TrainingFailed:
     round: int
     message: str
     failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBroken:
+    """Train has ended without a result, since the process group broke."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """ReportGroupBroken was acknowledged."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,8 @@ Event = (
     | Saving
     | Trained
     | TrainingFailed
+    | GroupBroken
+    | Reported
     | HandedIn
     | RefusedBy
     | ConnectionLost

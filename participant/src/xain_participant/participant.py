@@ -34,6 +34,25 @@ Task = Literal["train", "evaluate", "initialise"]
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """The part of a participant in a process group, which trains one model in a round.
+
+    attempt: at the round, from 1. rank: from 0; the participant trains the stage of this number.
+    address: HOST:PORT at which the member of rank 0 listens; "" if the attempt is over.
+    """
+
+    attempt: int
+    rank: int
+    world_size: int
+    address: str
+
+
+class GroupBroken(Exception):
+    """The process group broke, which is no failure of the participant that notices it. The round
+    starts again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """The work of one round, as the coordinator assigns it.
 
@@ -42,6 +61,7 @@ class Assignment:
     evaluate: whether to measure the model on held-out data before training from it.
     config: the section [train] of the coordinator's configuration.
     participant_id: name under which the participant takes part.
+    process_group: that trains the round, if the coordinator puts the model together from slices.
     """
 
     session_id: str
@@ -52,6 +72,7 @@ class Assignment:
     evaluate: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     participant_id: str = ""
+    process_group: ProcessGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +139,25 @@ class Participant(ABC):
 
     def on_round(self, assignment: Assignment) -> None:  # noqa: B027  # optional
         """Tell what the round asks for; called after on_model() and before the round's work."""
+
+    @property
+    def process_group_address(self) -> str:
+        """HOST:PORT at which the participant would listen as rank 0 of a process group. Without
+        HOST the coordinator takes the one that the participant calls from. The default, "", takes
+        part in no process group."""
+        return ""
+
+    def slice_layout(self) -> Layout:
+        """Tensors of the update of a round that a process group trains: consecutive tensors of the
+        model. Called right after train_round(), which has returned these tensors alone.
+
+        In such a round train_round() raises GroupBroken if the group breaks.
+        """
+        return ()
+
+    def end_attempt(self) -> None:  # noqa: B027  # optional
+        """Stop training in a process group, whose attempt at the round is over. Called from another
+        thread while train_round() runs, which then raises GroupBroken; and at the end."""
 
     @property
     def can_evaluate(self) -> bool:

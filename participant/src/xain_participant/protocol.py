@@ -71,7 +71,9 @@ FINISHING_S = 2.0
 
 
 def _is_same_round(before: e.Advertised | None, now: e.Advertised) -> bool:
-    return before is not None and (before.state, before.round) == (now.state, now.round)
+    if before is None or before.attempt != now.attempt:
+        return False
+    return (before.state, before.round) == (now.state, now.round)
 
 
 def jittered(chance: Random, retry_after_s: float) -> float:
@@ -87,7 +89,8 @@ class _Contact(Enum):
 
 @dataclass(slots=True)
 class _Busy:
-    """The piece of work that the adapter does now. void: it belongs to a session that is gone.
+    """The piece of work that the adapter does now. void: it belongs to a session that is gone, or
+    to an attempt at a round that is over.
     saving: its result is being written to the disk."""
 
     call: Call
@@ -133,6 +136,8 @@ class Protocol:
         self._accepted: int | None = None  # round of a result whose copy on the disk stays
         self._done: deque[int] = deque(maxlen=NUM_DONE_KEPT)
         self._invalid: tuple[int, int] = (-1, 0)  # round, updates of it that were refused
+        self._attempt: tuple[int, int] = (-1, 0)  # round, and the latest attempt of its group
+        self._broken: int | None = None  # round whose process group broke, to be reported
         self._busy: _Busy | None = None
         self._last_round = -1
         self._work_failures = 0
@@ -180,7 +185,14 @@ class Protocol:
             case e.Saving():
                 if self._busy is not None:
                     self._busy.saving = True
-            case e.Assigned() | e.Trained() | e.HandedIn() | e.TrainingFailed():
+            case (
+                e.Assigned()
+                | e.Trained()
+                | e.GroupBroken()
+                | e.Reported()
+                | e.HandedIn()
+                | e.TrainingFailed()
+            ):
                 self._on_outcome(event)
             case e.RefusedBy():
                 self._on_refused(event)
@@ -251,6 +263,8 @@ class Protocol:
             self._forget_session(event.session_id)
             self._rejoin()
             return
+        if not self._meet(event.round, event.attempt):
+            return  # late: the round has started again since
         # The timer stays as it is: what a Watch stream tells does not renew the lease.
         before, self._advertised = self._advertised, event
         is_back = self._was_away or self._contact_failures > 0
@@ -271,6 +285,30 @@ class Protocol:
         if event.state is State.FINISHED:
             self._stay()
         self._work()
+
+    def _meet(self, round_: int, attempt: int) -> bool:
+        """Note the attempt at a round that a process group trains. A new attempt starts the round
+        again: what was trained in the one before is dropped.
+
+        Returns whether no later attempt is known.
+        """
+        if not attempt or self._attempt == (round_, attempt):
+            return True
+        if (round_, attempt) < self._attempt:
+            return False
+        is_again, self._attempt = self._attempt[0] == round_, (round_, attempt)
+        if not is_again:
+            return True
+        self._broken = None
+        if self._held == round_:
+            self._drop("its round starts again")
+        if round_ in self._done:
+            self._done.remove(round_)
+        if self._busy is not None and self._busy.call is not Call.BEGIN_ROUND:
+            self._busy.void = True
+            if self._busy.call is Call.TRAIN:
+                self._out.append(a.EndAttempt())
+        return True
 
     def _on_finished(self, cause: str) -> None:
         self._cause = cause
@@ -306,6 +344,7 @@ class Protocol:
         self._drop("it belongs to another session")
         self._done.clear()
         self._invalid = (-1, 0)
+        self._attempt, self._broken = (-1, 0), None
         self._advertised = None
         if self._busy is not None:
             self._busy.void = True
@@ -316,6 +355,9 @@ class Protocol:
         """Begin the piece of work that the situation asks for, if it asks for any."""
         advertised = self._advertised
         if self._busy is not None or self._backing_off or self._finishing:
+            return
+        if self._broken is not None:
+            self._begin(Call.REPORT, self._broken)
             return
         if advertised is None or advertised.state is not State.ROUND:
             return
@@ -343,21 +385,36 @@ class Protocol:
             case Call.HAND_IN:
                 assert self._held == round_, f"holding {self._held}, not {round_}"
                 self._out.append(a.HandIn(round_))
+            case Call.REPORT:
+                self._out.append(a.ReportGroupBroken(round_))
             case _:
                 raise AssertionError(f"{call} is not work")
 
-    def _on_outcome(self, event: e.Assigned | e.Trained | e.HandedIn | e.TrainingFailed) -> None:
+    def _on_outcome(
+        self,
+        event: e.Assigned | e.Trained | e.GroupBroken | e.Reported | e.HandedIn | e.TrainingFailed,
+    ) -> None:
         busy, self._busy = self._busy, None
         if busy is None:
             return
         if busy.void:
             if isinstance(event, e.Trained):
-                self._out.append(a.Drop(event.round, "it belongs to another session"))
+                self._out.append(a.Drop(event.round, "its session or attempt is over"))
             self._work()
             return
         match event:
-            case e.Assigned(round_, update_accepted):
-                self._on_assigned(round_, update_accepted)
+            case e.Assigned(round_, update_accepted, attempt):
+                if self._meet(round_, attempt):
+                    self._on_assigned(round_, update_accepted)
+                else:
+                    self._back_off()
+            case e.GroupBroken(round_):
+                self._broken = round_
+                self._work()
+            case e.Reported(round_):
+                self._work_failures, self._broken = 0, None
+                self._over(round_, "its process group broke")
+                self._work()
             case e.Trained(round_, is_durable):
                 self._work_failures = 0
                 self._held, self._accepted = round_, None
@@ -445,6 +502,7 @@ class Protocol:
             case Verdict.REJOIN:
                 self._rejoin()
             case Verdict.OVER:
+                self._broken = None
                 self._over(busy.round, event.message or event.reason or event.status)
             case Verdict.INVALID | Verdict.UNFIT:
                 if self._on_invalid(busy.round, event, for_good=verdict is Verdict.UNFIT):

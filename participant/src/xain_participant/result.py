@@ -19,7 +19,9 @@ class Result:
     session_id: empty if the coordinator named none. vector: (d,), contiguous.
     metrics_json: what was measured, as it travels. metrics: the newest value of each name, for
     observers. encoded: a shorter form of the vector, which decodes to exactly its values.
-    layout: of initial weights. evaluation: of the model that the round started from.
+    layout: of initial weights, or of the slice that was trained in a process group.
+    attempt: of that process group; 0 without one.
+    evaluation: of the model that the round started from.
     An evaluation round has no weights: its vector is empty.
     A result that was read back from the disk has neither metrics nor encoded.
     """
@@ -33,6 +35,7 @@ class Result:
     encoded: Encoded | None = None
     layout: Layout = ()
     evaluation: Evaluation | None = None
+    attempt: int = 0
 
     @property
     def is_evaluation(self) -> bool:

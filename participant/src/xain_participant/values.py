@@ -19,6 +19,7 @@ class Call(Enum):
     BEGIN_ROUND = auto()
     TRAIN = auto()  # the download of the global model, before it
     HAND_IN = auto()
+    REPORT = auto()  # that a process group broke
 
 
 class Timer(Enum):

@@ -23,7 +23,9 @@ from xain_participant.metrics import MAX_JSON_BYTES, to_json
 from xain_participant.participant import (
     Assignment,
     BodyFailed,
+    GroupBroken,
     Participant,
+    ProcessGroup,
     Task,
     call_init_weights,
     call_train_round,
@@ -73,6 +75,7 @@ class Work:
         self._on_saving = on_saving
         self._tells_messages = tells_messages
         self._is_abandoned = False
+        self._broken = (-1, 0, "")  # round, attempt and reason of the latest that broke
         self.result = keeper.load() if keeper is not None else None
         # Session of the next result. Set by the owner before TRAIN.
         self.session_id = ""
@@ -89,10 +92,18 @@ class Work:
                     return self._train(round_)
                 case Call.HAND_IN:
                     return self._hand_in(round_)
+                case Call.REPORT:
+                    return self._report(round_)
                 case _:
                     raise AssertionError(f"{call} is not work")
         except Refused as refused:
             return refused.event(call)
+        except GroupBroken as broken:
+            self._log.warning(
+                "group_broken", round=round_, attempt=self._attempt, reason=str(broken)
+            )
+            self._broken = round_, self._attempt, str(broken)
+            return e.GroupBroken(round_)
         except BodyFailed as failed:
             error = failed.__cause__ or failed
             self._log.debug("script_failed", round=round_, reason=repr(error))
@@ -112,7 +123,12 @@ class Work:
     def assign(self, assignment: pb.StartTrainingRoundResponse) -> e.Event:
         """Take an assignment that came without being asked for. Not while a piece is being done."""
         self._assignment = assignment
-        return e.Assigned(assignment.round, assignment.update_accepted)
+        return e.Assigned(assignment.round, assignment.update_accepted, self._attempt)
+
+    @property
+    def _attempt(self) -> int:
+        """Number of the attempt, if a process group trains the round; else 0."""
+        return self._assignment.process_group.attempt
 
     @property
     def is_evaluation(self) -> bool:
@@ -164,6 +180,8 @@ class Work:
                 vector, num_samples = call_train_round(
                     self._participant, weights, assignment.epochs, assignment.epoch_base
                 )
+                if self._attempt:
+                    layout = self._participant.slice_layout()
             measured = take_metrics(self._participant)
             evaluation = take_evaluation(self._participant)
         if task == "evaluate" and evaluation is None:
@@ -190,6 +208,7 @@ class Work:
             encoded,
             layout,
             evaluation,
+            self._attempt,
         )
         return e.Trained(round_, self._keep(self.result))
 
@@ -202,6 +221,12 @@ class Work:
                 self._damaged_digest = assignment.model.digest
             raise
 
+    def _report(self, round_: int) -> e.Event:
+        broken, attempt, reason = self._broken
+        assert broken == round_, f"the group of round {broken} broke, not that of {round_}"
+        self._client.report_group_broken(round_, attempt, reason)
+        return e.Reported(round_)
+
     def _base_for_encoding(self, weights: NDArray[Any]) -> NDArray[Any] | None:
         """A copy of the model, since training may change the array that it is given. None if the
         update stays plain, as a small one does, which travels inside its call."""
@@ -212,6 +237,8 @@ class Work:
 
     def _kept(self, round_: int) -> Result | None:
         """The copy on the disk of a result that was accepted, and that is asked for again."""
+        if self._attempt:
+            return None
         kept = self._keeper.load() if self._keeper is not None and self.session_id else None
         if kept is None or (kept.session_id, kept.round) != (self.session_id, round_):
             return None
@@ -219,8 +246,9 @@ class Work:
 
     def _keep(self, result: Result) -> bool:
         """Whether it outlives this process."""
-        # A session without a name cannot be recognised after a restart.
-        if self._keeper is None or not result.session_id or self._is_abandoned:
+        # A session without a name cannot be recognised after a restart, and a slice has no use
+        # after one: the round starts again.
+        if result.attempt or self._keeper is None or not result.session_id or self._is_abandoned:
             return False
         self._on_saving(result.round)
         try:
@@ -255,6 +283,7 @@ class Work:
                 result.metrics_json,
                 result.layout,
                 result.evaluation,
+                result.attempt,
             )
         except Refused as refused:
             if offer is not None and is_put and refused.reason in _WRONG_OBJECT:
@@ -310,4 +339,12 @@ def _assignment(
         evaluate=assignment.evaluate,
         config=json.loads(assignment.train_config or "{}"),
         participant_id=participant_id,
+        process_group=_process_group(assignment),
     )
+
+
+def _process_group(assignment: pb.StartTrainingRoundResponse) -> ProcessGroup | None:
+    if not assignment.HasField("process_group"):
+        return None
+    group = assignment.process_group
+    return ProcessGroup(group.attempt, group.rank, group.world_size, group.address)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from xain_participant.estimators import KeptEstimators, Votes
 from xain_participant.participant import Assignment, Participant
 from xain_participant.personal import PersonalTensors
+from xain_participant.stage_trainer import StageTrainer
 from xain_workloads.dataset import Dataset
 from xain_workloads.model import Layout, Model
 from xain_workloads.preprocessing import KEY, prepare
@@ -31,6 +32,7 @@ class WorkloadParticipant(Participant):
         wants evaluated are measured on them; what is measured is also sent as metrics whose names
         begin with "test_".
     min_category_count: rows that a category must have for its name to travel, 1 or more.
+    stages: trains a stage of a network in a process group, as the coordinator asks for it.
     personal: keeps the tensors that do not travel; None keeps them in memory.
     estimators: keeps the fitted estimators that do not travel; None keeps them in memory.
     Raises DataError if two features of a Dataset have the same name.
@@ -45,6 +47,7 @@ class WorkloadParticipant(Participant):
         min_category_count: int = MIN_CATEGORY_COUNT,
         personal: PersonalTensors | None = None,
         estimators: KeptEstimators | None = None,
+        stages: StageTrainer | None = None,
     ) -> None:
         self._data = _as_table(data)
         self._personal = personal or PersonalTensors()
@@ -57,7 +60,9 @@ class WorkloadParticipant(Participant):
         self._workload: Workload | None = None
         self._layout: Layout = ()
         self._metadata: Mapping[str, str] = {}
+        self._stages = stages or StageTrainer()
         self._assignment = Assignment("", -1)
+        self._slice: Layout = ()  # of the latest stage
         self._is_evaluated = False  # whether the round's model is to be measured first
 
     def profile(self) -> DataProfile:
@@ -74,9 +79,19 @@ class WorkloadParticipant(Participant):
         self._workload = from_metadata(metadata) if "workload" in metadata else None
 
     def on_round(self, assignment: Assignment) -> None:
-        self._is_evaluated = assignment.evaluate
         self._assignment = assignment
+        self._is_evaluated = assignment.evaluate
         self._personal.on_round(assignment)
+
+    @property
+    def process_group_address(self) -> str:
+        return self._stages.address
+
+    def slice_layout(self) -> Layout:
+        return self._slice
+
+    def end_attempt(self) -> None:
+        self._stages.end()
 
     @property
     def can_evaluate(self) -> bool:
@@ -129,6 +144,16 @@ class WorkloadParticipant(Participant):
             self.update_metrics(**self._workload.evaluate(model, data))
             return weights, data.num_samples
         started_at = time.monotonic()
+        if self._assignment.process_group is not None:
+            stage = self._stages.train(
+                self._assignment, model, data, epochs=epochs, epoch_base=epoch_base
+            )
+            self._slice = stage.layout
+            seconds = time.monotonic() - started_at
+            self.update_metrics(
+                **{**stage.metrics, "samples": stage.num_samples, "seconds": seconds}
+            )
+            return stage.vector, stage.num_samples
         result = self._workload.train(
             model, data, epochs=epochs, epoch_base=epoch_base, seed=self._seed_of_workload()
         )

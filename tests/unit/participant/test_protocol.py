@@ -660,7 +660,7 @@ def test_what_was_trained_for_another_session_is_dropped(joined: Talk) -> None:
     joined.session = "s2"
     assert joined.advertise(3) == [], "the old work still runs"
     assert joined.hear(e.Trained(3)) == [
-        a.Drop(3, "it belongs to another session"),
+        a.Drop(3, "its session or attempt is over"),
         a.BeginRound(3),
     ]
 

@@ -106,11 +106,7 @@ class NeuralWorkload:
         weight_decay.
         """
         require_training(epochs, epoch_base, seed)
-        classes, width = self._opened(model)
-        codes = coded_target(self.options.task, classes, data)
-        require_width(width, data.features)
-        scale = Scale() if classes else target_scale(model.metadata)
-        target = codes if classes else (codes - scale.center) / scale.scale
+        codes, target, scale = self.targets_of(model, data)
         network = self.network(model)
         try:
             if self.options.mode == "gradient":
@@ -133,7 +129,7 @@ class NeuralWorkload:
                 f" learning_rate = {self.options.learning_rate:g}: lower learning_rate, or scale"
                 " the data"
             )
-        return TrainResult(vector, data.num_samples, self._metrics(scores, codes, scale))
+        return TrainResult(vector, data.num_samples, self.metrics_of(scores, codes, scale))
 
     def _train_epoch(
         self,
@@ -143,17 +139,33 @@ class NeuralWorkload:
         target: NDArray[Any],
         seed: tuple[int, int],
     ) -> None:
-        """One pass over the rows in an order drawn from the seed, in nearly equal batches."""
-        drawn = np.random.default_rng(seed)
-        order = drawn.permutation(len(target))
-        size = self.options.batch_size or batch_rows(len(target))
+        """One pass over the rows in an order drawn from the seed."""
+        batches, torch_seed = self.batches(len(target), seed)
         inputs, targets = network.inputs(features), network.targets(target)
         network.module.train()
-        with seeded(int(drawn.integers(2**63))):
-            for rows in np.array_split(order, -(-len(order) // size)):
+        with seeded(torch_seed):
+            for rows in batches:
                 optimizer.zero_grad()
                 loss_of(network.outputs(inputs[rows]), targets[rows]).backward()
                 optimizer.step()
+
+    def batches(self, num_rows: int, seed: tuple[int, int]) -> tuple[list[NDArray[np.intp]], int]:
+        """The rows of each step of an epoch, in nearly equal batches, and the seed of torch."""
+        drawn = np.random.default_rng(seed)
+        order = drawn.permutation(num_rows)
+        size = self.options.batch_size or batch_rows(num_rows)
+        return np.array_split(order, -(-num_rows // size)), int(drawn.integers(2**63))
+
+    def targets_of(self, model: Model, data: Dataset) -> tuple[NDArray[Any], NDArray[Any], Scale]:
+        """(n,) coded targets, (n,) targets to train on, which are scaled, and their scale.
+
+        Raises NoData and DataError if the data do not fit the model.
+        """
+        classes, width = self._opened(model)
+        codes = coded_target(self.options.task, classes, data)
+        require_width(width, data.features)
+        scale = Scale() if classes else target_scale(model.metadata)
+        return codes, codes if classes else (codes - scale.center) / scale.scale, scale
 
     def _gradient(
         self,
@@ -188,7 +200,7 @@ class NeuralWorkload:
             raise Diverged(
                 "the gradient is not finite: lower aggregation.options.eta0, or scale the data"
             )
-        metrics = self._metrics(scores, codes[rows], scale)
+        metrics = self.metrics_of(scores, codes[rows], scale)
         metrics["objective"] = float(objective.detach())
         return TrainResult(vector, len(target), metrics)
 
@@ -201,7 +213,7 @@ class NeuralWorkload:
         target = coded_target(self.options.task, classes, data)
         require_width(width, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
-        return self._metrics(self.network(model).scores(data.features), target, scale)
+        return self.metrics_of(self.network(model).scores(data.features), target, scale)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
@@ -269,7 +281,7 @@ class NeuralWorkload:
         named = {"relu": "relu", "tanh": "tanh", "sigmoid": "logistic"}
         return named.get(between.pop(), "") if len(between) == 1 else ""
 
-    def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
+    def metrics_of(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
         """scores: (n, k). target: (n,), as coded_target() gives it."""
         if self.options.task == "regression":
             return regression_metrics(scores[:, 0] * scale.scale + scale.center, target)

@@ -29,6 +29,11 @@ def allow_builders(patterns: Iterable[str]) -> None:
     _allowed.update(patterns)
 
 
+def allowed() -> frozenset[str]:
+    """Patterns of the builders that this process may import."""
+    return frozenset(_allowed)
+
+
 def load_builder(name: str) -> Callable[[int, int], Any]:
     """The function of that name. Raises DataError if it is not allowed, or cannot be imported."""
     require_name(name)

@@ -35,6 +35,11 @@ def use_threads(num_threads: int) -> None:
     _num_threads[:] = [num_threads]
 
 
+def threads_in_use() -> int | None:
+    """The number that use_threads() was given; None if torch is left alone."""
+    return _num_threads[0] if _num_threads else None
+
+
 def import_torch() -> Any:
     """The package torch. Raises ModuleNotFoundError that says how to install it."""
     try:
