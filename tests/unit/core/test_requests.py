@@ -59,6 +59,16 @@ def test_second_request_is_refused_in_every_phase() -> None:
         bench.send(c.RequestFit())
 
 
+def test_fit_ends_if_no_initial_model_can_be_made() -> None:
+    """The one who requested it hears why; a session that starts by itself waits for others."""
+    bench = Bench(RULES, answers=False)
+    bench.send(c.RequestFit())
+    bench.join("a", "b")
+    bench.send(c.InitialisationFailed("the last layer gives 16 numbers"))
+    assert bench.session.phase is Phase.FINISHED
+    assert bench.session.cause == "no initial model could be made: the last layer gives 16 numbers"
+
+
 def test_cancelled_fit_ends_without_a_result() -> None:
     """In the middle of a round; nothing can be cancelled before the request or after the end."""
     bench = Bench(RULES)

@@ -219,7 +219,7 @@ def _next_step_between_rounds(
     if not session.gathered:
         return e.ParticipantsGathered(now) if _have_gathered(session, now) else None
     if session.model is None:
-        return _ask_for_model(session)
+        return _ask_for_model(session, now)
     if session.num_eligible < rules.num_required or session.lacks_initialisers:
         return None
     if (left_out := _left_out(session)) is not None:
@@ -269,13 +269,15 @@ def _is_past(opened_at: float, rules: Rules, now: float) -> bool:
     return rules.deadline_s is not None and opened_at + rules.deadline_s <= now
 
 
-def _ask_for_model(session: Session) -> e.Event | None:
+def _ask_for_model(session: Session, now: float) -> e.Event | None:
     """Once. While it is being made nothing else can happen, and profiles that were refused would
     be refused again: then others must come."""
     if session.requested is not None or session.num_eligible < session.rules.num_required:
         return None
     members = tuple(participant_id for participant_id, _ in session.eligible_profiles())
     if session.profiles_of(members) == session.refused:
+        if session.rules.start == "request":  # whoever requested the fit is to hear of it
+            return e.SessionFinished(f"no initial model could be made: {session.trouble}", now)
         return None
     return e.ModelRequested(participants=members)
 

@@ -84,7 +84,10 @@ class Predictor:
         """Whether it tells more of a class than its name."""
         if self.is_held:
             return bool(self.classes)
-        return bool(self.classes) and hasattr(self._estimator, "predict_proba")
+        try:
+            return bool(self.classes) and hasattr(self._estimator, "predict_proba")
+        except ValueError:  # a network that scikit-learn does not have
+            return False
 
     def _probabilities(self, features: NDArray[Any]) -> NDArray[Any]:
         if not self.has_probabilities:
