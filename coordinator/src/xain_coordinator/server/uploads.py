@@ -104,6 +104,7 @@ class Uploads:
     # The latest of each place, which is "{round}/{name}", of rounds that may be handed in for.
     _measured: dict[str, StoredWeights] = field(default_factory=dict)
     _measured_round: int = -1
+    _has_swept: bool = False  # once: predecessors write nothing any more
     # One at a time: parsed JSON takes many times the memory of its text.
     _parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _trees: TreesCheck = field(init=False)
@@ -330,6 +331,7 @@ class Uploads:
         place = await self._begin(participant_id, Announced(round_, len(data), digest))
         if isinstance(place, WeightsRef):
             return await self.find(participant_id, round_, place.key, digest)
+        self._forget_earlier_rounds()
         key = journalled_key(place, uuid.uuid4().hex)
         distance = self._rounds.distance(round_)
         # Without a distance there is nothing to read, and a small object costs less than a thread.
@@ -482,13 +484,7 @@ class Uploads:
     def _keep(self, place: str, measured: StoredWeights) -> bool:
         """From now on this is what its sender hands in; what it uploaded before has no use. False
         if its round is over: nobody else would remove what was made durable after that."""
-        if self.driver.session.round != self._measured_round:
-            if self._measured_round >= 0:
-                self._background.do(self.store.sweep)  # what a predecessor has left of a round
-            self._measured_round = self.driver.session.round
-            wanted = self._rounds.wanted(self._measured)
-            self._measured = {p: m for p, m in self._measured.items() if p in wanted}
-            self._unfinished.drop_unwanted()
+        self._forget_earlier_rounds()
         if not self._rounds.is_wanted(place):
             self._discard(measured)
             return False
@@ -497,6 +493,18 @@ class Uploads:
         if replaced is not None:
             self._discard(replaced)
         return True
+
+    def _forget_earlier_rounds(self) -> None:
+        """Let go of what was uploaded for rounds that are over."""
+        if self.driver.session.round == self._measured_round:
+            return
+        if self._measured_round >= 0 and not self._has_swept:
+            self._has_swept = True
+            self._background.do(self.store.sweep)  # what predecessors have left of a round
+        self._measured_round = self.driver.session.round
+        wanted = self._rounds.wanted(self._measured)
+        self._measured = {p: m for p, m in self._measured.items() if p in wanted}
+        self._unfinished.drop_unwanted()
 
     def _discard(self, measured: StoredWeights) -> None:
         self._background.delete(measured.ref.key)
