@@ -53,6 +53,11 @@ def test_one_data_set_is_divided(tmp_path: Path, number: int | None) -> None:
         assert {w.source for w in found} == {data}
 
 
+def test_stages_of_a_network_have_all_rows() -> None:
+    found = find_workers("digits", LaunchSettings(workers=2), divided=False)
+    assert [worker.part for worker in found] == [None, None]
+
+
 def test_wrong_data_are_told_in_one_line(tmp_path: Path) -> None:
     def told(data: str, **settings: object) -> str:
         with pytest.raises(CommandFailed) as caught:

@@ -198,7 +198,8 @@ def _resolve(
         first = resolve(CoordinatorConfig, config, ENV_PREFIX, values, weakest)
         if not first.config.workload.name:
             _refuse("name what is trained with --workload, such as --workload sgd")
-        workers = plan.find_workers(data, first.config.launch)
+        mode = first.config.workload.options.get("mode")
+        workers = plan.find_workers(data, first.config.launch, divided=mode != "pipeline")
         given = {".".join(key) for key in first.given}
         fleet = plan.fleet_defaults(len(workers), first.config.launch)
         added = {key: value for key, value in fleet.items() if key not in given}

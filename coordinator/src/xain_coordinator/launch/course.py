@@ -178,7 +178,7 @@ class Launch:
             if status and name not in self._told:
                 self._told.add(name)
                 how = "was killed" if status == KILLED else f"ended with status {status}"
-                self._say(f"{name} {how}; the others go on")
+                self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
 
     def _revive_coordinator(self) -> None:
         """Start a killed coordinator again, on the same port, to go on with its session."""

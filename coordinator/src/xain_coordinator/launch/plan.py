@@ -19,7 +19,7 @@ class Worker:
     """A participant that is to be started.
 
     source: a bundled data set, or the absolute path of a file or of a folder.
-    part: (index, number of parts) of a source that all workers share; None for data of its own.
+    part: (index, number of parts) of a source that the workers divide; None for all of its rows.
     cpu_shares: relative weight of its container; None for the engine's default.
     """
 
@@ -47,11 +47,14 @@ class Program:
     worker: Worker | None = None  # None for the coordinator
 
 
-def find_workers(data: str, settings: LaunchSettings) -> tuple[Worker, ...]:
+def find_workers(
+    data: str, settings: LaunchSettings, *, divided: bool = True
+) -> tuple[Worker, ...]:
     """The workers and their data.
 
     data: a folder with a folder for each worker, or a source that the workers divide at random: a
         file, one folder with the two files of FOLDER_FILES, or a bundled set.
+    divided: False if every worker takes all rows of one source, as the stages of a network do.
     Raises CommandFailed if the data are not there or do not fit the settings.
     """
     path = Path(data)
@@ -61,7 +64,8 @@ def find_workers(data: str, settings: LaunchSettings) -> tuple[Worker, ...]:
         number = settings.workers or len(settings.names) or DEFAULT_WORKERS
         names = settings.names or tuple(f"worker-{i + 1}" for i in range(number))
         source = data if data in BUNDLED else str(path.absolute())
-        found = [Worker(name, source, (i, number)) for i, name in enumerate(names)]
+        parts = [(i, number) if divided else None for i in range(number)]
+        found = [Worker(name, source, part) for name, part in zip(names, parts, strict=True)]
     elif path.is_dir():
         found = [Worker(name, str(path.absolute() / name)) for name in _folders(path, settings)]
     else:
