@@ -128,12 +128,17 @@ class Launch:
         names = {worker.name for worker in self._request.workers}
         while not names <= self._joined:
             snapshot = self._look()
+            ended = {
+                name: one.status()
+                for name, one in self._workers.items()
+                if one.status() is not None and name not in self._joined
+            }
+            if ended:  # asked after that: workers also end at the end of a short session
+                snapshot = self._ask()
             if snapshot is not None and snapshot.status.phase == "finished":
                 return
-            for name in sorted(names - self._joined):
-                status = self._workers[name].status()
-                if status is not None:
-                    raise CommandFailed(f"{name} ended with status {status} before it had joined")
+            for name in sorted(ended.keys() - self._joined):
+                raise CommandFailed(f"{name} ended with status {ended[name]} before it had joined")
             if time.monotonic() > deadline:
                 missing = ", ".join(sorted(names - self._joined))
                 raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {missing}")
@@ -142,12 +147,16 @@ class Launch:
         """Follow the session to its end. Raises CommandFailed if it cannot come to one."""
         while True:
             snapshot = self._look()
-            if snapshot is not None and snapshot.status.phase == "finished":
-                if not self._request.serve:
-                    self._let_workers_end()
-                    return snapshot
-            elif all(one.status() is not None for one in self._workers.values()):
+            have_ended = all(one.status() is not None for one in self._workers.values())
+            if have_ended:  # asked after that: workers end when they hear of the end of the session
+                snapshot = self._ask()
+            if snapshot is None:
+                continue
+            if snapshot.status.phase != "finished" and have_ended:
                 raise CommandFailed("all workers have ended, and the training is not over")
+            if snapshot.status.phase == "finished" and (have_ended or not self._request.serve):
+                self._let_workers_end()
+                return snapshot
 
     def _look(self) -> Snapshot | None:
         """Show new lines of the logs, report who died, and ask the coordinator now and then."""
