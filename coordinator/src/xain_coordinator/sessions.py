@@ -26,7 +26,7 @@ from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase, WeightsRef
 from xain_coordinator.history import History
-from xain_coordinator.ports import Reader
+from xain_coordinator.ports import JournalError, Reader
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
 
@@ -92,9 +92,13 @@ class Sessions:
 
     async def load_fitted(self) -> None:
         """Find the models of the last session that was completed, in the journal if it is not the
-        present one. Raises JournalError."""
-        if self.fitted() is None:
+        present one."""
+        if self.fitted() is not None:
+            return
+        try:
             self._fitted = await asyncio.to_thread(self._completed_before)
+        except JournalError as error:  # the present session goes on without them
+            log.warning("earlier_models_not_found", round=self.session.round, error=str(error))
 
     def fitted(self) -> "Trained | None":
         """The models of the last session that was completed; None if there is none yet.
@@ -221,6 +225,7 @@ class Sessions:
             self.current = coordinator
             await coordinator.start()
         except BaseException as error:
+            log.error("next_session_failed", round=self.session.round, error=str(error))
             self._fail(error)
             raise
         self._watching = asyncio.create_task(self._watch(coordinator))

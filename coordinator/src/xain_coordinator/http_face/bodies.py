@@ -36,7 +36,7 @@ class AggregationChange(_Request):
 
 
 class FitRequest(_Request):
-    """What is not given is as configured. wait: answer when the session has ended."""
+    """A fit as configured, but for what is given here. wait: answer when the session has ended."""
 
     wait: bool = False
     rounds: Count | None = None

@@ -117,7 +117,7 @@ def _message(session_id: str, number: int, record: Record) -> str:
 
 
 def _fields(event: e.DurableEvent) -> dict[str, Any]:
-    """What a reader may know of an event, as plain values."""
+    """Fields of an event that a reader may know, as plain values."""
     return {
         field.name: _plain(getattr(event, field.name))
         for field in fields(event)

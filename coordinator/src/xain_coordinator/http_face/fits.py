@@ -1,4 +1,4 @@
-"""What fit, predict and the questions do, for /v1 and Chimera's paths alike.
+"""Fit, predict and the questions, as /v1 and Chimera's paths ask for them.
 
 The handlers run on the event loop of the HTTP server. What concerns the session runs on the event
 loop of the gRPC server, and what takes time in threads of its own.
