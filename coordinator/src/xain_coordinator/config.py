@@ -482,6 +482,13 @@ class CoordinatorConfig(Section):
                 'it joins estimators, which only a workload fits; set workload.name = "bagging"',
             )
         self._require_bytes_alone()
+        scaling = self.workload.preprocessing.scaling
+        if self.workload.options.get("vote") == "open" and scaling not in ("", "standard"):
+            raise WrongSetting(
+                "workload.preprocessing.scaling",
+                'workload.options.vote = "open" needs columns with mean 0 and deviation 1; '
+                'set it to "standard"',
+            )
         if self._keeps_estimators:
             for name in ("data", "metric"):
                 if getattr(self.evaluate, name):

@@ -254,9 +254,28 @@ async def test_votes_are_weighted_by_rows_and_only_whoever_answers_counts(three)
     assert (found.answered, found.missing) == (("p0", "p1"), {"p2": "no rows of mine"})
 
 
+async def test_estimators_may_abstain_with_open_votes(start, join):
+    found = settings(2, publish=False, estimators=2, vote="open")
+    found["rounds"]["rounds"] = 1
+    coordinator = await start(**found)
+    sites = [Site(member) for member in await gather(coordinator, join, halves(load("wine")))]
+    for number, site in enumerate(sites):
+        await site.hand_in(number)
+    await sites[0].member.until(pb.FINISHED, 0)
+    nothing = np.zeros(3)
+    async with sites[0].stream() as of_a, sites[1].stream() as of_b:
+        await opened(coordinator, 2)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        await sites[0].answer(of_a, votes=np.array([[0.1, 0, 0], nothing], "<f8").tobytes())
+        await sites[1].answer(of_b, votes=np.array([[0, 0.3, 0], nothing], "<f8").tobytes())
+        answer = await asking
+    np.testing.assert_allclose(answer.probabilities, [[0.25, 0.75, 0], [1 / 3] * 3])
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
+        ({"votes": shares(0.5, 0, 0)}, "shares of classes that do not add up to 1"),
         ({"votes": shares(1, 0, 0, num_rows=3)}, "it answered with 72 bytes, expected were 48"),
         ({"votes": shares(np.nan, 0, 1)}, "its answer has values that are not finite"),
         ({"votes": shares(1, 1, 0)}, "shares of classes that do not add up to 1"),

@@ -795,6 +795,14 @@ def test_no_model_is_evaluated_where_estimators_stay_at_the_participants() -> No
             {**BAGGING, "workload__options": {}, "evaluate__data": "wine"},
             'evaluate.data is "wine"; with workload.options.publish = false nobody has the',
         ),
+        (
+            {
+                **BAGGING,
+                "workload__options": {"vote": "open"},
+                "workload__preprocessing.scaling": "none",
+            },
+            'workload.preprocessing.scaling is "none"; workload.options.vote = "open" needs',
+        ),
     ],
 )
 def test_settings_that_do_not_go_with_ensembles_are_named(

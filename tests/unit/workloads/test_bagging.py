@@ -31,6 +31,8 @@ from xain_workloads.held import (
     unpack_holdings,
 )
 from xain_workloads.model import Model
+from xain_workloads.preprocessing import prepare
+from xain_workloads.table import Table
 from xain_workloads.workload import create, initial_model
 
 TREES = {"parameters": {"max_depth": 4}, "estimators": 3, "publish": True}
@@ -212,6 +214,11 @@ def test_empty_ensemble_is_measured_and_predicts_nothing() -> None:
         ({"publish": "no"}, "publish is 'no'"),
         ({"publish": True, "estimator": "os.system"}, "estimator is 'os.system'; choose one of"),
         ({"publish": True, "vote": "loud"}, "vote is 'loud'"),
+        (
+            {"publish": True, "vote": "open"},
+            "vote is 'open'; it is for classification with publish",
+        ),
+        ({"estimator": "Ridge", "vote": "open"}, "vote is 'open'; it is for classification"),
         ({"publish": True, "estimators": 0}, "estimators is 0"),
         ({"publish": True, "task": "regression"}, "DecisionTreeClassifier is made for classif"),
         ({"publish": True, "parameters": {"depth": 3}}, "parameters do not fit DecisionTreeC"),
@@ -429,3 +436,55 @@ def test_list_of_estimators_says_why_it_cannot_predict() -> None:
 def test_wrong_lists_of_estimators_are_refused(update: bytes, why: str) -> None:
     with pytest.raises(InvalidEnsemble, match=why):
         check_holding(update, 3)
+
+
+def by_label(name: str, num_sites: int) -> tuple[list[Table], Dataset]:
+    """Sites with rows in the order of the labels, and rows that none of them has."""
+    data = load(name)
+    rows = np.random.default_rng(0).permutation(data.num_samples)
+    held_out, rest = np.array_split(rows, [data.num_samples // 4])
+    rest = rest[np.argsort(data.target[rest], kind="stable")]
+    names = tuple(sorted(set(data.target.tolist())))
+    parts = [Table.from_dataset(data.subset(part)) for part in np.array_split(rest, num_sites)]
+    return [replace(part, classes=names) for part in parts], data.subset(held_out)
+
+
+def accuracy_of_kept(parts: list[Table], test: Dataset, vote: str) -> tuple[float, list[float]]:
+    """Accuracy of 10 trees a site, and the out-of-bag score of each site."""
+    options = {"vote": vote, "estimators": 10}
+    workload = create("bagging", options)
+    model = initial_model(workload, [part.profile() for part in parts])
+    total, scores = np.zeros((test.num_samples, len(parts[0].classes))), []
+    features = prepare(model.metadata, test).features
+    for site, part in enumerate(parts):
+        prepared = prepare(model.metadata, part)
+        result = workload.train(model, prepared, epochs=1, epoch_base=0, seed=site)
+        votes = LoadedEstimators(result.kept, model.metadata).sum_of_votes(features)
+        assert (votes.sum(axis=1) <= 10 + 1e-9).all()
+        total += part.num_samples * votes
+        scores.append(result.metrics["oob_score"])
+    names = np.array(parts[0].classes)
+    return float(np.mean(names[total.argmax(axis=1)] == test.target)), scores
+
+
+@pytest.mark.parametrize(
+    ("name", "num_sites", "soft", "opened"), [("wine", 3, 0.75, 0.9), ("digits", 7, 0.6, 0.75)]
+)
+def test_open_votes_help_where_sites_have_few_classes(
+    name: str, num_sites: int, soft: float, opened: float
+) -> None:
+    """Strictly by label; estimators abstain for rows that are unlike those of their site."""
+    parts, test = by_label(name, num_sites)
+    assert accuracy_of_kept(parts, test, "soft")[0] < soft
+    found, scores = accuracy_of_kept(parts, test, "open")
+    assert found > opened
+    assert min(scores) > 0.8
+
+
+def test_open_votes_need_the_statistics_of_the_sites() -> None:
+    data = load("iris")
+    model, _ = update(data)
+    workload = create("bagging", {"vote": "open"})
+    metadata = {**model.metadata, "options": json.dumps({"vote": "open"})}
+    with pytest.raises(DataError, match="needs statistics of all sites"):
+        workload.train(replace(model, metadata=metadata), data, epochs=1, epoch_base=0, seed=0)

@@ -23,6 +23,7 @@ from xain_workloads.errors import DataError
 from xain_workloads.held import WHY_NO_MODEL, Holding, digest_of, pack_holdings
 from xain_workloads.model import Model
 from xain_workloads.options import from_mapping
+from xain_workloads.preprocessing import preprocessing_of
 from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     Array,
@@ -88,14 +89,20 @@ class BaggingWorkload:
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         rows = rows_to_predict(num_features, data.features)
+        num_numbers = _num_numbers(model.metadata) if self.options.is_open else 0
         estimators, samples = [], []
         per_round = self.options.estimators
         for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
             drawn = np.random.default_rng((self.options.seed, seed, number))
             samples.append(drawn.integers(0, len(rows), len(rows)))
-            estimators.append(self._fitted(rows[samples[-1]], target[samples[-1]], drawn))
+            bootstrap = rows[samples[-1]], target[samples[-1]]
+            if self.options.is_open:
+                bootstrap = _with_unlike_rows(*bootstrap, len(classes), num_numbers, drawn)
+            estimators.append(self._fitted(*bootstrap, drawn))
         frames = [Frame(data.num_samples, dump(estimator)) for estimator in estimators]
-        score = oob_score(estimators, samples, rows, target, len(classes))
+        score = oob_score(
+            estimators, samples, rows, target, len(classes), is_open=self.options.is_open
+        )
         metrics = {} if score is None else {"oob_score": score}
         fitted = pack(frames)
         if self.options.publish:
@@ -195,29 +202,32 @@ class LoadedEstimators:
         self.num_classes = len(classes_of(self._options.task, metadata))
         self.num_features = num_features_of(metadata)
         members = [load(frame.file, self._options, self.num_features) for frame in unpack(kept)]
+        # With one more for rows that are unlike those of the site.
+        self._num_known = self.num_classes + (1 if self._options.is_open else 0)
         if self.num_classes:
-            members = [_with_all_classes(m, self.num_classes, self.num_features) for m in members]
+            members = [_with_all_classes(m, self._num_known, self.num_features) for m in members]
         self._members = members
 
     def __len__(self) -> int:
         return len(self._members)
 
     def sum_of_votes(self, features: ArrayLike) -> Array:
-        """(n, k) sums over the estimators: of probabilities with vote = "soft", of votes for a
-        class with "hard", k classes; of predictions for regression, k = 1.
+        """(n, k) sums over the estimators: of probabilities with vote = "soft" and "open", of votes
+        for a class with "hard", k classes; of predictions for regression, k = 1. With "open" the
+        probabilities of a row add up to less than 1 where estimators abstain.
 
         features: (n, p), prepared as the model says. Raises DataError if they do not fit.
         """
         rows = rows_to_predict(self.num_features, features)
-        votes = np.zeros((len(rows), max(self.num_classes, 1)))
+        votes = np.zeros((len(rows), max(self._num_known, 1)))
         for member in self._members:
             if not self.num_classes:
                 votes[:, 0] += np.asarray(member.predict(rows), np.float64).reshape(-1)
-            elif self._options.vote == "soft":
-                votes += member.predict_proba(rows)
-            else:
+            elif self._options.vote == "hard":
                 votes[np.arange(len(rows)), member.predict(rows)] += 1
-        return votes
+            else:
+                votes += member.predict_proba(rows)
+        return votes[:, : max(self.num_classes, 1)]
 
 
 def seed_of(seed: int, participant_id: str) -> int:
@@ -231,13 +241,16 @@ def oob_score(
     rows: Array,
     target: NDArray[Any],
     num_classes: int,
+    *,
+    is_open: bool = False,
 ) -> float | None:
     """Out-of-bag score: each row is predicted by the estimators whose bootstraps lack it.
 
+    is_open: the estimators know one more class, which does not count.
     Returns the accuracy, or r2 with num_classes = 0, as scikit-learn's BaggingClassifier and
     BaggingRegressor do. Rows that are in all bootstraps are left out; None if all are.
     """
-    votes = np.zeros((len(rows), max(num_classes, 1)))
+    votes = np.zeros((len(rows), max(num_classes, 1) + is_open))
     count = np.zeros(len(rows), np.intp)
     for estimator, drawn in zip(estimators, samples, strict=True):
         out = np.ones(len(rows), np.bool_)
@@ -255,8 +268,34 @@ def oob_score(
     if not known.any():
         return None
     if num_classes:
-        return float(np.mean(np.argmax(votes[known], axis=1) == target[known]))
+        best = np.argmax(votes[known, :num_classes], axis=1)
+        return float(np.mean(best == target[known]))
     return regression_metrics(votes[known, 0] / count[known], target[known])["r2"]
+
+
+def _num_numbers(metadata: Mapping[str, str]) -> int:
+    """Prepared columns that are numbers, which come first. Raises DataError."""
+    preprocessing = preprocessing_of(metadata)
+    if preprocessing is None:
+        raise DataError('vote = "open" needs statistics of all sites, which scale the columns')
+    return len(preprocessing.numbers)
+
+
+def _with_unlike_rows(
+    rows: Array, target: NDArray[Any], unlike: int, num_numbers: int, drawn: np.random.Generator
+) -> tuple[Array, NDArray[Any]]:
+    """The rows and as many made-up ones of the class `unlike`: rows with a random share of their
+    columns replaced, numbers by standard normal ones, others by 0 or 1.
+
+    Source: Diao, Li and He 2023, "Towards addressing label skews in one-shot federated learning"
+    (FedOV), with outliers for tables.
+    """
+    made = rows[drawn.integers(0, len(rows), len(rows))]
+    other = drawn.standard_normal(made.shape)
+    other[:, num_numbers:] = other[:, num_numbers:] > 0
+    is_replaced = drawn.random(made.shape) < drawn.random((len(made), 1))
+    made = np.where(is_replaced, other, made)
+    return np.vstack([rows, made]), np.concatenate([target, np.full(len(made), unlike)])
 
 
 def _voting_classifier(

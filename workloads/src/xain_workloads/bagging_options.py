@@ -84,7 +84,7 @@ REGRESSORS: Mapping[str, str] = {
 # Fitted in place of a classifier where a bootstrap has rows of one class only.
 ONE_CLASS = "DummyClassifier"
 
-VOTES = ("soft", "hard")
+VOTES = ("soft", "hard", "open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class BaggingOptions:
     estimators: fitted by each participant in a round.
     task: "classification" or "regression", which follows from the estimator.
     vote: "soft" takes the class with the largest mean probability, "hard" the class that most
-        estimators predict. Regression takes the mean.
+        estimators predict. "open" is "soft" among estimators that learn to tell rows that are
+        unlike those of their site, and then abstain. Regression takes the mean.
     publish: whether fitted estimators are sent to the coordinator and to all participants. If not,
         they stay at the participants, which are asked for predictions.
     seed: of the bootstraps of all participants, 0 or more.
@@ -120,10 +121,20 @@ class BaggingOptions:
             raise ValueError(f"task is {self.task!r}; {self.estimator} is made for {task}")
         require_range("estimators", self.estimators, at_least=1, at_most=1000)
         require_choice("vote", self.vote, VOTES)
+        if self.is_open and (self.publish or task == "regression"):
+            raise ValueError(
+                "vote is 'open'; it is for classification with publish = false, where an estimator "
+                "may abstain"
+            )
         require_range("seed", self.seed, at_least=0)
         if "random_state" in self.parameters:
             raise ValueError("parameters has 'random_state'; set the option seed")
         self._check_parameters()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether estimators know one more class, that of rows unlike those of the site."""
+        return self.vote == "open"
 
     def estimator_class(self, name: str = "") -> Any:
         """A class of scikit-learn: that of the estimator, or of another name in the tables.

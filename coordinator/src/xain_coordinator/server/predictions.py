@@ -80,11 +80,15 @@ class _Useless(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """Rows in batches, and the shape of an answer: num_outputs columns, which are shares."""
+    """Rows in batches, and what an answer is.
+
+    num_outputs: its columns. are_shares: they add up to 1. may_abstain: or to less.
+    """
 
     batches: Sequence[NDArray[np.float64]]
     num_outputs: int
-    is_classification: bool
+    are_shares: bool
+    may_abstain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,9 +202,12 @@ class PredictionDesk:
         by_name = _by_participant(await self._holdings_of(model))
         if not by_name:
             raise NotFitted("no participant has fitted an estimator yet")
-        classes, features = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
+        prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
+        classes, is_open, features = prepared
         num_outputs = max(len(classes), 1)
-        asked = _Asked(_batches(features, num_outputs, len(by_name)), num_outputs, bool(classes))
+        asked = _Asked(
+            _batches(features, num_outputs, len(by_name)), num_outputs, bool(classes), is_open
+        )
         names = sorted(by_name)
         answers = await asyncio.gather(
             *(self._answer_of(name, by_name[name], asked, timeout_s, max_retries) for name in names)
@@ -229,6 +236,8 @@ class PredictionDesk:
         mean = await asyncio.to_thread(_mean, list(found.values()))
         if not classes:
             return Predictions(mean[:, 0], (), None, tuple(found), missing)
+        if is_open:
+            mean = _among_those_that_vote(mean)
         values = np.array(classes, dtype=np.str_)[np.argmax(mean, axis=1)]
         return Predictions(values, classes, mean, tuple(found), missing)
 
@@ -375,9 +384,11 @@ def _read(store: WeightsStore, model: GlobalModel) -> list[Holding]:
 
 def _prepared(
     metadata: Mapping[str, str], columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """The classes of the model, and the rows as it takes them, (n, p). Raises DataError."""
-    classes = classes_of(options_of_model(metadata).task, metadata)
+) -> tuple[tuple[str, ...], bool, NDArray[np.float64]]:
+    """The classes of the model, whether votes may abstain, and the rows as the model takes them,
+    (n, p). Raises DataError."""
+    options = options_of_model(metadata)
+    classes = classes_of(options.task, metadata)
     features = prepare(metadata, table_of_rows(metadata, columns, rows)).features
     if not np.isfinite(features).all():
         raise DataError("the prepared rows are not all finite")
@@ -386,7 +397,7 @@ def _prepared(
             f"the rows take {features.nbytes} bytes when they are prepared, at most "
             f"{MAX_FEATURES_BYTES} are predicted at a time; ask for fewer rows"
         )
-    return classes, features
+    return classes, options.is_open, features
 
 
 def _batches(
@@ -406,9 +417,10 @@ def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray
     votes = np.frombuffer(answer.votes, "<f8").reshape(num_rows, asked.num_outputs)
     if not np.isfinite(votes).all():
         raise _Useless("its answer has values that are not finite")
-    if asked.is_classification:
+    if asked.are_shares:
         sums = votes.sum(axis=1)
-        if (votes < -_TOLERANCE).any() or (np.abs(sums - 1) > _TOLERANCE).any():
+        is_less = (sums < 1 - _TOLERANCE).any() and not asked.may_abstain
+        if is_less or (votes < -_TOLERANCE).any() or (sums > 1 + _TOLERANCE).any():
             raise _Useless("its answer has shares of classes that do not add up to 1")
     return votes
 
@@ -420,3 +432,11 @@ def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
         total += answer.weight * answer.mean
     total /= sum(answer.weight for answer in answers)
     return total
+
+
+def _among_those_that_vote(mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares that add up to 1; equal ones where all estimators abstain."""
+    sums = mean.sum(axis=1, keepdims=True)
+    shares: NDArray[np.float64] = np.full_like(mean, 1 / mean.shape[1])
+    np.divide(mean, sums, out=shares, where=sums > 0)
+    return shares
