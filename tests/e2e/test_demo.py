@@ -6,33 +6,19 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from support.shown import Shown
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
-class Demo:
+class Demo(Shown):
     """A running demo and what it has printed so far."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.output = ""
-
-    async def until(self, found: Callable[[str], object]) -> None:
-        """Read until the output satisfies `found`."""
-        while not found(self.output):
-            line = await self.process.stdout.readline()
-            assert line, f"the demo ended early:\n{self.output}"
-            self.output += line.decode()
-
-    async def end(self) -> int:
-        """Read to the end; returns the exit status."""
-        self.output += (await self.process.stdout.read()).decode()
-        return await self.process.wait()
 
     def pid(self, name: str) -> int:
         pattern = r"Coordinator: pid (\d+)" if name == "coordinator" else rf"{name}\D+(\d+)"

@@ -5,13 +5,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
+from support.shown import Shown
 from support.terminals import BIN, Terminals, commands_of, files_of
 from xain_coordinator.launch import processes
 from xain_workloads.data import load
@@ -35,28 +36,8 @@ def write_wards(root: Path, *names: str) -> Path:
     return root
 
 
-class Launched:
-    """A running launch and what it has printed so far."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.output = ""
-
-    async def until(self, found: Callable[[str], object]) -> None:
-        """Read until the output satisfies `found`."""
-        while not found(self.output):
-            line = await self.process.stdout.readline()
-            assert line, f"the launch ended early:\n{self.output}"
-            self.output += line.decode()
-
-    async def end(self) -> int:
-        """Read to the end; returns the exit status."""
-        self.output += (await self.process.stdout.read()).decode()
-        return await self.process.wait()
-
-
 @asynccontextmanager
-async def launched(folder: Path, *arguments: str) -> AsyncIterator[Launched]:
+async def launched(folder: Path, *arguments: str) -> AsyncIterator[Shown]:
     process = await asyncio.create_subprocess_exec(
         *(str(BIN / "xain-coordinator"), "launch", *arguments),
         cwd=folder,
@@ -65,7 +46,7 @@ async def launched(folder: Path, *arguments: str) -> AsyncIterator[Launched]:
         limit=1 << 20,
     )
     try:
-        yield Launched(process)
+        yield Shown(process)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
