@@ -256,7 +256,7 @@ class PredictionDesk:
         timeout_s: float,
         max_retries: int,
     ) -> _Answer | str:
-        """What a participant answers; why it does not."""
+        """Ask a participant. Returns its answer, or why there is none."""
         why = ""
         for attempt in range(1 + max_retries):
             try:
