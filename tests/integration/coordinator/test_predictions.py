@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, model_of, settings
 from integration.coordinator.test_trees import array, gather
 from support.wire import Member, reason
@@ -18,6 +19,7 @@ from unit.workloads.test_bagging import by_class, flowers
 from xain_coordinator.app import Coordinator
 from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls
 from xain_coordinator.core.values import Phase
+from xain_coordinator.extend import extend
 from xain_coordinator.server import predictions as module
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.estimators import FOLDER, KeptEstimators
@@ -413,3 +415,25 @@ async def test_published_models_need_no_participants(start, join):
     await gather(coordinator, join, halves(load("wine")))
     with pytest.raises(NotFitted, match="the model is published"):
         await coordinator.predictions.ask(*ROWS)
+
+
+async def test_extended_session_asks_for_the_estimators_of_both_sessions(start, join, tmp_path):
+    rules = settings(1, publish=False, estimators=2)
+    rules["rounds"]["rounds"] = 1
+    coordinator = await start(**rules)
+    (member,) = await gather(coordinator, join, [load("wine")])
+    await Site(member).hand_in(1)
+    await member.until(pb.FINISHED, 0)
+    await coordinator.stop()
+    extend(config_for(tmp_path, **rules), "+1")
+    coordinator = await start(**rules)
+    (member,) = await gather(coordinator, join, [load("wine")])
+    site = Site(member)
+    await site.hand_in(2)
+    await member.until(pb.FINISHED, 0)
+    async with site.stream() as call:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        question = await site.answer(call, votes=shares(0, 1, 0))
+        assert (await asking).answered == ("p0",)
+    assert [int(one.digest.hex(), 16) for one in question.estimators] == [1, 2]
