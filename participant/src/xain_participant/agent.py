@@ -353,8 +353,8 @@ class Agent:
                 self._jobs.put((Call.HAND_IN, round_))
             case a.ReportGroupBroken(round_):
                 self._jobs.put((Call.REPORT, round_))
-            case a.EndAttempt():
-                self._participant.end_attempt()
+            case a.EndAttempt(round_, attempt):
+                self._participant.end_attempt(round_, attempt)
             case a.Drop():
                 self._drop(action)
             case a.ReportFailure(round_, failure):

@@ -155,9 +155,10 @@ class Participant(ABC):
         """
         return ()
 
-    def end_attempt(self) -> None:  # noqa: B027  # optional
-        """Stop training in a process group, whose attempt at the round is over. Called from another
-        thread while train_round() runs, which then raises GroupBroken; and at the end."""
+    def end_attempt(self, round_: int = -1, attempt: int = 0) -> None:  # noqa: B027  # optional
+        """Stop training in a process group, since this attempt takes the place of the one before.
+        Called from another thread; train_round() then raises GroupBroken, also if it is called for
+        the earlier attempt only after this. At the end it is called without arguments."""
 
     @property
     def can_evaluate(self) -> bool:

@@ -1,7 +1,7 @@
 """Process groups of torch.distributed: where rank 0 listens, and opening a group with time limits.
 
 The port of rank 0 is reserved from the start of the participant: bound, so that the system gives it
-to nobody else, but without a listener, so that it is closed but for the time of an attempt.
+to nobody else. The process that trains stages listens there once it is rank 0, to its end.
 
 All waiting has a time limit: for the other members when the group opens, and in each operation. A
 group is opened in a process that trains stages and does nothing else, which is killed when the
@@ -24,6 +24,8 @@ from xain_workloads.pipeline import Members
 
 # Parts of the messages of torch.distributed, whose exceptions are RuntimeErrors.
 _OF_GROUPS = ("gloo", "nccl", "c10d", "socket", "store", "connection", "broken pipe", "timed out")
+
+_listening: dict[str, Any] = {}  # stores that this process serves as rank 0, by address
 
 _LISTENER_PAUSE_S = 0.1  # between two attempts to connect
 
@@ -104,14 +106,15 @@ def _store(dist: Any, member: Member, timeout: timedelta) -> Any:
     host = host.strip("[]")
     if member.rank > 0:
         _wait_for_listener(host, int(port), member.timeout_s)
-    store = dist.TCPStore(
-        host,
-        int(port),
-        member.size,
-        is_master=member.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
+        store = dist.TCPStore(host, int(port), timeout=timeout, wait_for_workers=False)
+    else:
+        # One for all groups of this process: torch keeps it longer than the group.
+        store = _listening.get(member.address)
+        if store is None:
+            store = dist.TCPStore(
+                host, int(port), is_master=True, timeout=timeout, wait_for_workers=False
+            )
+            _listening[member.address] = store
     return dist.PrefixStore(member.name, store)
 
 

@@ -307,7 +307,7 @@ class Protocol:
         if self._busy is not None and self._busy.call is not Call.BEGIN_ROUND:
             self._busy.void = True
             if self._busy.call is Call.TRAIN:
-                self._out.append(a.EndAttempt())
+                self._out.append(a.EndAttempt(round_, attempt))
         return True
 
     def _on_finished(self, cause: str) -> None:

@@ -56,7 +56,9 @@ class StageTrainer:
         self._address: ListeningAddress | None = None
         self._process: _Process | None = None
         self._data: Dataset | None = None  # that the process has
-        self._lock = Lock()  # of _process, which end() kills from another thread
+        self._lock = Lock()  # of what end() uses from another thread: the process, and these
+        self._latest = (-1, 0)  # round, and its attempt that end() has told
+        self._session_id = ""
 
     @property
     def address(self) -> str:
@@ -91,6 +93,11 @@ class StageTrainer:
             workload.options.device != "cpu",
         )
         with self._lock:
+            if self._session_id not in ("", assignment.session_id):
+                self._latest = (-1, 0)  # of a session that is over
+            self._session_id = assignment.session_id
+            if self._latest[0] == assignment.round and group.attempt < self._latest[1]:
+                raise GroupBroken("the attempt is over")
             if self._process is None:
                 self._process, self._data = _Process(), None
             process = self._process
@@ -102,9 +109,11 @@ class StageTrainer:
             self._kill()
             raise
 
-    def end(self) -> None:
-        """Kill the process. From any thread; train() then raises GroupBroken."""
+    def end(self, round_: int = -1, attempt: int = 0) -> None:
+        """Kill the process, since this attempt takes the place of the one before; without
+        arguments, at the end. From any thread; train() then raises GroupBroken."""
         with self._lock:
+            self._latest = max(self._latest, (round_, attempt))
             if self._process is not None:
                 self._process.kill()
 

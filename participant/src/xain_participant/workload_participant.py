@@ -90,8 +90,8 @@ class WorkloadParticipant(Participant):
     def slice_layout(self) -> Layout:
         return self._slice
 
-    def end_attempt(self) -> None:
-        self._stages.end()
+    def end_attempt(self, round_: int = -1, attempt: int = 0) -> None:
+        self._stages.end(round_, attempt)
 
     @property
     def can_evaluate(self) -> bool:

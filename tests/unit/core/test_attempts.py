@@ -146,13 +146,9 @@ def test_gaps_and_overlaps_of_slices_are_refused(first: str, second: str, why: s
         bench.hand_in("b", second)
 
 
-def test_round_starts_again_when_the_others_have_reported_that_the_group_broke() -> None:
+def test_round_starts_again_at_once_when_a_member_leaves() -> None:
     bench = Group("a", "b", "c", stages=3)
     bench.leave("b")
-    assert bench.attempt == 1, "a and c still train"
-    assert bench.group("a").address == "", "a member that begins only now reports at once"
-    bench.report("a")
-    bench.report("c")
     assert bench.attempt == 2
     assert bench.notified
     assert set(bench.selected) == {"a", "c"}
@@ -161,12 +157,20 @@ def test_round_starts_again_when_the_others_have_reported_that_the_group_broke()
     assert (restarted.attempt, restarted.reason) == (2, "b: it has left")
 
 
-def test_member_whose_lease_runs_out_ends_the_attempt() -> None:
+def test_member_that_has_died_is_in_the_attempts_until_the_end_of_its_lease() -> None:
     bench = Group("a", "b")
     bench.report("a")
-    assert bench.attempt == 1, "b may be about to report"
+    assert bench.attempt == 2
+    assert set(bench.selected) == {"a", "b"}
     bench.expire("b")
-    assert (bench.attempt, bench.selected) == (2, ("a",))
+    assert (bench.attempt, bench.selected) == (3, ("a",))
+
+
+def test_reports_of_all_members_start_the_round_again_once() -> None:
+    bench = Group("a", "b")
+    for name in ("a", "b"):
+        bench.send(c.NoteGroupBroken(name, 0, 1, "connection reset"))
+    assert bench.attempt == 2
 
 
 def test_slices_of_an_attempt_that_is_over_are_dropped() -> None:
@@ -195,15 +199,12 @@ def test_participant_that_joins_waits_for_the_next_attempt() -> None:
     bench.enter("c")
     assert bench.selected == ("a", "b")
     bench.report("a")
-    bench.report("b")
     assert set(bench.selected) == {"a", "b", "c"}
 
 
 def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() -> None:
     bench = Group("a", "b", "c", stages=3)
     bench.send(c.NoteFailure("a", 0, "TypeError"))
-    bench.report("b")
-    bench.report("c")
     assert set(bench.selected) == {"b", "c"}
     assert bench.session.in_a_row("a") == 1
     assert bench.session.in_a_row("b") == 0
@@ -211,7 +212,6 @@ def test_failure_of_a_members_own_code_ends_the_attempt_and_counts_against_it() 
 
 def test_process_that_took_the_place_of_a_killed_one_ends_the_attempt() -> None:
     bench = Group("a", "b")
-    bench.report("b")
     bench.enter("a", port=2)
     assert bench.attempt == 2
     assert bench.group("b").address == f"{bench.selected[0]}:{2 if bench.selected[0] == 'a' else 1}"
@@ -220,13 +220,11 @@ def test_process_that_took_the_place_of_a_killed_one_ends_the_attempt() -> None:
 def test_refused_and_damaged_slices_end_the_attempt() -> None:
     bench = Group("a", "b")
     bench.send(c.NoteRefusedUpdate("a", 0, "not finite"))
-    bench.hand_in("b", "rs")
     assert bench.attempt == 2
     bench.hand_in("a", "pq")
     assert bench.session.open_round is not None
     key = bench.session.open_round.updates["a"].weights.ref.key
     bench.send(c.NoteDamagedUpdates({key: "other bytes"}))
-    bench.report("b")
     assert bench.attempt == 3
 
 
@@ -262,7 +260,6 @@ def test_participant_without_process_groups_is_refused() -> None:
 def test_broken_attempt_waits_for_participants_before_it_starts_again() -> None:
     bench = Group("a", "b", min_participants=2)
     bench.leave("b")
-    bench.report("a")
     assert (bench.phase, bench.attempt) == (Phase.STANDBY, 1)
     bench.pass_time(DEADLINE_S + 1)
     assert bench.phase is Phase.STANDBY, "its deadline does not make the driver spin"

@@ -70,7 +70,7 @@ def test_slice_that_waits_to_be_handed_in_again_is_dropped(training: Talk) -> No
 
 
 def test_new_attempt_ends_a_training_of_the_one_before(training: Talk) -> None:
-    assert training.advertise(2) == [a.EndAttempt()]
+    assert training.advertise(2) == [a.EndAttempt(3, 2)]
     assert training.hear(e.GroupBroken(3)) == [a.BeginRound(3)]
     assert training.hear(e.Assigned(3, attempt=2)) == [a.Train(3)]
 

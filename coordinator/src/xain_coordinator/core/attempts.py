@@ -5,9 +5,10 @@ the model. Their order in the selection gives the ranks. Each hands in the slice
 that its stage owns, and the slices put together are the next model.
 
 A group is as good as its weakest member. Once a member has left, failed, or reported that the group
-broke, the attempt is broken. When each of the other members has handed in or reported the same, the
-round starts again with another attempt, from the same global model, with the participants that are
-there. Slices of the broken attempt are dropped.
+broke, the attempt is broken, and the round starts again at once with another attempt, from the same
+global model, with the participants that are there. The other members hear of the new attempt, and
+stop what they do for the old one, whose slices are dropped. A member that has died without a word
+is in the attempts until the end of its lease, which ends the last of these.
 """
 
 from xain_coordinator.core.errors import InvalidUpdate
@@ -24,11 +25,6 @@ def max_stages(rules: Rules, model: GlobalModel) -> int:
     """
     num_layers = len({spec.name.partition(".")[0] for spec in model.layout}) or 1
     return min(int(rules.aggregation_options.get("stages", 0)) or num_layers, num_layers)
-
-
-def is_over(round_: Round) -> bool:
-    """Whether the attempt is broken, and none of its members trains in it any more."""
-    return bool(round_.broken) and all(p in round_.broken for p in round_.outstanding)
 
 
 def is_whole(round_: Round) -> bool:

@@ -137,7 +137,7 @@ def _next_step_of_attempt(
         return e.RoundResumed(round_.number)
     deadline = round_deadline(round_, session.rules)
     is_late = deadline is not None and deadline <= now
-    if not is_late and not attempts.is_over(round_):
+    if not is_late and not round_.broken:
         return None
     there = tuple(p for p, member in session.members.items() if member.is_eligible)
     if not is_late:  # at a deadline those that failed are asked once more
