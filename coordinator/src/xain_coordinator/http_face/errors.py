@@ -77,4 +77,7 @@ KNOWN = tuple(_CODES)
 def refuse(error: Exception) -> NoReturn:
     """Raise the HttpError for one of the KNOWN errors."""
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
-    raise HttpError(code, str(error)) from None
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        text = f"the coordinator lacks {error.name}: pip install 'xain-coordinator[export]'"
+    raise HttpError(code, text) from None

@@ -1,0 +1,33 @@
+"""Errors of the HTTP face."""
+
+import pytest
+
+from xain_coordinator.core.errors import AlreadyFitting
+from xain_coordinator.http_face.errors import KNOWN, STATUSES, HttpError, refuse
+from xain_workloads.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "text"),
+    [
+        (AlreadyFitting("wait"), 409, "ALREADY_FITTING", "wait"),
+        (DataError("row 3"), 422, "INVALID_DATA", "row 3"),
+        (
+            ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),
+            501,
+            "MISSING_PACKAGE",
+            "the coordinator lacks sklearn: pip install 'xain-coordinator[export]'",
+        ),
+    ],
+)
+def test_known_errors_have_a_status_and_a_code(
+    error: Exception, status: int, code: str, text: str
+) -> None:
+    assert isinstance(error, KNOWN)
+    with pytest.raises(HttpError) as caught:
+        refuse(error)
+    assert (caught.value.status, caught.value.code, caught.value.message) == (status, code, text)
+
+
+def test_every_status_is_an_error() -> None:
+    assert all(400 <= status < 600 for status in STATUSES.values())
