@@ -34,3 +34,8 @@ def why_not(name: str) -> str | None:
 def shortened(text: str, most: int = MAX_BYTES) -> str:
     """A text for a message: whole up to `most` characters, else its beginning and its length."""
     return text if len(text) <= most else f"{text[: most // 2]}... ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    """One line for terminals and logs: each control character is replaced by a blank."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

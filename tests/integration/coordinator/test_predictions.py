@@ -283,7 +283,7 @@ async def test_estimators_may_abstain_with_open_votes(start, join):
         ({"votes": shares(1, 1, 0)}, "shares of classes that do not add up to 1"),
         ({"votes": shares(-1, 2, 0)}, "shares of classes that do not add up to 1"),
         ({"votes": shares(1, 0, 0), "lost": [bytes(15) + b"\2"]}, "it has lost all of its est"),
-        ({"number": 10**9}, "no answer within 1 s"),
+        ({"error": "\x1b[2J rows\nof another"}, " [2J rows of another"),
         ({"votes": bytes(4 << 20)}, "its connection broke off"),
     ],
 )
@@ -291,7 +291,7 @@ async def test_useless_answers_harm_only_their_sender(three, fields, why):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
         await opened(coordinator, 3)
-        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS, timeout_s=1.0))
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
         question = await of_c.read()
         await of_c.write(pb.PredictionAnswer(**{"number": question.number, **fields}))
         await a.answer(of_a, votes=shares(0, 0, 1))
@@ -301,6 +301,48 @@ async def test_useless_answers_harm_only_their_sender(three, fields, why):
     assert found.answered == ("p0", "p1")
     assert list(found.missing) == ["p2"]
     assert why in found.missing["p2"]
+    assert found.missing["p2"].isprintable()
+
+
+async def test_answers_with_another_number_are_dropped(three):
+    coordinator, (a, _, _) = three
+    async with a.stream() as call:
+        await opened(coordinator, 1)
+        asking = asyncio.create_task(coordinator.predictions.ask(*ROWS))
+        question = await call.read()
+        other = question.number + 1
+        await call.write(pb.PredictionAnswer(number=other, votes=shares(1, 0, 0)))
+        await call.write(pb.PredictionAnswer(number=question.number, votes=shares(0, 1, 0)))
+        found = await asking
+    assert (found.answered, found.values.tolist()) == (("p0",), ["class_1", "class_1"])
+
+
+async def test_participant_without_an_answer_is_named_with_the_timeout(three):
+    coordinator, (a, _, _) = three
+    async with a.stream():
+        await opened(coordinator, 1)
+        with pytest.raises(NobodyAnswered) as caught:
+            await coordinator.predictions.ask(*ROWS, timeout_s=0.1, max_retries=1)
+    assert caught.value.missing["p0"] == "no answer within 0.1 s, asked 2 times"
+
+
+async def test_large_finite_numbers_of_one_participant_do_not_overflow(start, join):
+    """The participant has 10 of 40 rows."""
+    train, _ = halves(load("diabetes", task="regression"))
+    rules = kept(2, estimators=2, estimator="DecisionTreeRegressor")
+    rules["rounds"]["rounds"] = 1
+    coordinator = await start(**rules)
+    sites = [Site(member) for member in await gather(coordinator, join, halves(train))]
+    for number, site in enumerate(sites):
+        await site.hand_in(number, 10 + 20 * number)
+    await sites[0].member.until(pb.FINISHED, 0)
+    async with sites[0].stream() as of_a, sites[1].stream() as of_b:
+        await opened(coordinator, 2)
+        asking = asyncio.create_task(coordinator.predictions.ask(*rows_of(train.subset([0]))))
+        await sites[0].answer(of_a, votes=np.array([1e308], "<f8").tobytes())
+        await sites[1].answer(of_b, votes=np.array([1.0], "<f8").tobytes())
+        found = await asking
+    np.testing.assert_allclose(found.values, [0.25e308])
 
 
 async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
@@ -308,7 +350,7 @@ async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
     async with a.stream() as old:
         await opened(coordinator, 1)
         asking = asyncio.create_task(
-            coordinator.predictions.ask(*ROWS, timeout_s=1.0, max_retries=3)
+            coordinator.predictions.ask(*ROWS, timeout_s=PATIENCE_S, max_retries=3)
         )
         await old.read()
         async with a.stream() as new:
@@ -363,6 +405,7 @@ async def test_questions_are_bounded(three, monkeypatch):
     monkeypatch.setattr(module, "MAX_ASKED", 1)
     monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
     for columns, rows, why in (
+        (ROWS[0], [], "there are no rows to predict"),
         (ROWS[0], [*ROWS[1], ROWS[1][0]], "3 rows; at most 2"),
         (ROWS[0][1:], [row[1:] for row in ROWS[1]], "the model needs column"),
         ([*ROWS[0], "x"], [[*row, 1] for row in ROWS[1]], "no column 'x' in the model"),
@@ -371,6 +414,10 @@ async def test_questions_are_bounded(three, monkeypatch):
     ):
         with pytest.raises(DataError, match=why):
             await desk.ask(columns, rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_ANSWERS_BYTES", 8 * 3 * 3 * 2 - 1)
+        with pytest.raises(DataError, match="2 rows; at most 1 are predicted at a time, with 3"):
+            await desk.ask(*ROWS)
     for timeout_s, max_retries in ((0.0, 0), (float("nan"), 0), (1.0, -1), (1.0, 101)):
         with pytest.raises(DataError, match=r"timeout_s|max_retries"):
             await desk.ask(*ROWS, timeout_s=timeout_s, max_retries=max_retries)

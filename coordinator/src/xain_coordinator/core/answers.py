@@ -30,6 +30,7 @@ from xain_coordinator.core.values import (
     Task,
     Update,
 )
+from xain_messaging.names import printable
 
 CANCELLED = "cancelled by a request"  # cause of the end
 MAX_REASON = 200  # characters of a refusal that are written down
@@ -421,8 +422,8 @@ def _note_failure(session: Session, command: c.NoteFailure) -> tuple[e.Event, ..
     failed = e.TrainingFailed(
         participant_id,
         command.round,
-        _printable(command.kind)[:MAX_KIND],
-        _printable(command.message)[:MAX_REASON],
+        printable(command.kind)[:MAX_KIND],
+        printable(command.message)[:MAX_REASON],
         command.traceback[:MAX_TRACEBACK],
     )
     return failed, *_left_out(session, participant_id)
@@ -437,7 +438,7 @@ def _note_group_broken(session: Session, command: c.NoteGroupBroken) -> tuple[e.
         return ()
     if not round_.attempt or participant_id in round_.broken:
         return ()
-    reason = _printable(command.reason)[:MAX_REASON]
+    reason = printable(command.reason)[:MAX_REASON]
     return (e.GroupBroken(participant_id, command.round, command.attempt, reason),)
 
 
@@ -456,11 +457,6 @@ def _left_out(session: Session, participant_id: str) -> tuple[e.Event, ...]:
         return ()
     until = session.round + session.rules.refused_rounds + 1
     return (e.ParticipantLeftOut(participant_id, until),)
-
-
-def _printable(text: str) -> str:
-    """One line without control characters: it is shown in terminals and logs."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _damaged(session: Session, reasons: Mapping[str, str], now: float) -> Iterator[e.UpdateDamaged]:

@@ -25,7 +25,7 @@ from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import read_vector
 from xain_coordinator.ports import WeightsStore
-from xain_messaging.names import shortened
+from xain_messaging.names import printable, shortened
 from xain_proto.fl import coordinator_pb2 as pb
 from xain_workloads import held
 from xain_workloads.bagging_options import options_of_model
@@ -40,6 +40,7 @@ log = structlog.get_logger(__name__)
 # Bounds of what is asked at a time.
 MAX_ROWS = 100_000
 MAX_FEATURES_BYTES = 64 << 20
+MAX_ANSWERS_BYTES = 256 << 20  # votes of all participants, which are combined when all have come
 MAX_ASKED = 8
 # Rows of a question, and those of all questions on their way; a client takes messages of 4 MiB.
 MIN_BATCH_BYTES, MAX_BATCH_BYTES, ALL_BATCHES_BYTES = 64 << 10, 1 << 20, 64 << 20
@@ -181,6 +182,8 @@ class PredictionDesk:
             raise DataError(f"max_retries is {max_retries}; it must be 0 to {MAX_PREDICT_RETRIES}")
         if self._num_asked >= MAX_ASKED:
             raise TooManyCalls(f"{self._num_asked} predictions are under way already")
+        if not rows:
+            raise DataError("there are no rows to predict")
         if len(rows) > MAX_ROWS:
             raise DataError(f"{len(rows)} rows; at most {MAX_ROWS} are predicted at a time")
         self._num_asked += 1
@@ -205,6 +208,12 @@ class PredictionDesk:
         prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
         classes, is_open, features = prepared
         num_outputs = max(len(classes), 1)
+        most_rows = MAX_ANSWERS_BYTES // (8 * num_outputs * len(by_name))
+        if len(features) > most_rows:
+            raise DataError(
+                f"{len(features)} rows; at most {most_rows} are predicted at a time, with "
+                f"{num_outputs} outputs of each of {len(by_name)} participants; ask for fewer rows"
+            )
         asked = _Asked(
             _batches(features, num_outputs, len(by_name)), num_outputs, bool(classes), is_open
         )
@@ -216,7 +225,7 @@ class PredictionDesk:
         missing: dict[str, str] = {}
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, str):
-                missing[name] = shortened(answer, MAX_REASON)
+                missing[name] = printable(shortened(answer, MAX_REASON))
                 continue
             found[name] = answer
             if answer.lost:
@@ -406,7 +415,7 @@ def _batches(
     """Rows for a question each, such that neither question nor answer is large."""
     size = min(MAX_BATCH_BYTES, max(MIN_BATCH_BYTES, ALL_BATCHES_BYTES // num_asked))
     num_rows = max(1, size // (8 * max(features.shape[1], num_outputs)))
-    return [features[at : at + num_rows] for at in range(0, max(len(features), 1), num_rows)]
+    return [features[at : at + num_rows] for at in range(0, len(features), num_rows)]
 
 
 def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray[np.float64]:
@@ -428,9 +437,9 @@ def _votes(answer: pb.PredictionAnswer, num_rows: int, asked: _Asked) -> NDArray
 def _mean(answers: Sequence[_Answer]) -> NDArray[np.float64]:
     """Mean over the participants, weighted by rows and estimators, in their order."""
     total: NDArray[np.float64] = np.zeros_like(answers[0].mean)
-    for answer in answers:
-        total += answer.weight * answer.mean
-    total /= sum(answer.weight for answer in answers)
+    total_weight = sum(answer.weight for answer in answers)
+    for answer in answers:  # shares of the weight, so that large finite values do not overflow
+        total += answer.weight / total_weight * answer.mean
     return total
 
 
