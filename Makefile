@@ -22,7 +22,7 @@ CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
 	tests/e2e/test_launch_containers.py
 
 # From the raw limits to what takes longest.
-BENCHMARKS := baselines round_overhead gradient_steps messaging aggregation recovery restart s3_store fleet large_model simulation learning
+BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
 .PHONY: help demo test test-e2e test-integration test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean

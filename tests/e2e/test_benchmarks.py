@@ -42,6 +42,9 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
     "gradient_steps": {
         "": {"step_ms", "bare_grpc_ms", "ratio_to_bare_grpc", "numpy_in_one_process_ms"}
     },
+    "pipeline": {
+        "": {"samples_per_s_in_two_stages", "samples_per_s_alone", "ratio", "ratio_to_two_threads"}
+    },
     "recovery": {"": {"serving_s_median", "round_ends_s_median", "sent_twice_mb_up"}},
     "fleet": {
         "fleets": {
@@ -125,7 +128,7 @@ def figures(folder: Path, name: str) -> dict[str, Any]:
 async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
     """With tiny sizes it prints and writes all its figures, says where they come from, and leaves
     nothing else behind."""
-    if name == "simulation":
+    if name in ("pipeline", "simulation"):
         pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` does it")
     printed = await run(name, "--quick", folder=tmp_path)
     found = figures(tmp_path, name)
