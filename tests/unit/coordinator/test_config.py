@@ -811,6 +811,17 @@ def test_settings_that_do_not_go_with_ensembles_are_named(
     assert error_of(**overrides).startswith(told)
 
 
+PIPELINE: dict[str, object] = {
+    "workload__name": "neural",
+    "workload__options": {"mode": "pipeline", "cuts": [2]},
+}
+
+
+def test_number_of_stages_follows_from_the_workload() -> None:
+    rules = config(aggregation__rule="assemble", **PIPELINE).rules()
+    assert rules.aggregation_options == {"stages": 2}
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -822,6 +833,14 @@ def test_settings_that_do_not_go_with_ensembles_are_named(
         ({"rounds__epochs": 0}, "rounds.epochs is 0; it must be at least 1"),
         ({"rounds__initial_weights": "average"}, "rounds.initial_weights is "),
         ({"workload__name": "sgd"}, 'aggregation.rule is "assemble"; it takes slices'),
+        (
+            {**PIPELINE, "aggregation__options": {"stages": 2}},
+            "aggregation.options.stages is 2; set workload.options.stages",
+        ),
+        (
+            {**PIPELINE, "rounds__min_participants": 3},
+            "rounds.min_participants is 3; it must not be more than the number of stages, 2",
+        ),
     ],
 )
 def test_settings_that_do_not_go_with_slices_are_named(
