@@ -24,9 +24,9 @@ from xain_coordinator.core.commands import CancelFit, RequestFit
 from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
-from xain_coordinator.core.values import Phase, WeightsRef
+from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
 from xain_coordinator.history import History
-from xain_coordinator.ports import JournalError, Reader
+from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.restore import restore_session
 from xain_coordinator.stores.prefixed import PrefixedStore
 
@@ -131,11 +131,13 @@ class Sessions:
                 raise AlreadyFitting(
                     f"session {session.session_id} is fitting; wait until it is finished"
                 )
-            expected = session.rules.num_required
+            expected = 0
             if not session.waits_for_request or not self._is_of(session, config):
+                if session.phase is Phase.FINISHED:  # it stays if the fit cannot begin
+                    await self._gathered(config.rules().num_required)
                 expected = self.num_connected()
                 await self._open_next(config)
-            await self._gathered(expected)
+            await self._gathered(self.session.rules.num_required, expected)
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
             return self.session.session_id
@@ -194,18 +196,25 @@ class Sessions:
         return session.rules == config.rules()
 
     def num_connected(self) -> int:
-        """Eligible participants that are connected, after the end those that stay."""
+        """Eligible participants that are connected. After the end: participants that have stayed,
+        or come since, for the next session."""
         driver = self.current.driver
         session = driver.session
         if session.phase is not Phase.FINISHED:
             return session.num_eligible
         now, lease_s = driver.clock.now(), session.rules.lease_s
-        return sum(
+        stayed = sum(
             member.is_eligible
             and is_connected_after_end(
                 member, session.heard.get(name), session.lease_floor, lease_s, now
             )
             for name, member in session.members.items()
+        )
+        return stayed + sum(
+            name not in session.members
+            and sign.state is not ParticipantState.FINISHED
+            and now < sign.at + lease_s
+            for name, sign in session.heard.items()
         )
 
     async def _open_next(self, config: CoordinatorConfig) -> None:
@@ -237,25 +246,22 @@ class Sessions:
             for forgotten in list(self._ends)[:-MAX_ENDS]:
                 del self._ends[forgotten]
 
-    async def _gathered(self, expected: int) -> None:
-        """Wait until as many participants as are needed have joined, and for a moment until as many
-        as are expected. Raises NoParticipants."""
+    async def _gathered(self, required: int, expected: int = 0) -> None:
+        """Wait until `required` participants are connected, and for a moment until `expected` ones
+        are. Raises NoParticipants and Unavailable."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         timeout_s = self.config.http.participants_timeout_s
         while True:
-            session = self.session
+            connected = self.num_connected()
             waited_s = loop.time() - began
-            if session.num_eligible >= session.rules.num_required and (
-                session.num_eligible >= expected or waited_s > REJOIN_S
-            ):
+            if connected >= required and (connected >= expected or waited_s > REJOIN_S):
                 return
             if self.stopping.is_set():
                 raise Unavailable("the coordinator is shutting down; the fit was not started")
             if waited_s > timeout_s:
                 raise NoParticipants(
-                    f"{session.num_eligible} of {session.rules.num_required} participants are "
-                    "connected; the fit was not started"
+                    f"{connected} of {required} participants are connected; the fit was not started"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -293,7 +299,11 @@ class Sessions:
 
     def open(self, session_id: str, ref: WeightsRef) -> Reader:
         """A stored object; blocks, in any thread. Raises StoreError."""
-        return open_weights(PrefixedStore(self.current.weights, session_id), ref.key)
+        return open_weights(self.store_of(session_id), ref.key)
+
+    def store_of(self, session_id: str) -> WeightsStore:
+        """The models of a session, the present one or an earlier one."""
+        return PrefixedStore(self.current.weights, session_id)
 
     def _read(self, session_id: str, ref: WeightsRef) -> bytes:
         with self.open(session_id, ref) as reader:

@@ -6,6 +6,7 @@ from tests.unit.core.bench import IDLE_S, TIMED, Bench, make_rules, replay
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
+from xain_coordinator.core.answers import MAX_NEWCOMERS
 from xain_coordinator.core.decider import next_wait
 from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.values import Phase
@@ -86,6 +87,16 @@ def test_session_that_starts_by_itself_refuses_a_request() -> None:
     bench = Bench(make_rules(rounds=1))
     with pytest.raises(errors.AlreadyFitting, match="starts by itself"):
         bench.send(c.RequestFit())
+
+
+def test_newcomers_after_the_end_are_heard_and_bounded() -> None:
+    bench = Bench(RULES)
+    bench.send(c.RequestFit())
+    bench.join("a", "b")
+    bench.end_all()
+    bench.heartbeat(*(f"new{i}" for i in range(MAX_NEWCOMERS + 10)), "a")
+    assert len(bench.session.heard) <= MAX_NEWCOMERS + 2 * len(bench.session.members)
+    assert "a" in bench.session.heard
 
 
 def test_participant_that_stays_after_the_end_is_connected() -> None:

@@ -32,6 +32,8 @@ from xain_coordinator.core.values import (
 )
 from xain_messaging.names import printable
 
+# Participants that came after the end, which wait for the next session and are no members.
+MAX_NEWCOMERS = 1000
 CANCELLED = "cancelled by a request"  # cause of the end
 MAX_REASON = 200  # characters of a refusal that are written down
 MAX_KIND = 80  # of the type of an exception
@@ -268,10 +270,13 @@ def _told_of_the_end(session: Session, command: c.Heartbeat, now: float) -> Answ
     participant_id, finished = command.participant_id, ParticipantState.FINISHED
     reply = advertise(session, participant_id)
     known = session.heard.get(participant_id)
+    if session.rules.start == "request":  # in serve mode it may stay for the next session
+        is_counted = participant_id in session.members or known is not None
+        if not is_counted and len(session.heard) >= len(session.members) + MAX_NEWCOMERS:
+            return (), reply, ()
+        return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
     if participant_id not in session.members:
         return (), reply, ()
-    if session.rules.start == "request":  # in serve mode it may stay for the next session
-        return (e.ParticipantHeard(participant_id, command.state, command.round, now),), reply, ()
     if known is not None and known.state is finished:
         return (), reply, ()
     heard = e.ParticipantHeard(participant_id, finished, command.round, now)

@@ -85,11 +85,9 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
     @app.post("/v1/predict", responses=_errors(404, 409, 413, 422, 501, 503))
     async def predict(request: bodies.PredictRequest) -> bodies.Predictions:
         """Predict rows with a model of the last session that was completed."""
-        predictor, predicted = await fits.predict(
-            request.columns,
-            request.rows,
-            str(request.model),
-            probabilities=request.probabilities,
+        predictor = await fits.predictor(str(request.model))
+        predicted = await fits.predict(
+            predictor, request.columns, request.rows, probabilities=request.probabilities
         )
         probabilities = predicted.probabilities
         return bodies.Predictions(

@@ -67,10 +67,11 @@ def make_router(fits: Fits) -> APIRouter:
             predictor = await fits.predictor()
             _require(kind, predictor.workload)
             is_probability = kind == "aggregation" and len(predictor.classes) == 2
-            _, predicted = await fits.predict(
+            predicted = await fits.predict(
+                predictor,
                 request.X_pred_columns,
                 request.X_pred_rows,
-                probabilities=is_probability and predictor.has_probabilities,
+                probabilities="if_any" if is_probability else False,
             )
             return bodies.ChimeraPredictions(y_pred_rows=_rows(predictor, predicted))
 

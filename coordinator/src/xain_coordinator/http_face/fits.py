@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -98,42 +98,37 @@ class Fits:
 
     async def predict(
         self,
+        predictor: Predictor,
         columns: Sequence[str],
         rows: Rows,
-        which: str = "last",
         *,
-        probabilities: bool = False,
-    ) -> tuple[Predictor, Predicted]:
-        """Raises HttpError."""
-        predictor = await self.predictor(which)
+        probabilities: Literal["if_any"] | bool = False,
+    ) -> Predicted:
+        """Predict rows with a model of this process, or with estimators of the participants.
+
+        probabilities: those of the classes, too; with "if_any" a model without them is no error.
+        Raises HttpError.
+        """
         if predictor.is_held:
             asked = self._ask(predictor, predictor.names(columns), rows)
             predicted = await self.on_loop(asked)
-            if not probabilities:
-                predicted = replace(predicted, probabilities=None)
-            return predictor, predicted
-        return predictor, await self.in_thread(
+            return predicted if probabilities else replace(predicted, probabilities=None)
+        return await self.in_thread(
             lambda: predictor.predict(columns, rows, probabilities=probabilities)
         )
 
     async def _ask(self, predictor: Predictor, columns: Sequence[str], rows: Rows) -> Predicted:
-        """Ask the participants, whose estimators are those of the present session's last model."""
-        session = self.sessions.session
-        if session.session_id != predictor.session_id:
-            raise HttpError(
-                "NOT_FITTED",
-                f"the estimators of session {predictor.session_id} are at the participants, which "
-                "fit again; ask when that is finished",
-            )
-        if session.model is None or session.model.round != predictor.round:
-            raise HttpError("NO_MODEL", "participants that are asked answer for the last model")
-        answer = await self.sessions.current.predictions.ask(columns, rows)
+        """Ask the participants, which keep the estimators of earlier sessions."""
+        store = self.sessions.store_of(predictor.session_id)
+        answer = await self.sessions.current.predictions.ask(
+            columns, rows, earlier=(predictor.source, store)
+        )
         return Predicted(
             answer.values, answer.classes, answer.probabilities, answer.answered, answer.missing
         )
 
     async def predictor(self, which: str = "last") -> Predictor:
-        """Raises HttpError."""
+        """The model to predict with that "last", "best" or a number names. Raises HttpError."""
         trained = await self.fitted()
         return await self.in_thread(lambda: self._open(trained, trained.choose(which)))
 
@@ -161,7 +156,7 @@ class Fits:
         known, round_ = self._predictor, entry.model.round
         if known is None or (known.session_id, known.round) != (trained.session_id, round_):
             model = trained.load(entry.model)
-            self._predictor = known = Predictor(trained.session_id, round_, model)
+            self._predictor = known = Predictor(trained.session_id, entry.model, model)
         return known
 
     # --- questions ---

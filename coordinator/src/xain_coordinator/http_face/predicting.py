@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.export.formats import columns_of
 from xain_coordinator.http_face.errors import HttpError
 from xain_workloads import workload
@@ -39,11 +40,13 @@ def fold(name: str) -> str:
 
 
 class Predictor:
-    """A model that predicts many times; what is slow is done once. Used by one thread at a time."""
+    """A model that predicts many times. Its estimators are loaded once. Used by one thread at a
+    time."""
 
-    def __init__(self, session_id: str, round_: int, model: Model) -> None:
+    def __init__(self, session_id: str, source: GlobalModel, model: Model) -> None:
+        """source: what the session knows of the model."""
         self.session_id = session_id
-        self.round = round_
+        self.source = source
         self._model = model
         self._metadata = model.metadata
         self.workload = model.metadata.get("workload", "")
@@ -60,9 +63,13 @@ class Predictor:
         return workload.from_metadata(self._metadata).to_sklearn(self._model)
 
     def predict(
-        self, columns: Sequence[str], rows: Rows, *, probabilities: bool = False
+        self,
+        columns: Sequence[str],
+        rows: Rows,
+        *,
+        probabilities: Literal["if_any"] | bool = False,
     ) -> Predicted:
-        """Raises HttpError and DataError."""
+        """Predict rows; see Fits.predict(). Raises HttpError and DataError."""
         table = table_of_rows(self._metadata, self.names(columns), rows)
         features = prepare(self._metadata, table).features
         made = workload.from_metadata(self._metadata)
@@ -70,27 +77,30 @@ class Predictor:
             values = np.asarray(self._estimator.predict(features))
         else:
             values = made.predict(self._model, features)
-        if not probabilities:
+        if not probabilities or (probabilities == "if_any" and not self._has_probabilities):
             return Predicted(values, self.classes)
         return Predicted(values, self.classes, self._probabilities(features))
 
     @property
+    def round(self) -> int:
+        """The model's number."""
+        return self.source.round
+
+    @property
     def is_held(self) -> bool:
-        """Whether the estimators have stayed with the participants, which are to be asked."""
+        """Whether the estimators are at the participants, which must be asked."""
         return self.workload == "bagging" and not options_of_model(self._metadata).publish
 
     @property
-    def has_probabilities(self) -> bool:
-        """Whether it tells more of a class than its name."""
-        if self.is_held:
-            return bool(self.classes)
+    def _has_probabilities(self) -> bool:
+        """Whether the model gives class probabilities."""
         try:
             return bool(self.classes) and hasattr(self._estimator, "predict_proba")
         except ValueError:  # a network that scikit-learn does not have
             return False
 
     def _probabilities(self, features: NDArray[Any]) -> NDArray[Any]:
-        if not self.has_probabilities:
+        if not self._has_probabilities:
             what = "is a regression" if not self.classes else "has none with these options"
             raise HttpError(
                 "NO_PROBABILITIES", f"the model {what}; leave out probabilities, or use log_loss"

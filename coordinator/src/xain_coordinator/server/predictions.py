@@ -165,12 +165,14 @@ class PredictionDesk:
         *,
         timeout_s: float | None = None,
         max_retries: int | None = None,
+        earlier: tuple[GlobalModel, WeightsStore] | None = None,
     ) -> Predictions:
         """Predict rows with the estimators of all participants that answer.
 
         columns: names, each once, in any order. rows: numbers, texts and None.
         timeout_s: for the answer of each participant to all rows, at each attempt.
         max_retries: times that a participant which does not answer is asked again.
+        earlier: another model than the latest of the present session, and the store of its session.
         Raises DataError if the rows do not fit the model or a bound, NotFitted if there is
         no model or it needs no participants, NobodyAnswered, TooManyCalls, and StoreError.
         """
@@ -188,21 +190,23 @@ class PredictionDesk:
             raise DataError(f"{len(rows)} rows; at most {MAX_ROWS} are predicted at a time")
         self._num_asked += 1
         try:
-            return await self._ask(columns, rows, timeout_s, max_retries)
+            model, store = earlier or (self._driver.session.model, self._store)
+            return await self._ask(model, store, columns, rows, timeout_s, max_retries)
         finally:
             self._num_asked -= 1
 
     async def _ask(
         self,
+        model: GlobalModel | None,
+        store: WeightsStore,
         columns: Sequence[str],
         rows: Sequence[Sequence[Any]],
         timeout_s: float,
         max_retries: int,
     ) -> Predictions:
-        model = self._driver.session.model
         if model is None or model.is_empty:
             raise NotFitted("there is no model yet")
-        by_name = _by_participant(await self._holdings_of(model))
+        by_name = _by_participant(await self._holdings_of(model, store))
         if not by_name:
             raise NotFitted("no participant has fitted an estimator yet")
         prepared = await asyncio.to_thread(_prepared, model.metadata, columns, rows)
@@ -250,10 +254,10 @@ class PredictionDesk:
         values = np.array(classes, dtype=np.str_)[np.argmax(mean, axis=1)]
         return Predictions(values, classes, mean, tuple(found), missing)
 
-    async def _holdings_of(self, model: GlobalModel) -> list[Holding]:
+    async def _holdings_of(self, model: GlobalModel, store: WeightsStore) -> list[Holding]:
         """Raises NotFitted if the model is no list of estimators, and StoreError."""
         if self._holdings[0] != model.ref.digest:
-            read = await asyncio.to_thread(_read, self._store, model)
+            read = await asyncio.to_thread(_read, store, model)
             self._holdings = model.ref.digest, read
         return self._holdings[1]
 

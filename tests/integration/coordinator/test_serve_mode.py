@@ -1,0 +1,171 @@
+"""Sessions that follow each other in one process: real coordinators, agents that stay, and the HTTP
+face without its port."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from integration.conftest import config_for
+from integration.coordinator.test_bagging import halves, settings
+from xain_coordinator.app import Coordinator
+from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.values import Phase
+from xain_coordinator.http_face.app import make_app
+from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.sessions import NoParticipants, Sessions
+from xain_participant import Agent, WorkloadParticipant
+from xain_workloads.data import load
+
+PATIENCE_S = 60.0
+DATA = load("breast_cancer")
+QUESTION = {"columns": list(DATA.feature_names), "rows": DATA.features[:5].tolist()}
+
+Serve = Callable[..., Awaitable[Sessions]]
+
+
+class Fleet:
+    """Participants that stay, by name."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[Agent, threading.Thread]] = {}
+
+    def join(self, sessions: Sessions, *names: str) -> None:
+        for name, part in zip(names, halves(DATA), strict=True):
+            site = WorkloadParticipant(part)
+            agent = Agent(site, f"127.0.0.1:{sessions.current.port}", name, serve=True)
+            thread = threading.Thread(target=agent.run, daemon=True)
+            self._running[name] = agent, thread
+            thread.start()
+
+    async def leave(self, names: Sequence[str]) -> None:
+        left = [self._running.pop(name) for name in names]
+        for agent, _ in left:
+            agent.stop()
+        for _, thread in left:
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+            assert not thread.is_alive()
+
+    async def end(self) -> None:
+        await self.leave(list(self._running))
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet()
+    yield fleet
+    await fleet.end()
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
+    """Open the sessions of a process; the coordinator is stopped at the end."""
+    opened: list[Sessions] = []
+
+    async def begin(
+        make: Callable[[CoordinatorConfig], Coordinator] | None = None, **sections: Any
+    ) -> Sessions:
+        http = {"port": 0, "participants_timeout_s": 1.0, **sections.pop("http", {})}
+        bagging = settings(2, publish=False, estimators=1)
+        config = config_for(tmp_path, http=http, **{**bagging, **sections})
+        first = Coordinator(config, resume=True)
+        await first.start()
+        opened.append(Sessions(config, first, make or make_next))
+        return opened[-1]
+
+    yield begin
+    for sessions in opened:
+        await sessions.close()
+        await sessions.current.stop()
+
+
+def make_next(config: CoordinatorConfig) -> Coordinator:
+    return Coordinator(config, new_session=True)
+
+
+def with_rounds(sessions: Sessions, **changes: Any) -> CoordinatorConfig:
+    """The configuration with other values in [rounds]."""
+    config = sessions.config
+    return config.model_copy(update={"rounds": config.rounds.model_copy(update=changes)})
+
+
+async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> str:
+    """Fit to the end. Returns the session's id."""
+    async with asyncio.timeout(PATIENCE_S):
+        session_id = await sessions.fit(config or sessions.config)
+        assert (await sessions.ended(session_id)).cause == "completed"
+        return session_id
+
+
+async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
+    """Ask the HTTP face."""
+    fits = Fits(sessions, asyncio.get_running_loop())
+    transport = httpx.ASGITransport(make_app(fits, 4 << 20))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.post(path, json=body, timeout=PATIENCE_S)
+    fits.close()
+    return answer
+
+
+async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet) -> None:
+    """A fit that lacks participants opens no session; its models stay listed."""
+    sessions = await serve()
+    fleet.join(sessions, "north", "south")
+    first = await fit(sessions)
+    with pytest.raises(NoParticipants, match="2 of 3 participants"):
+        await sessions.fit(with_rounds(sessions, min_participants=3))
+    assert (sessions.session.session_id, sessions.session.phase) == (first, Phase.FINISHED)
+    assert sessions.models().session_id == first
+    assert await fit(sessions) != first
+
+
+async def test_fit_after_the_end_counts_participants_that_have_come_since(
+    serve: Serve, fleet: Fleet
+) -> None:
+    sessions = await serve()
+    fleet.join(sessions, "north", "south")
+    first = await fit(sessions)
+    await fleet.leave(["north", "south"])
+    with pytest.raises(NoParticipants, match="0 of 2 participants"):
+        await sessions.fit(sessions.config)
+    fleet.join(sessions, "east", "west")
+    assert await fit(sessions) != first
+    assert set(sessions.session.members) == {"east", "west"}
+
+
+async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
+    serve: Serve, fleet: Fleet
+) -> None:
+    """Participants keep the estimators of the completed session."""
+    sessions = await serve()
+    fleet.join(sessions, "north", "south")
+    first = await fit(sessions)
+    await sessions.fit(with_rounds(sessions, rounds=100_000))
+    during = (await post(sessions, "/v1/predict", QUESTION)).json()
+    await sessions.cancel()
+    after = (await post(sessions, "/v1/predict", QUESTION)).json()
+    for answer in (during, after):
+        assert (answer["session"], answer["answered"]) == (first, ["north", "south"])
+    assert during["predictions"] == after["predictions"]
+
+
+async def test_chimera_answers_501_without_a_package_of_the_estimators(
+    serve: Serve, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probabilities of two classes are read from estimators, which only the thread pool loads."""
+    sessions = await serve(workload={"name": "bagging", "options": {"publish": True}})
+    fleet.join(sessions, "north", "south")
+    await fit(sessions)
+    body = {"X_pred_columns": QUESTION["columns"], "X_pred_rows": QUESTION["rows"]}
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "skops", None)
+        without.setitem(sys.modules, "skops.io", None)
+        answer = await post(sessions, "/v1/chimera/aggregation/predict", body)
+    assert (answer.status_code, answer.json()["details"]["errorMessage"]) == (501, "MissingPackage")
+    answer = await post(sessions, "/v1/chimera/aggregation/predict", body)
+    assert all(0 <= value <= 1 for value in answer.json()["y_pred_rows"])
