@@ -9,8 +9,9 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from xain_workloads.bagging import LoadedEstimators
 
 FOLDER = "estimators"
-# Files of earlier sessions stay, since a later one may go on from their ensemble.
+# Estimators of earlier sessions stay up to these bounds, since a later session may go on from them.
 MAX_FILES = 1000
+MAX_MEMORY_BYTES = 256 << 20
 _MAGIC = b"XAIN estimators 1\n"
 _DIGEST_BYTES = 16
 
@@ -68,14 +70,15 @@ class KeptEstimators:
         """Whether there are no estimators."""
         return not self._files and not self._in_memory
 
-    def keep(self, round_: int, metadata: Mapping[str, str], kept: bytes) -> None:
+    def keep(self, session_id: str, round_: int, metadata: Mapping[str, str], kept: bytes) -> None:
         """Keep the packed frames of one training; in a folder, they outlive a kill on return.
 
-        metadata: of the model.
+        Beyond the bounds the oldest ones are dropped, but neither those of this session nor those
+        of the latest question. metadata: of the model.
         """
         digest = digest_of(kept)
-        head = json.dumps({"round": round_, "metadata": dict(metadata)}, sort_keys=True)
-        body = head.encode() + b"\n" + kept
+        head = {"session": session_id, "round": round_, "metadata": dict(metadata)}
+        body = json.dumps(head, sort_keys=True).encode() + b"\n" + kept
         data = _MAGIC + xxhash.xxh3_128(body).digest() + body
         if self._folder is not None:
             path = self._folder / f"{digest}.bin"
@@ -85,7 +88,7 @@ class KeptEstimators:
                 with self._lock:
                     self._files[digest] = path
                     self._loaded.pop(digest, None)
-                self._drop_oldest()
+                self._drop_files(session_id, round_)
                 return
             except OSError as error:
                 # The training goes on, and memory has the estimators.
@@ -95,6 +98,7 @@ class KeptEstimators:
             self._log.warning("estimators_in_memory", round=round_, hint=hint)
         with self._lock:
             self._in_memory[digest] = data
+        self._drop_from_memory(session_id, round_)
 
     def votes(self, trainings: Sequence[tuple[str, int]], features: NDArray[Any]) -> Votes:
         """Vote for rows. trainings: digest and weight of each estimator, by training.
@@ -142,16 +146,52 @@ class KeptEstimators:
             self._log.warning("estimators_unusable", round=-1, file=str(path), reason=str(error))
         return None
 
-    def _drop_oldest(self) -> None:
-        """Remove the oldest files beyond MAX_FILES. Raises OSError."""
+    def _drop_files(self, session_id: str, round_: int) -> None:
+        """Raises OSError."""
         num_over = len(self._files) - MAX_FILES
         if num_over <= 0:
             return
+        dropped: list[str] = []
         by_age = sorted(self._files.items(), key=lambda item: item[1].stat().st_mtime_ns)
-        for digest, path in by_age[:num_over]:
-            with self._lock:
-                del self._files[digest]
-            path.unlink(missing_ok=True)
+        for digest, path in by_age:
+            if len(dropped) == num_over:
+                break
+            with path.open("rb") as opened:
+                is_needed = digest in self._loaded or _session_in(opened) == session_id
+            if not is_needed:
+                with self._lock:
+                    del self._files[digest]
+                path.unlink(missing_ok=True)
+                dropped.append(digest)
+        self._note_dropped(round_, dropped)
+
+    def _drop_from_memory(self, session_id: str, round_: int) -> None:
+        num_bytes = sum(map(len, self._in_memory.values()))
+        dropped = []
+        for digest, data in list(self._in_memory.items()):  # oldest first
+            if num_bytes <= MAX_MEMORY_BYTES:
+                break
+            is_needed = digest in self._loaded or _session_in(BytesIO(data)) == session_id
+            if not is_needed:
+                with self._lock:
+                    del self._in_memory[digest]
+                num_bytes -= len(data)
+                dropped.append(digest)
+        self._note_dropped(round_, dropped)
+
+    def _note_dropped(self, round_: int, dropped: Sequence[str]) -> None:
+        if dropped:
+            self._log.warning("estimators_dropped", round=round_, num_trainings=len(dropped))
+
+
+def _session_in(opened: BinaryIO) -> str | None:
+    """The session that made the content of a file; None if the file does not tell."""
+    opened.seek(len(_MAGIC) + _DIGEST_BYTES)
+    try:
+        session_id: str | None = json.loads(opened.readline()).get("session")
+    except ValueError:  # a damaged file
+        return None
+    return session_id
 
 
 def _parsed(data: bytes, digest: str) -> tuple[dict[str, str], bytes]:

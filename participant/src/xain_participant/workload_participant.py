@@ -160,7 +160,8 @@ class WorkloadParticipant(Participant):
         seconds = time.monotonic() - started_at
         self.update_metrics(**{**result.metrics, "samples": result.num_samples, "seconds": seconds})
         if result.kept:
-            self._estimators.keep(self._assignment.round, self._metadata, result.kept)
+            assigned = self._assignment
+            self._estimators.keep(assigned.session_id, assigned.round, self._metadata, result.kept)
         return self._personal.removed(result.vector, weights), result.num_samples
 
     def _seed_of_workload(self) -> int:

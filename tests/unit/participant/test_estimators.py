@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.logs import capture_logs
 from unit.workloads.test_bagging import by_class, flowers, held
 from xain_participant import estimators as module
 from xain_participant.estimators import FOLDER, KeptEstimators, NoEstimators
@@ -27,7 +28,7 @@ def test_estimators_outlive_the_process_in_a_state_directory(tmp_path: Path) -> 
     first = KeptEstimators(tmp_path, "a")
     assert first.is_empty
     for round_, frames in enumerate(kept):
-        first.keep(round_, metadata, frames)
+        first.keep("s", round_, metadata, frames)
     expected = first.votes(asked, ROWS)
     assert expected.mean.shape == (len(ROWS), 3)
     np.testing.assert_allclose(expected.mean.sum(axis=1), 1)
@@ -40,7 +41,7 @@ def test_estimators_outlive_the_process_in_a_state_directory(tmp_path: Path) -> 
 def test_estimators_without_a_state_directory_stay_in_memory() -> None:
     metadata, kept, asked = given()
     estimators = KeptEstimators()
-    estimators.keep(0, metadata, kept[0])
+    estimators.keep("s", 0, metadata, kept[0])
     assert estimators.votes(asked, ROWS).lost == (asked[1][0],)
     with pytest.raises(NoEstimators, match="none of the estimators that it fitted in 2 trainings"):
         KeptEstimators().votes(asked, ROWS)
@@ -50,7 +51,7 @@ def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path: Path) -> None
     metadata, kept, asked = given()
     estimators = KeptEstimators(tmp_path)
     for frames in kept:
-        estimators.keep(0, metadata, frames)
+        estimators.keep("s", 0, metadata, frames)
     (path,) = (tmp_path / FOLDER).glob(f"*{asked[0][0]}*")
     data = bytearray(path.read_bytes())
     data[-40] ^= 1
@@ -64,16 +65,57 @@ def test_damaged_file_counts_as_lost_and_is_never_loaded(tmp_path: Path) -> None
 def test_rows_of_another_width_are_refused() -> None:
     metadata, kept, asked = given()
     estimators = KeptEstimators()
-    estimators.keep(0, metadata, kept[0])
+    estimators.keep("s", 0, metadata, kept[0])
     with pytest.raises(DataError, match="the model needs"):
         estimators.votes(asked, ROWS[:, :2])
 
 
-def test_oldest_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_estimators_of_earlier_sessions_are_dropped_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+) -> None:
+    monkeypatch.setattr(module, "MAX_FILES", 1)
+    monkeypatch.setattr(module, "MAX_MEMORY_BYTES", 1)
+    metadata, kept, asked = given()
+    estimators = KeptEstimators(None if is_in_memory else tmp_path)
+    with capture_logs() as entries:
+        for round_, frames in enumerate(kept):
+            estimators.keep(f"session {round_}", round_, metadata, frames)
+    assert [
+        (one["round"], one["num_trainings"])
+        for one in entries
+        if one["event"] == "estimators_dropped"
+    ] == [(1, 1)]
+    assert estimators.votes(asked, ROWS).lost == (asked[0][0],)
+    if not is_in_memory:
+        assert [path.stem for path in (tmp_path / FOLDER).iterdir()] == [asked[1][0]]
+
+
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_estimators_of_the_running_session_are_never_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+) -> None:
+    """Also after a restart of the participant."""
+    monkeypatch.setattr(module, "MAX_FILES", 1)
+    monkeypatch.setattr(module, "MAX_MEMORY_BYTES", 1)
+    metadata, kept, asked = given()
+    folder = None if is_in_memory else tmp_path
+    estimators = KeptEstimators(folder)
+    for round_, frames in enumerate(kept):
+        estimators.keep("s", round_, metadata, frames)
+        estimators = estimators if is_in_memory else KeptEstimators(folder)
+    assert estimators.votes(asked, ROWS).lost == ()
+
+
+def test_estimators_of_the_latest_question_are_not_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that goes on from the ensemble of an earlier one asks for both."""
     monkeypatch.setattr(module, "MAX_FILES", 1)
     metadata, kept, asked = given()
     estimators = KeptEstimators(tmp_path)
-    for round_, frames in enumerate(kept):
-        estimators.keep(round_, metadata, frames)
-    assert estimators.votes(asked, ROWS).lost == (asked[0][0],)
-    assert [path.stem for path in (tmp_path / FOLDER).iterdir()] == [asked[1][0]]
+    estimators.keep("earlier", 0, metadata, kept[0])
+    estimators.votes(asked[:1], ROWS)
+    estimators.keep("later", 1, metadata, kept[1])
+    assert estimators.votes(asked, ROWS).lost == ()
+    assert KeptEstimators(tmp_path).votes(asked, ROWS).lost == ()
