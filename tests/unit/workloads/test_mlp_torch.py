@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xain_workloads import neural_modules
 from xain_workloads.data import load
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import Diverged
@@ -25,10 +26,9 @@ ENGINES = ("sklearn", "torch")
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """On a busy machine the threads of one small operation wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neural_modules, "_num_threads", [1])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,16 @@ def test_both_engines_name_the_same_epoch_of_divergence() -> None:
         complaints.append(str(caught.value))
     assert complaints[0] == complaints[1]
     assert complaints[0].startswith("training diverged in epoch 3 with solver = 'sgd'")
+
+
+def test_torch_computes_with_as_many_threads_as_the_process_allows(
+    problems: dict[str, Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neural_modules, "_num_threads", [])
+    for num_threads in (3, 1):
+        neural_modules.use_threads(num_threads)
+        trained("torch", problems["two classes"])
+        assert torch.get_num_threads() == num_threads
 
 
 PROGRAM = """

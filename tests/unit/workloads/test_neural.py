@@ -354,6 +354,6 @@ def test_coordinator_without_torch_says_that_a_builder_needs_it(
     builders: ModuleType, monkeypatch: pytest.MonkeyPatch, iris: Dataset
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    complaint = "the coordinator calls the builder, and .*neural.* needs PyTorch.*pip install"
+    complaint = "the coordinator calls the builder, and .* needs PyTorch.*pip install"
     with pytest.raises(DataError, match=complaint):
         neural(builder="nets:make").initial_model([iris.profile()])

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.dataset import Dataset, Task
 from xain_workloads.errors import Diverged
 from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unflatten
+from xain_workloads.neural_modules import import_torch
 from xain_workloads.options import from_mapping, require_choice, require_range, to_text
 from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile, union
@@ -256,14 +257,10 @@ class MlpWorkload:
         Raises ModuleNotFoundError that says how to install PyTorch if the options need it.
         """
         engine = self.options.engine
-        is_installed = engine != "sklearn" and find_spec("torch") is not None
-        if engine == "torch" and not is_installed:
-            raise ModuleNotFoundError(
-                'engine = "torch" of the workload "mlp" needs the package torch: '
-                "pip install 'xain-participant[torch]'",
-                name="torch",
-            )
-        if is_installed and (engine == "torch" or num_weights >= NUM_WEIGHTS_FOR_TORCH):
+        if engine == "auto" and num_weights >= NUM_WEIGHTS_FOR_TORCH and find_spec("torch"):
+            engine = "torch"
+        if engine == "torch":
+            import_torch()  # with the number of threads that the process is to use
             from xain_workloads import mlp_torch
 
             return partial(mlp_torch.train, self.options)

@@ -46,7 +46,7 @@ def import_torch() -> Any:
         torch = import_module("torch")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "the workload 'neural' needs PyTorch, which is not installed:"
+            "this training needs PyTorch, which is not installed:"
             " pip install 'xain-participant[torch]'",
             name="torch",
         ) from error
