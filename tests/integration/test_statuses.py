@@ -53,7 +53,7 @@ def test_the_table_is_complete():
 def test_what_comes_late_is_a_failed_precondition():
     """Participants drop such a result and wait for the next round; another attempt cannot help."""
     late = [kind for kind in STATUSES if issubclass(kind, errors.LateUpdate)]
-    assert len(late) == 2
+    assert len(late) == 3
     assert {STATUSES[kind] for kind in late} == {Code.FAILED_PRECONDITION}
 
 

@@ -31,6 +31,8 @@ _BY_REASON = {
     "REQUEST_MISSING": Verdict.RETRY,
     "ROUND_CLOSED": Verdict.OVER,
     "STALE_ROUND": Verdict.OVER,
+    "STALE_ATTEMPT": Verdict.OVER,
+    "SLICE_MISMATCH": Verdict.OVER,
     "DUPLICATE_UPDATE": Verdict.OVER,
     "INVALID_UPDATE": Verdict.INVALID,
     "TOO_LARGE": Verdict.UNFIT,

@@ -20,6 +20,7 @@ from tests.unit.core.bench import (
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import errors
 from xain_coordinator.core import events as e
+from xain_coordinator.core.attempts import MAX_ATTEMPTS
 from xain_coordinator.core.decider import next_deadline
 from xain_coordinator.core.effects import Aggregate
 from xain_coordinator.core.keys import model_key, update_key
@@ -68,10 +69,13 @@ class Group(Bench):
         assert group is not None
         return group
 
-    def hand_in(self, name: str, tensors: str, attempt: int | None = None) -> None:
+    def hand_in(
+        self, name: str, tensors: str, attempt: int | None = None, first_bad: int | None = None
+    ) -> None:
         owned: Layout = tuple(spec for spec in LAYOUT if spec.name in tensors)
         number = self.session.round
-        weights = stored(update_key(number, name), f"{name}{attempt}", shape=(size_of(owned),))
+        key, shape = update_key(number, name), (size_of(owned),)
+        weights = stored(key, f"{name}{attempt}", shape=shape, first_bad=first_bad)
         opened = self.session.open_round
         assert opened is not None
         self.send(
@@ -86,6 +90,15 @@ class Group(Bench):
             )
         )
         self._work()
+
+    def hand_in_as_cut(self, name: str, tensors: str) -> None:
+        """Hand in a slice; the server reports one that does not fit as a broken group."""
+        attempt = self.attempt
+        try:
+            self.hand_in(name, tensors)
+        except errors.SliceMismatch as refusal:
+            number = self.session.round
+            self.send(c.NoteGroupBroken(name, number, attempt, str(refusal)))
 
     def report(self, name: str) -> None:
         opened = self.session.open_round
@@ -131,19 +144,54 @@ def test_fewer_participants_than_stages_train_fewer_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "why"),
-    [
-        ("pq", "qrs", "overlaps"),
-        ("p", "rs", "6 of the 8 elements"),
-        ("p", "qs", "where the model has 'r'"),
-        ("p", "", "does not say which tensors"),
-    ],
+    ("second", "why"),
+    [("qs", "where the model has 'r'"), ("", "does not say which tensors")],
 )
-def test_gaps_and_overlaps_of_slices_are_refused(first: str, second: str, why: str) -> None:
+def test_slice_that_is_no_part_of_the_model_is_refused(second: str, why: str) -> None:
     bench = Group("a", "b")
-    bench.hand_in("a", first)
+    bench.hand_in("a", "p")
     with pytest.raises(errors.InvalidUpdate, match=why):
         bench.hand_in("b", second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [("pq", "qrs", "overlaps"), ("p", "rs", "6 of the 8 elements")],
+)
+def test_gaps_and_overlaps_of_slices_break_the_attempt_without_a_fault(
+    first: str, second: str, why: str
+) -> None:
+    bench = Group("a", "b", refused_limit=1)
+    bench.hand_in("a", first)
+    with pytest.raises(errors.SliceMismatch, match=why):
+        bench.hand_in("b", second)
+    bench.hand_in_as_cut("b", second)
+    assert bench.attempt == 2
+    assert set(bench.selected) == {"a", "b"}
+    assert not bench.session.refusals
+    assert why in bench.happened(e.RoundRestarted)[0].reason
+
+
+@pytest.mark.parametrize("tensors", ["p", "pqrs"])
+def test_member_with_a_wrong_slice_never_trains_without_the_others(tensors: str) -> None:
+    """The slices of the other members are cut rightly, and arrive after the wrong slice."""
+    bench = Group("a", "b", "c", stages=3, refused_limit=2)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        assert set(bench.selected) == {"a", "b", "c"}
+        for name, own in {"a": tensors, "b": "r", "c": "s"}.items():
+            if bench.phase is Phase.COLLECTING and bench.attempt == attempt:
+                bench.hand_in_as_cut(name, own)
+    assert bench.phase is Phase.FINISHED
+    assert not bench.happened(e.ModelPublished)
+    assert not bench.session.refusals
+    assert ("overlaps" if tensors == "pqrs" else "6 of the 8") in bench.session.cause
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_slice_that_is_not_finite_is_refused_with_the_name_of_its_tensor(index: int) -> None:
+    bench = Group("a", "b")
+    with pytest.raises(errors.InvalidUpdate, match="s.0." if index else "r.0."):
+        bench.hand_in("b", "rs", first_bad=index)
 
 
 def test_round_starts_again_at_once_when_a_member_leaves() -> None:
@@ -226,9 +274,11 @@ def test_refused_and_damaged_slices_end_the_attempt() -> None:
     key = bench.session.open_round.updates["a"].weights.ref.key
     bench.send(c.NoteDamagedUpdates({key: "other bytes"}))
     assert bench.attempt == 3
+    assert bench.session.opened.damaged == {"a": key}, "the object is not taken once more"
+    assert not bench.heartbeat("a").update_damaged
 
 
-def test_round_starts_again_at_its_deadline_and_the_session_ends_when_that_goes_on() -> None:
+def test_round_starts_again_at_its_deadline() -> None:
     bench = Group("a", "b", refused_limit=0)
     bench.hand_in("a", "pq")
     bench.pass_time(DEADLINE_S)
@@ -236,9 +286,53 @@ def test_round_starts_again_at_its_deadline_and_the_session_ends_when_that_goes_
     assert bench.happened(e.RoundRestarted)[0].missed == ("b",)
     bench.pass_time(DEADLINE_S)
     assert bench.attempt == 3
-    bench.pass_time(IDLE_S)
+
+
+def test_attempt_may_take_longer_than_the_idle_timeout() -> None:
+    bench = Group("a", "b", rounds=2, deadline_s=10 * IDLE_S)
+    bench.report("a")
+    bench.pass_time(5 * IDLE_S)
+    assert (bench.phase, bench.attempt) == (Phase.COLLECTING, 2)
+    bench.report("b")
+    bench.pass_time(9 * IDLE_S)
+    assert (bench.phase, bench.attempt) == (Phase.COLLECTING, 3)
+    bench.hand_in("a", "pq")
+    bench.hand_in("b", "rs")
+    assert bench.session.round == 1
+
+
+def test_session_finishes_when_too_many_attempts_at_a_round_break() -> None:
+    bench = Group("a", "b", rounds=2)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        assert (bench.phase, bench.attempt) == (Phase.COLLECTING, attempt)
+        bench.report("a" if attempt == 2 else "b")
+        assert replay(bench.journal) == bench.session
     assert bench.phase is Phase.FINISHED
-    assert "was started again" in bench.session.cause
+    assert bench.session.cause == (
+        "round 0 was given up after 10 attempts; the first to stop was b in 9 of them; the last "
+        "one: b: connection reset"
+    )
+    assert len(bench.journal) < 4 * MAX_ATTEMPTS
+
+
+def test_session_finishes_when_all_attempts_at_a_round_pass_their_deadline() -> None:
+    bench = Group("a", "b", refused_limit=0)
+    bench.pass_time(MAX_ATTEMPTS * DEADLINE_S)
+    assert bench.phase is Phase.FINISHED
+    assert bench.session.cause == (
+        "round 0 was given up after 10 attempts; the last one: its deadline has passed"
+    )
+
+
+def test_next_round_has_all_its_attempts_again() -> None:
+    bench = Group("a", "b", rounds=2)
+    for _ in range(MAX_ATTEMPTS - 1):
+        bench.report("a")
+    bench.hand_in("a", "pq")
+    bench.hand_in("b", "rs")
+    for _ in range(MAX_ATTEMPTS - 1):
+        bench.report("b")
+    assert (bench.session.round, bench.phase) == (1, Phase.COLLECTING)
 
 
 def test_late_reports_and_those_of_strangers_change_nothing() -> None:
@@ -252,9 +346,47 @@ def test_late_reports_and_those_of_strangers_change_nothing() -> None:
     bench.refuses(c.NoteGroupBroken("x", 0, 1), errors.NotAMember)
 
 
-def test_participant_without_process_groups_is_refused() -> None:
+@pytest.mark.parametrize("name", ["a", "new"])
+def test_participant_without_process_groups_is_refused(name: str) -> None:
     bench = Group("a", "b")
-    bench.refuses(c.Rendezvous("old", PROFILE), errors.ProfileMismatch)
+    bench.refuses(c.Rendezvous(name, PROFILE), errors.ProfileMismatch)
+
+
+@pytest.mark.parametrize("name", ["a", "new"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"{'h' * 1_000_000}:1",
+        "host",
+        ":1",
+        "host:",
+        "host:0",
+        "host:65536",
+        "host:²",
+        "ho\nst:1",
+        "two hosts:1",
+    ],
+)
+def test_address_that_is_not_a_host_and_a_port_is_refused(name: str, address: str) -> None:
+    bench = Group("a", "b")
+    bench.refuses(c.Rendezvous(name, PROFILE, group_address=address), errors.InvalidRequest)
+
+
+@pytest.mark.parametrize("address", ["[::1]:65535", "10.0.0.7:1", "site-a.example.org:29500"])
+def test_address_with_a_host_and_a_port_is_accepted(address: str) -> None:
+    bench = Group("a", "b")
+    bench.send(c.Rendezvous("new", PROFILE, group_address=address))
+    assert bench.session.members["new"].group_address == address
+
+
+def test_process_of_another_script_keeps_its_address_for_process_groups() -> None:
+    """Before the first weights are there a member joins again when its process can make them."""
+    bench = Bench(rules(initial="first", min_participants=2))
+    for name in ("a", "b"):
+        bench.send(c.Rendezvous(name, PROFILE, group_address=f"{name}:1"))
+    assert bench.session.is_untrained
+    bench.send(c.Rendezvous("a", PROFILE, can_initialise=False, group_address="a:2"))
+    assert bench.session.members["a"].group_address == "a:2"
 
 
 def test_broken_attempt_waits_for_participants_before_it_starts_again() -> None:
@@ -267,18 +399,29 @@ def test_broken_attempt_waits_for_participants_before_it_starts_again() -> None:
     assert (bench.phase, bench.attempt) == (Phase.COLLECTING, 2)
 
 
+BREAKING = (
+    *("leave", "join", "report", "expire", "time"),
+    *("deadline", "failure", "refusal", "wrong cut", "damage"),
+)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_session_completes_after_losses_and_restarts_at_any_point(seed: int) -> None:
-    """Members leave, expire, report and come back, and the coordinator dies. The journal always
-    folds to the same session, and once all is quiet the session completes."""
+    """Members leave, expire, fail, report and come back, slices are refused, damaged and cut
+    wrongly, deadlines pass, and the coordinator dies. The journal always folds to the same session,
+    and once all is quiet the session completes."""
     chance, names = Random(seed), "abcd"
     bench = Group(*names, stages=chance.randint(1, 4), rounds=3)
     for _ in range(60):
         if bench.phase is Phase.FINISHED:
             break
         name = chance.choice(names)
+        number, opened = bench.session.round, bench.session.open_round
         owes = bench.session.owes_update(name) and bench.phase is Phase.COLLECTING
-        match chance.choice(["leave", "join", "report", "restart", "expire", "hand in", "time"]):
+        what = chance.choice(["hand in", "restart", *BREAKING])
+        if opened is not None and opened.attempt > MAX_ATTEMPTS - 6 and what in BREAKING:
+            continue  # the rest of the attempts is for what has begun, and for the end
+        match what:
             case "leave" if name in bench.session.members:
                 bench.leave(name)
             case "join":
@@ -293,6 +436,17 @@ def test_session_completes_after_losses_and_restarts_at_any_point(seed: int) -> 
                 _hand_in_share(bench, name)
             case "time":
                 bench.pass_time(chance.choice([1.0, LEASE_S]))
+            case "deadline" if owes:
+                bench.pass_time(DEADLINE_S)
+            case "failure" if owes:
+                bench.send(c.NoteFailure(name, number, "TypeError"))
+            case "refusal" if owes:
+                bench.send(c.NoteRefusedUpdate(name, number, "not finite"))
+            case "wrong cut" if owes:
+                bench.hand_in_as_cut(name, chance.choice(["p", "rs", "pqrs"]))
+            case "damage" if opened is not None and name in opened.updates:
+                key = opened.updates[name].weights.ref.key
+                bench.send(c.NoteDamagedUpdates({key: "other bytes"}))
         assert replay(bench.journal) == bench.session
         due = next_deadline(bench.session)
         assert bench.phase is Phase.FINISHED or due is None or due >= bench.now
@@ -317,4 +471,4 @@ def _hand_in_share(bench: Group, name: str) -> None:
         group = bench.group(name)
         size, rank = group.world_size, group.rank
         cut = [len(LAYOUT) * stage // size for stage in range(size + 1)]
-        bench.hand_in(name, "pqrs"[cut[rank] : cut[rank + 1]])
+        bench.hand_in_as_cut(name, "pqrs"[cut[rank] : cut[rank + 1]])

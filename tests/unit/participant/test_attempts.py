@@ -75,9 +75,10 @@ def test_new_attempt_ends_a_training_of_the_one_before(training: Talk) -> None:
     assert training.hear(e.Assigned(3, attempt=2)) == [a.Train(3)]
 
 
-def test_slice_refused_for_its_attempt_does_not_end_the_next_one(training: Talk) -> None:
+@pytest.mark.parametrize("code", ["STALE_ATTEMPT", "SLICE_MISMATCH"])
+def test_slice_refused_for_its_attempt_does_not_end_the_next_one(training: Talk, code: str) -> None:
     training.hear(e.Trained(3))
-    assert training.hear(e.RefusedBy(Call.HAND_IN, "STALE_ROUND", "FAILED_PRECONDITION")) != []
+    assert training.hear(e.RefusedBy(Call.HAND_IN, code, "FAILED_PRECONDITION")) != []
     assert training.advertise(2) == [a.BeginRound(3)]
 
 

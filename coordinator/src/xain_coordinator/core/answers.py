@@ -122,12 +122,15 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
         check_name(command.instance_id)  # it is kept for a while
         return _id_in_use(session, member, command, now)
     if member is not None:
+        _check_group_address(session, command.group_address)
         known: list[e.Event] = [e.ParticipantHeard(participant_id, ParticipantState.READY, -1, now)]
         opened = session.open_round
         if session.is_untrained and command.can_initialise != member.can_initialise:
-            # A process of another script has taken the place. Only initial weights can be lost.
+            # A process of another script now uses this participant id. Only initial weights can be
+            # lost.
             left = e.ParticipantLeft(participant_id, "left")
-            return (left, _joined_again(member, command, now)), accepted, ()
+            address = _group_address(session, command)
+            return (left, _joined_again(member, command, address, now)), accepted, ()
         if opened is not None and participant_id in opened.failed:
             known.insert(0, e.ParticipantReturned(participant_id))
         address = _group_address(session, command)
@@ -159,7 +162,9 @@ def _rendezvous(session: Session, command: c.Rendezvous, now: float) -> Answer:
     return (joined,), accepted, ()
 
 
-def _joined_again(member: Member, command: c.Rendezvous, now: float) -> e.ParticipantJoined:
+def _joined_again(
+    member: Member, command: c.Rendezvous, group_address: str, now: float
+) -> e.ParticipantJoined:
     """A connected participant joins with what its new process can do, and keeps its profile."""
     return e.ParticipantJoined(
         member.participant_id,
@@ -169,6 +174,7 @@ def _joined_again(member: Member, command: c.Rendezvous, now: float) -> e.Partic
         command.can_evaluate,
         member.instance_id,
         command.can_initialise,
+        group_address,
     )
 
 
@@ -223,12 +229,15 @@ def _group_address(session: Session, command: c.Rendezvous) -> str:
 
 
 def _check_group_address(session: Session, address: str) -> None:
-    """Raises ProfileMismatch."""
-    if session.rules.aggregation == attempts.RULE and not address:
+    """Raises ProfileMismatch or InvalidRequest."""
+    if session.rules.aggregation != attempts.RULE:
+        return
+    if not address:
         raise errors.ProfileMismatch(
             "the participants of this session train one model in a process group, which this one "
             "cannot join; install xain-participant[torch]"
         )
+    attempts.check_address(address)
 
 
 def _first_with_data(session: Session) -> str:
@@ -292,12 +301,13 @@ def advertise(session: Session, participant_id: str) -> r.Advertisement:
         phase = Phase.STANDBY
     done = round_ is not None and participant_id in round_.answers
     is_damaged = selected and not done and round_ is not None and participant_id in round_.damaged
+    attempt = round_.attempt if selected and round_ is not None else 0
     # At the end it is the last round for everybody, whatever they have trained.
     finished = phase is Phase.FINISHED
     number = session.round if finished else session.trained_by(participant_id)
-    attempt = round_.attempt if selected and round_ is not None else 0
     warning = _warning(session, participant_id)
-    return r.Advertisement(phase, number, done, is_damaged, warning, attempt)
+    # A damaged slice is not sent again: the round restarts without it.
+    return r.Advertisement(phase, number, done, is_damaged and not attempt, warning, attempt)
 
 
 def _warning(session: Session, participant_id: str) -> str:

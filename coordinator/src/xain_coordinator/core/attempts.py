@@ -11,11 +11,17 @@ stop what they do for the old one, whose slices are dropped. A member that has d
 is in the attempts until the end of its lease, which ends the last of these.
 """
 
-from xain_coordinator.core.errors import InvalidUpdate
+from xain_coordinator.core.errors import InvalidRequest, InvalidUpdate, SliceMismatch
 from xain_coordinator.core.values import GlobalModel, Layout, Round, Rules, Update
+from xain_messaging.names import shortened
 from xain_workloads.model import size_of
 
 RULE = "assemble"
+
+# Attempts at a round. When the last of them breaks, the session is finished.
+MAX_ATTEMPTS = 10
+
+MAX_ADDRESS = 255  # characters of HOST:PORT, about as long as a DNS name may be
 
 
 def max_stages(rules: Rules, model: GlobalModel) -> int:
@@ -25,6 +31,18 @@ def max_stages(rules: Rules, model: GlobalModel) -> int:
     """
     num_layers = len({spec.name.partition(".")[0] for spec in model.layout}) or 1
     return min(int(rules.aggregation_options.get("stages", 0)) or num_layers, num_layers)
+
+
+def check_address(address: str) -> None:
+    """Raises InvalidRequest unless it is HOST:PORT: all members receive it from the journal."""
+    host, _, port = address.rpartition(":")
+    is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535
+    if len(address) > MAX_ADDRESS or not is_host or not is_port:
+        raise InvalidRequest(
+            f"the address for process groups must be HOST:PORT with at most {MAX_ADDRESS} "
+            f"printable characters and a port from 1 to 65535, got {shortened(address)!r}"
+        )
 
 
 def is_whole(round_: Round) -> bool:
@@ -56,9 +74,8 @@ def slice_of(model: Layout, owned: Layout) -> tuple[int, int]:
     return start, start + size_of(owned)
 
 
-def check_slice(model: GlobalModel, round_: Round, update: Update) -> None:
-    """Refuse a slice that overlaps another one of the attempt, or the last slice of an attempt if a
-    part of the model is missing then.
+def check_slice(model: GlobalModel, update: Update) -> None:
+    """Refuse a slice that is no part of the model.
 
     Raises InvalidUpdate.
     """
@@ -67,16 +84,51 @@ def check_slice(model: GlobalModel, round_: Round, update: Update) -> None:
         raise InvalidUpdate(
             f"the slice has shape {update.weights.shape}, its tensors have {stop - start} elements"
         )
+
+
+def check_fit(model: GlobalModel, round_: Round, update: Update) -> None:
+    """Refuse a slice that overlaps another one of the attempt, or the last slice of an attempt if a
+    part of the model is missing then.
+
+    Raises SliceMismatch.
+    """
+    start, stop = slice_of(model.layout, update.layout)
     taken = [(slice_of(model.layout, u.layout), p) for p, u in round_.updates.items()]
     for (first, end), owner in taken:
         if first < stop and start < end:
-            raise InvalidUpdate(
+            raise SliceMismatch(
                 f"the slice [{start}, {stop}) overlaps [{first}, {end}), the slice of {owner}"
             )
     is_last = round_.outstanding == (update.participant_id,)
     size = stop - start + sum(end - first for (first, end), _ in taken)
     if is_last and not round_.broken and size != model.shape[0]:
-        raise InvalidUpdate(
+        raise SliceMismatch(
             f"the slices of the {len(round_.selected)} participants have {size} of the "
             f"{model.shape[0]} elements of the model"
         )
+
+
+def with_first(round_: Round) -> dict[str, int]:
+    """Members that were the first to stop in an attempt, the present one included, with the number
+    of these attempts."""
+    first = dict(round_.stopped_first)
+    for participant_id in list(round_.broken)[:1]:
+        first[participant_id] = first.get(participant_id, 0) + 1
+    return first
+
+
+def why_broken(round_: Round) -> str:
+    """Why the present attempt is over."""
+    for participant_id, reason in round_.broken.items():
+        return f"{participant_id}: {reason}"
+    return "its deadline has passed"
+
+
+def why_given_up(round_: Round) -> str:
+    """Why a round has no further attempt, with the participant to look at first."""
+    why = f"round {round_.number} was given up after {round_.attempt} attempts"
+    first = with_first(round_)
+    if first:
+        name = max(sorted(first), key=lambda participant_id: first[participant_id])
+        why += f"; the first to stop was {name} in {first[name]} of them"
+    return f"{why}; the last one: {why_broken(round_)}"

@@ -119,13 +119,20 @@ class StaleRound(LateUpdate):
 class StaleAttempt(LateUpdate):
     """The slice was trained in an attempt that is over."""
 
-    code = "STALE_ROUND"
+    code = "STALE_ATTEMPT"
 
     def __init__(self, round_: int, sent: int, current: int) -> None:
         super().__init__(
             f"the slice is of attempt {sent} at round {round_}, and attempt {current} goes on; "
             "drop it"
         )
+
+
+class SliceMismatch(Refusal):
+    """The slice does not fit the slices of the other members, which ends the attempt. Which member
+    has cut the model wrongly is not known."""
+
+    code = "SLICE_MISMATCH"
 
 
 class NotSelected(Refusal):

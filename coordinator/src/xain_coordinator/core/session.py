@@ -323,9 +323,7 @@ class Session:
         began: float | None = self.since
         overdue_at = None
         if self.open_round is not None:
-            # A round that is started again and again ends, too.
             overdue_at = self.open_round.overdue_at
-            overdue_at = self.open_round.restarted_at if overdue_at is None else overdue_at
         if self.phase is Phase.COLLECTING or overdue_at is not None:
             # Also while it is paused: whoever comes back must not make it end earlier.
             began = overdue_at
@@ -689,12 +687,11 @@ def _restarted(session: Session, event: e.RoundRestarted) -> Session:
         updates={},
         places={},
         evaluations={},
-        damaged={},
         failed={p: None for p in before.failed if p not in event.selected},
         attempt=event.attempt,
         broken={},
         reopened_at=event.at,
-        restarted_at=event.at if before.restarted_at is None else before.restarted_at,
+        stopped_first=attempts.with_first(before),
     )
     unselected = {p: None for p, member in session.members.items() if member.is_eligible}
     session = replace(session, unselected=unselected)

@@ -72,11 +72,6 @@ def _why_given_up(session: Session) -> str:
     waited = f"for rounds.idle_timeout_s = {rules.idle_timeout_s:g} s"
     if session.phase is Phase.AGGREGATING:
         return f"the model of round {session.round} could not be made {waited}"
-    if round_ is not None and round_.restarted_at is not None:
-        return (
-            f"round {round_.number} was started again {round_.attempt - 1} times, and was not "
-            f"completed {waited}"
-        )
     if round_ is not None and round_.overdue_at is not None:
         return (
             f"round {round_.number} had too few updates at its deadline, and {waited} after it: "
@@ -124,8 +119,8 @@ def _next_step_of_round(
 def _next_step_of_attempt(
     session: Session, round_: Round, now: float, controller: Controller
 ) -> e.Event | None:
-    """The same for a round of the rule "assemble". Nobody takes the place of a member: the round
-    starts again."""
+    """Decide the next event of a round of the rule "assemble". A lost member is not replaced; the
+    round restarts."""
     if attempts.is_whole(round_):
         return e.RoundClosed(round_.number, now)
     enough = session.num_eligible >= session.rules.num_required
@@ -139,6 +134,8 @@ def _next_step_of_attempt(
     is_late = deadline is not None and deadline <= now
     if not is_late and not round_.broken:
         return None
+    if round_.attempt >= attempts.MAX_ATTEMPTS:
+        return e.SessionFinished(attempts.why_given_up(round_), now)
     there = tuple(p for p, member in session.members.items() if member.is_eligible)
     if not is_late:  # at a deadline those that failed are asked once more
         there = tuple(p for p in there if p not in round_.failed)
@@ -147,10 +144,8 @@ def _next_step_of_attempt(
         return None  # all have failed: they are asked once more at the deadline
     owing = _missed(session, round_) if is_late else ()
     missed = tuple(p for p in owing if p not in round_.broken)
-    who, reason = next(iter(round_.broken.items()), ("", "its deadline has passed"))
-    reason = f"{who}: {reason}" if who else reason
-    attempt = round_.attempt + 1
-    return e.RoundRestarted(round_.number, attempt, selected, now, reason, missed)
+    reason = attempts.why_broken(round_)
+    return e.RoundRestarted(round_.number, round_.attempt + 1, selected, now, reason, missed)
 
 
 def _members_of_attempt(
@@ -173,7 +168,7 @@ def _missed(session: Session, round_: Round) -> tuple[str, ...]:
     return tuple(
         p
         for p in round_.outstanding
-        if p not in round_.damaged
+        if (p not in round_.damaged or round_.attempt)
         and p not in session.left_out
         and not (p in session.refusals and session.refusals[p].last == round_.number)
         and not (session.is_buffered and is_carried_over(round_, session.rules, p))

@@ -5,7 +5,7 @@ one.
 """
 
 from xain_coordinator.core import errors
-from xain_coordinator.core.attempts import check_slice
+from xain_coordinator.core.attempts import check_fit, check_slice
 from xain_coordinator.core.keys import place_of, update_key
 from xain_coordinator.core.values import BYTES, GlobalModel, Layout, Round, Update
 from xain_workloads.model import size_of
@@ -31,7 +31,7 @@ def require_free_key(round_: Round, sender: str, name: str) -> None:
 def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
     """Refuse what cannot be aggregated, naming the first thing that is wrong.
 
-    Raises InvalidUpdate.
+    Raises InvalidUpdate, and SliceMismatch for a slice that is good by itself.
     """
     weights = update.weights
     if update.num_samples < 0:
@@ -40,7 +40,7 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
         )
     shape, dtype = _expected(model, round_)
     if round_.attempt:
-        check_slice(model, round_, update)
+        check_slice(model, update)
         shape = weights.shape
     if shape is None:
         if len(weights.shape) != 1 or weights.shape[0] == 0:
@@ -65,10 +65,13 @@ def check_update(model: GlobalModel, round_: Round, update: Update) -> None:
     if not round_.attempt:
         _check_layout(update)
     if weights.first_bad is not None:
+        layout = update.layout if round_.attempt else model.layout
         raise errors.InvalidUpdate(
-            f"the weights are not finite, first at {_place(model.layout, weights.first_bad)}; "
+            f"the weights are not finite, first at {_place(layout, weights.first_bad)}; "
             "train with a smaller learning rate"
         )
+    if round_.attempt:
+        check_fit(model, round_, update)
 
 
 def _check_layout(update: Update) -> None:

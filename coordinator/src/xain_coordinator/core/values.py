@@ -206,7 +206,8 @@ class Round:
     closed_at: None while updates are taken in.
     damaged: the key of each participant's latest accepted update that was found damaged in the
         store, and no longer counts.
-    reopened_at: when the first damaged update was found; the deadline is counted from then.
+    reopened_at: when the first damaged update was found, or the attempt began that is not the first
+        one; the deadline is counted from then.
     task: of the selected participants.
     evaluations: of model `number`, by participant. In an EVALUATE round they are the answers that
         the round waits for; one with 0 samples tells that its sender has measured nothing.
@@ -217,7 +218,8 @@ class Round:
     attempt: with the rule "assemble", the number of the attempt at this round, from 1; else 0.
     broken: members of the attempt that are gone, or have reported that its process group broke, and
         why. Not empty: the attempt is broken.
-    restarted_at: when the round was first started again, with that rule.
+    stopped_first: members that were the first to stop in an attempt that is over, with the number
+        of these attempts.
     """
 
     number: int
@@ -240,7 +242,7 @@ class Round:
     learning_rate: float | None = None
     attempt: int = 0
     broken: Mapping[str, str] = field(default_factory=dict)
-    restarted_at: float | None = None
+    stopped_first: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Everybody is looked up in it at every change.

@@ -320,6 +320,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except errors.UnusableUpdate as refusal:
             await self._note_refusal(participant_id, trained, refusal)
             raise
+        except errors.SliceMismatch as refusal:
+            await self._driver.submit(
+                c.NoteGroupBroken(participant_id, trained, request.attempt, str(refusal))
+            )
+            raise
         return pb.EndTrainingRoundResponse()
 
     async def _uploaded(

@@ -32,6 +32,8 @@ STATUSES: Mapping[type[errors.Refusal], grpc.StatusCode] = {
     errors.NotSelected: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RoundAlreadyClosed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleRound: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleAttempt: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SliceMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UploadMissing: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleModel: grpc.StatusCode.FAILED_PRECONDITION,
     errors.AlreadyFitting: grpc.StatusCode.FAILED_PRECONDITION,
