@@ -31,7 +31,7 @@ class HttpSettings(Section):
 
     @model_validator(mode="after")
     def _only_this_machine(self) -> Self:
-        if not self.insecure and not _is_loopback(self.host):
+        if not self.insecure and not is_loopback(self.host):
             raise WrongSetting(
                 "host",
                 "whoever reaches it could fit and predict, and there is no encryption yet; use "
@@ -40,8 +40,9 @@ class HttpSettings(Section):
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as only this machine reaches it."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"

@@ -105,7 +105,7 @@ async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> st
 async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
     """Ask the HTTP face."""
     fits = Fits(sessions, asyncio.get_running_loop())
-    transport = httpx.ASGITransport(make_app(fits, 4 << 20))
+    transport = httpx.ASGITransport(make_app(fits, sessions.config.http))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         answer = await client.post(path, json=body, timeout=PATIENCE_S)
     fits.close()

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import structlog
 from fastapi import FastAPI, Header, HTTPException, Query, Request, Response
@@ -12,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from xain_coordinator.admission import chunks
+from xain_coordinator.config_http import HttpSettings, is_loopback
 from xain_coordinator.export import formats
 from xain_coordinator.export.commands import described
 from xain_coordinator.export.trained import NoModel
@@ -38,7 +40,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
 
-def make_app(fits: Fits, max_body_bytes: int) -> Any:
+def make_app(fits: Fits, settings: HttpSettings) -> Any:
     """The ASGI application."""
     app = FastAPI(
         title="xain-coordinator",
@@ -53,7 +55,7 @@ def make_app(fits: Fits, max_body_bytes: int) -> Any:
     _add_errors(app)
     _add_paths(app, fits)
     app.include_router(chimera.make_router(fits))
-    return _Limited(app, max_body_bytes)
+    return _Guarded(app, settings)
 
 
 def _add_paths(app: FastAPI, fits: Fits) -> None:
@@ -230,20 +232,26 @@ def _add_errors(app: FastAPI) -> None:
         return _answer(request, HttpError("INTERNAL", "the coordinator's log says why"))
 
 
-class _Limited:
-    """Refuses bodies that are too large before they are read."""
+class _Guarded:
+    """Refuses requests that web pages of other sites make in a browser on this machine, and bodies
+    that are too large before they are read."""
 
-    def __init__(self, app: Any, max_body_bytes: int) -> None:
+    def __init__(self, app: Any, settings: HttpSettings) -> None:
         self._app = app
-        self._max = max_body_bytes
+        self._max = settings.max_body_bytes
+        self._any_host = settings.insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        headers = dict(scope["headers"])
+        if (error := self._foreign(headers)) is not None:
+            await _answer(Request(scope), error)(scope, receive, send)
+            return
         error = HttpError("TOO_LARGE", f"the body has more than {self._max} bytes")
         answer = _answer(Request(scope), error)
-        length = dict(scope["headers"]).get(b"content-length", b"0")
+        length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max:
             await answer(scope, receive, send)
             return
@@ -266,3 +274,29 @@ class _Limited:
             return next(messages, None) or await receive()
 
         await self._app(scope, replay, send)
+
+    def _foreign(self, headers: dict[bytes, bytes]) -> HttpError | None:
+        """The refusal of a request that another site's page makes; None for other requests.
+
+        Browsers send a page's POST request without a body and ask nothing beforehand. The header
+        Origin tells the page's site. The header Host tells the name in the URL, which another site
+        may point to this machine (DNS rebinding).
+        """
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._any_host and not _names_loopback(host):
+            return HttpError(
+                "FOREIGN_SITE",
+                f"the face answers as 127.0.0.1 or localhost, and not as {host[:80]!r}",
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and origin.partition("://")[2].lower() != host.lower():
+            return HttpError("FOREIGN_SITE", f"web pages of {origin[:80]!r} may not make requests")
+        return None
+
+
+def _names_loopback(host: str) -> bool:
+    """host: with its port, if it has one."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

@@ -46,6 +46,7 @@ STATUSES: Mapping[str, int] = {
     "NO_MODEL": 404,
     "NO_SUCH_PATH": 404,
     "NO_SUCH_METHOD": 405,
+    "FOREIGN_SITE": 403,
     "TOO_LARGE": 413,
     "NO_PARTICIPANTS": 503,
     "NOBODY_ANSWERED": 503,

@@ -61,7 +61,7 @@ async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterato
     fits = Fits(sessions, asyncio.get_running_loop())
     settings = sessions.config.http
     config = uvicorn.Config(
-        make_app(fits, settings.max_body_bytes),
+        make_app(fits, settings),
         log_config=None,
         access_log=False,
         lifespan="off",

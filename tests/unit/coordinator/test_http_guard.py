@@ -1,0 +1,51 @@
+"""Requests that the HTTP face refuses before it looks at their paths."""
+
+import httpx
+import pytest
+
+from xain_coordinator.config_http import HttpSettings
+from xain_coordinator.http_face.app import make_app
+
+
+async def post(settings: HttpSettings, **headers: str) -> tuple[int, str]:
+    """Status and code of a request that knows no session: 404 tells that it was let in."""
+    app = make_app(None, settings)  # type: ignore[arg-type]  # no path that asks it
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:80") as client:
+        answer = await client.post("/v1/nothing", headers=headers)
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "attacker.example:8080"},
+        {"host": "127.0.0.1.attacker.example"},
+        {"host": "10.0.0.7:8080"},
+        {"host": "["},
+        {"host": "localhost:8080", "origin": "http://attacker.example"},
+        {"host": "localhost:8080", "origin": "http://localhost:9000"},
+        {"host": "localhost:8080", "origin": "null"},
+    ],
+)
+async def test_requests_of_foreign_sites_are_refused(headers: dict[str, str]) -> None:
+    assert await post(HttpSettings(port=8080), **headers) == (403, "FOREIGN_SITE")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost:8080"},
+        {"host": "127.0.0.1:8080", "origin": "http://127.0.0.1:8080"},
+        {"host": "[::1]:8080", "origin": "http://[::1]:8080"},
+    ],
+)
+async def test_requests_for_this_machine_are_let_in(headers: dict[str, str]) -> None:
+    assert await post(HttpSettings(port=8080), **headers) == (404, "NO_SUCH_PATH")
+
+
+async def test_insecure_face_takes_every_host_and_refuses_foreign_pages() -> None:
+    settings = HttpSettings(port=8080, host="0.0.0.0", insecure=True)
+    assert await post(settings, host="ward-7:8080") == (404, "NO_SUCH_PATH")
+    foreign = {"host": "ward-7:8080", "origin": "http://attacker.example"}
+    assert await post(settings, **foreign) == (403, "FOREIGN_SITE")
