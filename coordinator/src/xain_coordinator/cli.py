@@ -554,6 +554,13 @@ def _predict(
             help="Times that a silent participant is asked again. [predict.max_retries]",
         ),
     ] = None,
+    allow_builder: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="Import this builder of the model's network; a pattern allows several.",
+        ),
+    ] = None,
 ) -> None:
     if (model is None) == (address is None):
         fail(PROGRAM, "command line: give --model FILE or --address HOST:PORT", EXIT_BAD_CONFIG)
@@ -565,7 +572,9 @@ def _predict(
         )
     with _explained("predict"):
         from xain_coordinator.export import commands
+        from xain_workloads.neural_builders import allow_builders
 
+        allow_builders(allow_builder or ())
         if address is not None:
             commands.ask_predictions(address, data, to, timeout_s, max_retries)
         elif model is not None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from xain_coordinator import cli
 from xain_coordinator.export import formats
 from xain_coordinator.export.trained import NoModel
+from xain_workloads import neural_builders
 from xain_workloads.model import Model, TensorSpec, flatten
 from xain_workloads.preprocessing import prepare
 from xain_workloads.schema import Column
@@ -203,6 +206,28 @@ def test_a_torch_module_loads_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     formats.write(path, Model(flatten(tensors, layout), layout, {}), ABOUT)
     assert alone(TORCH, path, table("regression")).tolist() == [[4.0, 14.0]]
+
+
+def test_builder_predicts_from_the_command_line_once_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "ward_nets.py").write_text("from torch.nn import Linear as make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(neural_builders, "_allowed", {"ward_nets:make"})
+    data = table("regression")
+    options = {"task": "regression", "builder": "ward_nets:make"}
+    model = initial_model(create("neural", options), [data.profile(MIN_CATEGORY_COUNT)])
+    path, rows = tmp_path / "model.npz", tmp_path / "rows.csv"
+    formats.write(path, model, {**ABOUT, "columns": formats.columns_of(model.metadata)})
+    rows.write_text("age,dose,ward\n50,0.001,north\n60,,south\n")
+    monkeypatch.setattr(neural_builders, "_allowed", set())
+    asked = ["predict", f"--model={path}", f"--data={rows}"]
+    refused = CliRunner().invoke(cli.app, asked)
+    assert refused.exit_code == 1
+    assert "--allow-builder ward_nets:make" in refused.stderr
+    found = CliRunner().invoke(cli.app, [*asked, "--allow-builder=ward_nets:make"])
+    assert (found.exit_code, found.stdout.count("\n")) == (0, 3)
 
 
 def test_a_model_of_a_script_has_no_pipeline(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 The name of a builder comes with the model from the coordinator. An import runs code, so a process
 imports the builders that its owner has allowed and nothing else: `[training] builders` of a
-participant, `[workload] options.builder` in a coordinator's own configuration, or allow_builders()
-in a script.
+participant, `[workload] options.builder` in a coordinator's own configuration, `--allow-builder` of
+`xain-coordinator predict`, or allow_builders() in a script.
 """
 
 import re
@@ -40,8 +40,8 @@ def load_builder(name: str) -> Callable[[int, int], Any]:
     if not any(fnmatchcase(name, pattern) for pattern in _allowed):
         raise DataError(
             f"the builder {name!r} is not allowed here, so it is not imported; if you trust its"
-            " code, name it in the participant's configuration: [training] builders = [\""
-            f'{name}"]'
+            f' code, name it: [training] builders = ["{name}"] in the configuration of a'
+            f" participant, --allow-builder {name} for xain-coordinator predict"
         )
     module, _, function = name.partition(":")
     try:
