@@ -13,10 +13,11 @@ from support.transfers import PATIENCE_S, until
 from support.wire import digest, npy, reason
 from xain_coordinator import app
 from xain_coordinator.core.keys import incoming_key
+from xain_coordinator.core.values import Phase
 from xain_coordinator.ports import StoreUnavailable, WrongSize
 from xain_coordinator.server import readings
 from xain_coordinator.server.downloads import INLINE_BYTES
-from xain_coordinator.stores.memory import MemoryStore
+from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_proto.fl import coordinator_pb2 as pb
 
 SIZE = INLINE_BYTES // 4 + 1  # float32, just too large to travel inside
@@ -430,44 +431,56 @@ async def test_a_coordinator_that_stops_ends_no_copy_half_way(store, start, join
     assert len(set(store.keys()) - before) == 1
 
 
-async def test_a_request_that_was_given_up_meets_nothing_that_counts(
+async def test_lost_store_request_that_arrives_late_changes_no_accepted_update(
     store, start, join, monkeypatch
 ):
-    """A store far away may carry it out in the end, when another update has been accepted."""
+    """A store far away may carry out a request after its caller gave up, even after another update
+    of the same participant was accepted. Each attempt has a key of its own, so nothing changes."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})
     member = join(coordinator, "a")
     await member.rendezvous()
     await member.until(pb.ROUND, 0)
-    late: list[dict[str, bytes]] = []
+    late: list[tuple[str, bytes]] = []
 
-    def lost(objects: dict[str, bytes]) -> None:
-        late.append(dict(objects))
-        raise StoreUnavailable("no answer")
+    class LostUpload(MemoryUpload):
+        """The request of the commit is lost on its way to the store."""
 
-    monkeypatch.setattr(store, "put", lost)
-    data = npy(np.array([1.0], np.float32))
+        def commit(self, *, overwrite: bool) -> None:
+            assert self._data is not None
+            late.append((self._key, bytes(self._data)))
+            raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(store, "upload", lambda key, label="": LostUpload(store, key))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await member.end(pb.WeightsRef(data=data, digest=digest(data)))
+        await member.upload(np.full(SIZE, 1, np.float32))
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     monkeypatch.undo()
-    monkeypatch.setattr(coordinator.driver, "_take_effect", late_before(coordinator, store, late))
-    other = npy(np.array([2.0], np.float32))
-    await member.end(pb.WeightsRef(data=other, digest=digest(other)))
+    assert len(late) == 1
+    late_before_effects(monkeypatch, coordinator, store, late)
+    other = np.full(SIZE, 2, np.float32)
+    await member.hand_in(other)
     await member.until(pb.FINISHED, 0)
     assert late == []
-    assert await member.download("1/global") == other
+    assert await member.download("1/global") == npy(other)
 
 
-def late_before(coordinator: Any, store: Reachable, late: list[dict[str, bytes]]) -> Any:
-    """The lost request arrives when its successor is accepted, before that is aggregated."""
+def late_before_effects(
+    monkeypatch: pytest.MonkeyPatch,
+    coordinator: Any,
+    store: Reachable,
+    late: list[tuple[str, bytes]],
+) -> None:
+    """The lost requests arrive when an update is accepted, before that is aggregated."""
     take_effect = coordinator.driver._take_effect
 
     def arrive(*arguments: Any, **keywords: Any) -> None:
-        while late:
-            store.put(late.pop())
+        if coordinator.driver._decided.phase is Phase.AGGREGATING:
+            while late:
+                key, data = late.pop()
+                store.place(key, data, overwrite=True)
         take_effect(*arguments, **keywords)
 
-    return arrive
+    monkeypatch.setattr(coordinator.driver, "_take_effect", arrive)
 
 
 async def test_news_does_not_wait_for_a_store_that_hangs(store, start, join, monkeypatch):
