@@ -437,6 +437,16 @@ async def connected_again(client: CoordinatorClient) -> None:
                 return
 
 
+async def round_opened(client: CoordinatorClient) -> None:
+    """The answer to a rendezvous may come before the round opens."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            heard = await asyncio.to_thread(client.heartbeat, pb.READY, -1)
+            if heard.state == pb.ROUND:
+                return
+            await asyncio.sleep(0.05)  # a poll, not a race: it ends when it is so
+
+
 @pytest.mark.e2e
 async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
     """Its next attempt begins where the coordinator before had it."""
@@ -460,8 +470,10 @@ async def test_a_participant_goes_on_after_kill_9(tmp_path, monkeypatch):
     monkeypatch.setattr(outgoing.Upload, "chunks", killing)
     try:
         await asyncio.to_thread(client.rendezvous)
-        with pytest.raises(Refused):
+        await round_opened(client)
+        with pytest.raises(Refused) as caught:
             await asyncio.to_thread(client.put_weights, 0, LARGE)
+        assert not caught.value.reason, "the connection is lost, and no coordinator refuses"
         await process.died()  # the client may hear of it first
         await process.start()
         await connected_again(client)

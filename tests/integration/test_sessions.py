@@ -355,6 +355,29 @@ async def test_a_watch_brings_the_work_with_the_news(start, join):
     assert not again.HasField("work")
 
 
+async def test_watch_sends_no_message_only_because_an_update_was_accepted(start, join):
+    """The answer to EndTrainingRound tells the sender. A stream that begins later tells it in its
+    first message."""
+    coordinator = await start(rounds={"rounds": 2, "min_participants": 2, "max_participants": 3})
+    a, b, c = (join(coordinator, name) for name in "abc")
+    await a.rendezvous()
+    await b.rendezvous()
+    await a.until(pb.ROUND, 0)
+    await c.rendezvous()
+    call = a.watch()
+    first = await call.read()
+    assert (first.state, first.round, first.update_accepted) == (pb.ROUND, 0, False)
+    await a.hand_in([1.0])
+    await c.heartbeat(pb.FINISHED)  # c leaves, and all streams look what has changed for them
+    later = a.watch()
+    assert (await later.read()).update_accepted
+    later.cancel()
+    await b.hand_in([3.0])
+    following = await call.read()
+    assert (following.state, following.round, following.update_accepted) == (pb.ROUND, 1, False)
+    call.cancel()
+
+
 async def test_large_weights_travel_in_chunks(start, join):
     """Several chunks up and down, from any offset, bit for bit."""
     coordinator = await start(rounds={"rounds": 1, "min_participants": 1})

@@ -450,6 +450,10 @@ class WatchResponse(_message.Message):
     state: Global___State.ValueType
     round: _builtins.int
     update_accepted: _builtins.bool
+    """The caller's update for this round is in. The first message of a stream says so, and each later
+    one that has other news, too. No message is sent for this alone: the answer to EndTrainingRound
+    tells it, and heartbeats repeat it.
+    """
     session_id: _builtins.str
     cause: _builtins.str
     """why the session ended; empty while it runs"""

@@ -118,8 +118,9 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Every change of state the moment it happens, beginning with the present one. When many come at
-        once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+        """Every change of state the moment it happens, beginning with the present one. An update of the
+        caller that was accepted is no such change; see WatchResponse. When many come at once, some are
+        refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,8 +50,9 @@ class CoordinatorStub:
     EndTrainingRound: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.EndTrainingRoundRequest, _coordinator_pb2.EndTrainingRoundResponse]
     """Hand in the local update. Answered when it is durable; repeating it is harmless."""
     Watch: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]
-    """Every change of state the moment it happens, beginning with the present one. When many come at
-    once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+    """Every change of state the moment it happens, beginning with the present one. An update of the
+    caller that was accepted is no such change; see WatchResponse. When many come at once, some are
+    refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
     """
     GetWeights: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.GetWeightsRequest, _coordinator_pb2.GetWeightsResponse]
     """Read a global model in chunks, from any offset."""
@@ -79,8 +80,9 @@ class CoordinatorAsyncStub(CoordinatorStub):
     EndTrainingRound: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.EndTrainingRoundRequest, _coordinator_pb2.EndTrainingRoundResponse]  # type: ignore[assignment]
     """Hand in the local update. Answered when it is durable; repeating it is harmless."""
     Watch: _aio.UnaryStreamMultiCallable[_coordinator_pb2.WatchRequest, _coordinator_pb2.WatchResponse]  # type: ignore[assignment]
-    """Every change of state the moment it happens, beginning with the present one. When many come at
-    once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+    """Every change of state the moment it happens, beginning with the present one. An update of the
+    caller that was accepted is no such change; see WatchResponse. When many come at once, some are
+    refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
     """
     GetWeights: _aio.UnaryStreamMultiCallable[_coordinator_pb2.GetWeightsRequest, _coordinator_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """Read a global model in chunks, from any offset."""
@@ -135,8 +137,9 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WatchResponse], _abc.AsyncIterator[_coordinator_pb2.WatchResponse]]:
-        """Every change of state the moment it happens, beginning with the present one. When many come at
-        once, some are refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
+        """Every change of state the moment it happens, beginning with the present one. An update of the
+        caller that was accepted is no such change; see WatchResponse. When many come at once, some are
+        refused with UNAVAILABLE and a google.rpc.RetryInfo: when it is their turn.
         """
 
     @_abc_1.abstractmethod
