@@ -240,7 +240,7 @@ async def opened(coordinator: Coordinator, num: int) -> None:
     await until(lambda: len(coordinator.predictions._streams) == num)
 
 
-async def test_votes_are_weighted_by_rows_and_only_whoever_answers_counts(three):
+async def test_votes_are_weighted_by_rows_of_participants_that_answered(three):
     coordinator, (a, b, c) = three
     async with a.stream() as of_a, b.stream() as of_b, c.stream() as of_c:
         await opened(coordinator, 3)

@@ -43,8 +43,8 @@ def test_flags_that_nobody_would_read_are_refused(
         (
             ["--set", "storage.secret_access_key=", "hunter2"],
             "one argument is neither a flag nor the value of one; there are the commands: "
-            "check-config, demo, export, extend, models, predict, repair, report, status, timings "
-            '(write KEY=VALUE without blanks, or in quotes: "KEY=VALUE"',
+            "check-config, demo, export, extend, launch, models, predict, repair, report, status, "
+            'timings (write KEY=VALUE without blanks, or in quotes: "KEY=VALUE"',
         ),
         (
             ["status", "hunter2"],

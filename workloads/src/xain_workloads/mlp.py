@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from xain_workloads.chance import random_state
 from xain_workloads.dataset import Dataset, Task
 from xain_workloads.errors import Diverged
 from xain_workloads.model import Layout, Model, TensorSpec, Vector, flatten, unflatten
@@ -25,17 +26,16 @@ from xain_workloads.profile import DataProfile, union
 from xain_workloads.supervised import (
     DIVERGED_SCORE,
     Array,
-    best_class,
     classes_of,
     classes_to_learn,
     coded_target,
     epoch_seed,
     num_outputs,
     predictions,
-    regression_metrics,
     require_training,
     require_width,
     rows_to_predict,
+    score_metrics,
 )
 from xain_workloads.workload import TrainResult
 
@@ -143,8 +143,7 @@ class MlpWorkload:
         profile = union(profiles)
         classes = classes_to_learn(self.options.task, profile)
         layout = self._layout(profile.num_features, num_outputs(classes))
-        # RandomState, because its streams never change: a rebuilt model has the same bytes.
-        chance = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(self.options.seed)))
+        chance = random_state(self.options.seed)
         factor = 2.0 if self.options.activation == "logistic" else 6.0
         arrays: dict[str, NDArray[Any]] = {}
         for coef, intercept in zip(layout[::2], layout[1::2], strict=True):
@@ -192,7 +191,9 @@ class MlpWorkload:
         is_finite = np.isfinite(vector).all() and np.abs(scores).max() < DIVERGED_SCORE
         if not is_finite:
             raise self._diverged(epoch_base + epochs - 1)
-        return TrainResult(vector, data.num_samples, self._metrics(scores, codes, scale))
+        return TrainResult(
+            vector, data.num_samples, score_metrics(self.options.task, scores, codes, scale)
+        )
 
     def evaluate(self, model: Model, data: Dataset) -> dict[str, float]:
         """Metrics on data: "accuracy" and "loss", or "r2" and "mse".
@@ -204,7 +205,7 @@ class MlpWorkload:
         require_width(len(layers[0][0]), data.features)
         scores = self._scores(layers, data.features)
         scale = Scale() if classes else target_scale(model.metadata)
-        return self._metrics(scores, target, scale)
+        return score_metrics(self.options.task, scores, target, scale)
 
     def predict(self, model: Model, features: ArrayLike) -> NDArray[Any]:
         """See Workload.predict. Two scores that are equal go to the class that comes first."""
@@ -331,21 +332,6 @@ class MlpWorkload:
             values = _activated(self.options.activation, values @ coef + intercept)
         coef, intercept = layers[-1]
         return np.asarray(values @ coef + intercept)
-
-    def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
-        """scores: (n, k). target: (n,), as coded_target() gives it."""
-        if self.options.task == "regression":
-            return regression_metrics(scores[:, 0] * scale.scale + scale.center, target)
-        if scores.shape[1] == 1:
-            losses = np.logaddexp(0.0, np.where(target == 1, -1.0, 1.0) * scores[:, 0])
-        else:
-            largest = scores.max(axis=1)
-            log_sums = largest + np.log(np.exp(scores - largest[:, np.newaxis]).sum(axis=1))
-            losses = log_sums - scores[np.arange(len(target)), target]
-        return {
-            "accuracy": float(np.mean(best_class(scores) == target)),
-            "loss": float(losses.mean()),
-        }
 
     def _diverged(self, epoch: int) -> Diverged:
         return Diverged(

@@ -39,10 +39,10 @@ from xain_workloads.supervised import (
     classes_to_learn,
     coded_target,
     predictions,
-    regression_metrics,
     require_training,
     require_width,
     rows_to_predict,
+    score_metrics,
 )
 from xain_workloads.workload import TrainResult
 
@@ -283,12 +283,4 @@ class NeuralWorkload:
 
     def metrics_of(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
         """scores: (n, k). target: (n,), as coded_target() gives it."""
-        if self.options.task == "regression":
-            return regression_metrics(scores[:, 0] * scale.scale + scale.center, target)
-        largest = scores.max(axis=1)
-        log_sums = largest + np.log(np.exp(scores - largest[:, np.newaxis]).sum(axis=1))
-        losses = log_sums - scores[np.arange(len(target)), target]
-        return {
-            "accuracy": float(np.mean(np.argmax(scores, axis=1) == target)),
-            "loss": float(losses.mean()),
-        }
+        return score_metrics(self.options.task, scores, target, scale)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_workloads.chance import random_state
 from xain_workloads.errors import DataError
 from xain_workloads.model import Layout, TensorSpec
 from xain_workloads.options import require_range
@@ -117,8 +118,7 @@ def layout_of_layers(layers: Sequence[Layer], dtype: str) -> Layout:
 
 def initial_tensors(layers: Sequence[Layer], seed: int) -> dict[str, NDArray[Any]]:
     """Initial values by name, float64, from the distributions that torch.nn draws from."""
-    # RandomState, because its streams never change: a rebuilt model has the same bytes.
-    chance = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
+    chance = random_state(seed)
     return {
         f"{number}.{tensor.name}": chance.uniform(-tensor.bound, tensor.bound, tensor.shape)
         if tensor.bound

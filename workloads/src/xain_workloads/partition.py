@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from xain_workloads.chance import random_state
 from xain_workloads.dataset import Dataset, Target
 from xain_workloads.options import require_range
 from xain_workloads.profile import sort_classes
@@ -59,7 +60,7 @@ def iid(num_samples: int, num_parts: int, *, seed: int) -> list[Rows]:
 
     Returns num_parts arrays of ascending rows; each row is in exactly one.
     """
-    order = _chance(seed).permutation(num_samples)
+    order = random_state(seed).permutation(num_samples)
     return [np.sort(part).astype(np.intp) for part in np.array_split(order, num_parts)]
 
 
@@ -74,7 +75,7 @@ def dirichlet(target: Target, num_parts: int, *, alpha: float, seed: int) -> lis
     labels and have equally many rows. Here labels draw clients, so that every row is used, as in
     Yurochkin et al. 2019, arXiv:1905.12022, section 4.
     """
-    chance = _chance(seed)
+    chance = random_state(seed)
     parts: list[list[Rows]] = [[] for _ in range(num_parts)]
     for rows in _strata(target):
         draws = chance.standard_gamma(alpha, num_parts)
@@ -108,7 +109,7 @@ def split_train_test(data: Data, test_fraction: float, seed: int) -> tuple[Data,
         wanted = max(wanted, 1)
     counts = _proportional(sizes, wanted)
 
-    chance = _chance(seed)
+    chance = random_state(seed)
     is_test = np.zeros(data.num_samples, dtype=np.bool_)
     for rows, count in zip(strata, counts, strict=True):
         is_test[rows[chance.permutation(len(rows))][:count]] = True
@@ -139,9 +140,3 @@ def _strata(target: Target) -> list[Rows]:
     labels, codes = np.unique(target, return_inverse=True)
     position = {label: code for code, label in enumerate(labels.tolist())}
     return [np.flatnonzero(codes == position[label]) for label in sort_classes(position)]
-
-
-def _chance(seed: int) -> np.random.RandomState:
-    # SeedSequence takes seeds of any size and spreads those that are close; its streams are as
-    # frozen as RandomState's.
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))

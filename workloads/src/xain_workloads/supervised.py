@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from xain_workloads.dataset import Dataset
 from xain_workloads.errors import DataError, NoData
 from xain_workloads.options import require_range
-from xain_workloads.preprocessing import target_scale
+from xain_workloads.preprocessing import Scale, target_scale
 from xain_workloads.profile import DataProfile
 
 Array = NDArray[np.float64]
@@ -144,4 +144,24 @@ def regression_metrics(predicted: Array, target: Array) -> dict[str, float]:
     return {
         "mse": float(squared_errors.mean()),
         "r2": 1 - total / spread if spread > 0 else constant,
+    }
+
+
+def score_metrics(task: str, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
+    """ "accuracy" and "loss", the mean cross-entropy, or regression_metrics() in the target's unit.
+
+    scores: (n, k) outputs before softmax or logistic function. target: (n,), as coded_target()
+    gives it.
+    """
+    if task == "regression":
+        return regression_metrics(scores[:, 0] * scale.scale + scale.center, target)
+    if scores.shape[1] == 1:
+        losses = np.logaddexp(0.0, np.where(target == 1, -1.0, 1.0) * scores[:, 0])
+    else:
+        largest = scores.max(axis=1)
+        log_sums = largest + np.log(np.exp(scores - largest[:, np.newaxis]).sum(axis=1))
+        losses = log_sums - scores[np.arange(len(target)), target]
+    return {
+        "accuracy": float(np.mean(best_class(scores) == target)),
+        "loss": float(losses.mean()),
     }

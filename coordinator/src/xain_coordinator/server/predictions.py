@@ -105,7 +105,7 @@ class _Stream:
     """The open stream of one participant."""
 
     def __init__(self) -> None:
-        # The end of the stream is None.
+        # None ends the stream.
         self.outgoing: asyncio.Queue[pb.PredictionQuestion | None] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[pb.PredictionAnswer]] = {}
 
@@ -122,7 +122,7 @@ class _Stream:
             del self._waiting[question.number]
 
     def take(self, answer: pb.PredictionAnswer) -> None:
-        """An answer has come; one that nobody waits for any more is dropped."""
+        """Deliver an answer to its question; drop a late answer."""
         waiting = self._waiting.get(answer.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -269,7 +269,7 @@ class PredictionDesk:
         timeout_s: float,
         max_retries: int,
     ) -> _Answer | str:
-        """Ask a participant. Returns its answer, or why there is none."""
+        """Ask one participant; return its answer, or the reason why there is none."""
         why = ""
         for attempt in range(1 + max_retries):
             try:
