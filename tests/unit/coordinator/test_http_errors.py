@@ -2,7 +2,9 @@
 
 import pytest
 
+from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.errors import AlreadyFitting
+from xain_coordinator.http_face import bodies, fits
 from xain_coordinator.http_face.errors import KNOWN, STATUSES, HttpError, refuse
 from xain_workloads.errors import DataError
 
@@ -31,3 +33,13 @@ def test_known_errors_have_a_status_and_a_code(
 
 def test_every_status_is_an_error() -> None:
     assert all(400 <= status < 600 for status in STATUSES.values())
+
+
+@pytest.mark.parametrize("options", [{"builder": "os:system"}, {"publish": True}])
+def test_requests_cannot_choose_code_or_have_estimators_sent(options: dict[str, object]) -> None:
+    """Participants obey these options, and no HTTP client may set them."""
+    config = CoordinatorConfig()
+    request = bodies.FitRequest.model_validate({"workload": {"options": options}})
+    with pytest.raises(HttpError, match=f"workload.options.{next(iter(options))}: only") as caught:
+        fits.changed(config, request)
+    assert caught.value.code == "INVALID_SETTING"

@@ -31,8 +31,11 @@ T = TypeVar("T")
 PREDICTING_THREADS = 1
 MAX_WAITING = 32
 
-# Code that a site or the coordinator would import. Only the configuration may name it.
-_NOT_FROM_REQUESTS = ("builder",)
+# Options that only the configuration may set, and why.
+_NOT_FROM_REQUESTS = {
+    "builder": "only the configuration may name code to import",
+    "publish": "only the configuration may have fitted estimators sent to the coordinator",
+}
 
 
 class Fits:
@@ -227,9 +230,7 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         kept = config.workload.options if name == config.workload.name else {}
         if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
             key = f"workload.options.{refused[0]}"
-            raise HttpError(
-                "INVALID_SETTING", f"{key}: only the configuration may name code to import"
-            )
+            raise HttpError("INVALID_SETTING", f"{key}: {_NOT_FROM_REQUESTS[refused[0]]}")
         sections["workload"] = {"name": name, "options": {**kept, **change.options}}
     if (other := request.aggregation) is not None:
         rule = other.rule or config.aggregation.rule
