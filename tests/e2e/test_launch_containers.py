@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import socket
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from e2e.test_launch import launched, write_wards
 from support.containers import engine
 from support.containers.engine import BAGGING, PARTICIPANT, docker
 from xain_coordinator.launch import containers
+from xain_workloads.data import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -43,8 +46,8 @@ def assert_nothing_left(name: str) -> None:
     assert docker("network", "ls", "--quiet", "--filter", label) == ""
 
 
-def ask(url: str, method: str) -> dict:
-    body = b"{}" if method == "POST" else None
+def ask(url: str, method: str, content: Mapping[str, object] | None = None) -> dict:
+    body = json.dumps(content or {}).encode() if method == "POST" else None
     request = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
@@ -124,6 +127,45 @@ async def test_gradient_trains_when_asked_over_http(tmp_path: Path, name: str) -
         await shown.until(lambda output: "launch: worker-1 was killed" in output)
         shown.process.send_signal(signal.SIGINT)
         assert await shown.end() == 0, shown.output
+    assert_nothing_left(name)
+
+
+async def test_taken_port_ends_the_launch_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    """The engine makes a container and cannot start it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = f"--set=launch.ports={taken.getsockname()[1]},0"
+        arguments = ("--workload=sgd", "--data=iris", "--workers=1", "--with=docker", ports)
+        async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+            assert await shown.end() == 1, shown.output
+    assert "coordinator: Docker says: " in shown.output
+    assert_nothing_left(name)
+
+
+async def test_bagging_predicts_with_the_estimators_of_its_workers(
+    tmp_path: Path, name: str
+) -> None:
+    """The coordinator's image has no scikit-learn: the workers are asked. Ctrl-C while containers
+    are started again ends the launch, too, and leaves nothing."""
+    write_wards(tmp_path / "wards", "north", "south")
+    arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--with=docker", "--serve")
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        await shown.until(lambda output: "launch: train with: curl -X POST " in output)
+        url = re.search(r"POST (http://\S+)/v1/fit", shown.output)[1]
+        fitted = await asyncio.to_thread(ask, f"{url}/v1/fit", "POST", {"wait": True})
+        data = load("breast_cancer")
+        body = {"columns": list(data.feature_names), "rows": data.features[:20].tolist()}
+        told = await asyncio.to_thread(ask, f"{url}/v1/predict", "POST", body)
+        assert sorted(told["answered"]) == ["north", "south"], (fitted, told)
+        right = sum(a == b for a, b in zip(told["predictions"], data.target[:20], strict=True))
+        assert right > 16
+        docker("kill", f"xain-{name}-coordinator")
+        await shown.until(lambda output: "launch: the coordinator was killed" in output)
+        shown.process.send_signal(signal.SIGINT)
+        assert await shown.end() == 0, shown.output
+    log = tmp_path / "xain-launch" / name / "logs/coordinator.log"
+    assert "session_finished" in log.read_text()  # from before the kill
     assert_nothing_left(name)
 
 

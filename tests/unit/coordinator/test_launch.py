@@ -1,16 +1,19 @@
-"""Launches without starting anything: workers and their data, settings, commands, and the log."""
+"""Launches without a training: workers and their data, settings, commands, processes, the log."""
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.config_launch import LaunchSettings
-from xain_coordinator.launch import cli, plan, programs
+from xain_coordinator.demo.interrupts import Interrupts
+from xain_coordinator.launch import cli, plan, processes, programs
+from xain_coordinator.launch.lifecycle import Launch, Request
 from xain_coordinator.launch.log_view import LogView
-from xain_coordinator.launch.plan import Worker, find_workers
+from xain_coordinator.launch.plan import Program, Worker, find_workers
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.settings import ConfigError, resolve
 
@@ -156,6 +159,27 @@ def test_workload_brings_its_rule(given: dict[str, object], rule: str | None) ->
     assert plan.workload_defaults(given).get("aggregation.rule") == rule
 
 
+@pytest.mark.parametrize(
+    ("kind", "serve", "http", "is_published"),
+    [
+        ("process", True, {}, True),
+        ("docker", False, {}, True),
+        ("docker", True, {}, False),
+        ("docker", False, {"http.port": "8080"}, False),
+    ],
+)
+def test_containers_that_serve_ask_participants_for_predictions(
+    kind: str, serve: bool, http: dict[str, object], is_published: bool
+) -> None:
+    """The coordinator's image has no scikit-learn to predict with published estimators."""
+    given = {"workload.name": "bagging", **http}
+    _, _, values = cli._resolve(None, "iris", given, kind, serve=serve)
+    assert values.get("workload.options.publish", False) is is_published
+    chosen = {**given, "workload.options.publish": "true"}
+    config, _, _ = cli._resolve(None, "iris", chosen, kind, serve=serve)
+    assert config.workload.options["publish"] is True
+
+
 def test_commands_are_those_that_a_user_would_type() -> None:
     coordinator = plan.coordinator_program(
         ("127.0.0.1", 5),
@@ -190,6 +214,52 @@ def test_launcher_is_told_from_a_later_process_with_its_number() -> None:
     assert programs.is_alive(f"elsewhere.example.org:{pid}:{start}")
 
 
+@pytest.fixture
+def backend(tmp_path: Path):
+    name = f"t{os.getpid()}-{abs(hash(tmp_path)) % 10**8}"
+    yield processes.ProcessBackend(name, "127.0.0.1")
+    processes.clean(name)
+
+
+def test_interrupted_start_leaves_no_process(
+    tmp_path: Path, backend: processes.ProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes while a program is started waits until it is registered."""
+
+    def start_interrupted(program: Program) -> processes.LocalProcess:
+        started = start(program)
+        signal.raise_signal(signal.SIGINT)
+        return started
+
+    start = backend.start
+    monkeypatch.setattr(backend, "start", start_interrupted)
+    request = Request([], tmp_path, None, (0, 0), {"workload.name": "sgd"}, {}, "")
+    interrupts = Interrupts()
+    view = LogView(["coordinator"], colors=False, is_quiet=True)
+    launch = Launch(request, backend, view, lambda text: None, interrupts.held)
+    with interrupts.installed():
+        with pytest.raises(KeyboardInterrupt):
+            launch.start()
+        interrupts.hold_to_the_end()
+        launch.stop()
+    assert processes.leftovers(backend._name) is None
+
+
+def test_log_of_a_restarted_program_keeps_its_earlier_lines(
+    tmp_path: Path, backend: processes.ProcessBackend
+) -> None:
+    backend.prepare([], tmp_path)
+    lines = []
+    for _ in range(2):
+        process = backend.start(Program("coordinator", ["--version"]))
+        process.remove(60.0)
+        assert process.status() == 0
+        lines.append(process.new_lines())
+        assert process.new_lines() == []
+    assert lines[0] == lines[1] != []
+    assert (tmp_path / "logs/coordinator.log").read_text().splitlines() == lines[0] + lines[1]
+
+
 def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str]) -> None:
     entry = '{"timestamp": "2026-11-22T18:00:00Z", "level": "info", "event": "joined", "n": 1}'
     failed = '{"timestamp": "2026-11-22T18:00:00Z", "level": "error", "event": "x", "exception": '
@@ -219,6 +289,11 @@ def test_log_shows_the_name_before_each_line(capsys: pytest.CaptureFixture[str])
         ),
         (["--data=iris", "--workload=sdg"], "workload.name is"),
         (["--data=iris", "--worker-set=seed"], "--worker-set takes KEY=VALUE"),
+        (["--data=nowhere", "--workload=sgd"], "there is no such file or folder"),
+        (
+            ["--data=iris", "--workload=sgd", "--set=launch.cpu_shares=2,3"],
+            "launch.cpu_shares has 2 numbers for 3 workers",
+        ),
     ],
 )
 def test_wrong_command_lines_are_told_in_one_line(
@@ -228,3 +303,11 @@ def test_wrong_command_lines_are_told_in_one_line(
     errors = capsys.readouterr().err
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_wrong_variable_of_chimera_is_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHIMERA_WORKERS_NODES_NAMES", "[a")
+    assert cli.main(["--data=iris", "--workload=sgd"]) == 2
+    assert "CHIMERA_WORKERS_NODES_NAMES is no list" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
 from xain_coordinator.config_launch import COORDINATOR, LaunchSettings
 from xain_coordinator.demo.interrupts import Interrupts
 from xain_coordinator.launch import plan, processes
-from xain_coordinator.launch.course import Launch, Request, result_lines
+from xain_coordinator.launch.lifecycle import Launch, Request, result_lines
 from xain_coordinator.launch.log_view import LogView
 from xain_coordinator.launch.programs import Backend
 from xain_messaging.process.commands import (
@@ -155,7 +155,7 @@ def _launch(
         of_workers |= parse_assignments(
             PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
         )
-        settings, found, values = _resolve(config, data, values)
+        settings, found, values = _resolve(config, data, values, with_, serve=serve)
         request = Request(
             found,
             (work or Path("xain-launch") / settings.launch.name),
@@ -183,14 +183,16 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _resolve(
-    config: Path | None, data: str, values: Mapping[str, object]
+    config: Path | None, data: str, values: Mapping[str, object], kind: str, *, serve: bool
 ) -> tuple[CoordinatorConfig, tuple[plan.Worker, ...], dict[str, object]]:
     """The settings in force, the workers, and the settings that the coordinator's flags give."""
 
     needed: dict[str, object] = {}
 
     def weakest(given: Mapping[str, object]) -> dict[str, object]:
-        needed.update(plan.workload_defaults(given))
+        # The coordinator's image has no scikit-learn: participants are asked for predictions.
+        is_asking = kind == "docker" and (serve or given.get("http.port") is not None)
+        needed.update(plan.workload_defaults(given, can_publish=not is_asking))
         chimera = plan.chimera_defaults(os.environ)
         return {key: v for key, v in {**chimera, **needed}.items() if key not in given}
 
@@ -204,7 +206,7 @@ def _resolve(
         fleet = plan.fleet_defaults(len(workers), first.config.launch)
         added = {key: value for key, value in fleet.items() if key not in given}
         last = resolve(CoordinatorConfig, config, ENV_PREFIX, {**added, **values}, weakest)
-    except ConfigError as error:
+    except (ConfigError, CommandFailed) as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     # What is in the file and in the environment the coordinator reads itself.
     own = {key: value for key, value in values.items() if not key.startswith("launch.")}
@@ -218,9 +220,9 @@ def _run(
     names = [COORDINATOR, *(worker.name for worker in request.workers)]
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
-    backend = _backend(kind, settings, workload, interrupts)
+    backend = _backend(kind, settings, workload)
     _stop_leftovers(kind, settings.name)
-    launch = Launch(request, backend, view, _say)
+    launch = Launch(request, backend, view, _say, interrupts.held)
     with interrupts.installed():
         try:
             return _follow(launch, request)
@@ -258,12 +260,12 @@ def _say(text: str) -> None:
     typer.echo(f"launch: {text}")
 
 
-def _backend(kind: str, settings: LaunchSettings, workload: str, interrupts: Interrupts) -> Backend:
+def _backend(kind: str, settings: LaunchSettings, workload: str) -> Backend:
     if kind == "process":
-        return processes.ProcessBackend(settings.name, settings.host, interrupts.held)
+        return processes.ProcessBackend(settings.name, settings.host)
     from xain_coordinator.launch import containers
 
-    return containers.DockerBackend(settings, workload, interrupts.held)
+    return containers.DockerBackend(settings, workload)
 
 
 # --- what an earlier launcher left behind ---------------------------------------------------------

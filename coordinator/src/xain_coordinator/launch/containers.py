@@ -9,8 +9,7 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -40,22 +39,13 @@ SGD_WORKLOADS = ("mlp", "sgd")
 
 
 class DockerBackend:
-    """workload: its name, which decides about the image of the workers.
+    """workload: its name, which decides about the image of the workers."""
 
-    held: holds signals back while something is made, so that it is known when they come.
-    """
-
-    def __init__(
-        self,
-        settings: LaunchSettings,
-        workload: str,
-        held: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, settings: LaunchSettings, workload: str) -> None:
         """Raises CommandFailed without the SDK or without an engine."""
         self.bind_host = "0.0.0.0"
         self._settings = settings
         self._workload = workload
-        self._held = held
         self._client = _connect()
         self._labels = {NAME_LABEL: settings.name, LAUNCHER_LABEL: launcher_id()}
         self._network: Any = None  # of ours; None if it was there before
@@ -70,7 +60,7 @@ class DockerBackend:
         self._work = work
         name = self._settings.effective_network_name
         (work / "logs").mkdir(exist_ok=True)
-        with self._explained(f"network {name}"), self._held():
+        with self._explained(f"network {name}"):
             there = self._client.networks.list(names=[f"^{re.escape(name)}$"])
             if not there:
                 self._network = self._client.networks.create(
@@ -140,7 +130,7 @@ class DockerBackend:
 
     def start(self, program: Program) -> "Container":
         worker = program.worker
-        with self._explained(program.name), self._held():
+        with self._explained(program.name):
             made = self._client.containers.create(
                 self._image(None if worker is None else self._workload),
                 list(program.arguments),
@@ -158,14 +148,18 @@ class DockerBackend:
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges:true"],
             )
-            made.start()
-            if worker is None:  # the port that was found for 0 stays, should it be started again
-                made.reload()
-                self._ports = {
-                    port: (self._settings.host, int(at[0]["HostPort"]))
-                    for port, at in made.attrs["NetworkSettings"]["Ports"].items()
-                    if at
-                }
+            try:
+                made.start()
+                if worker is None:  # the port that was found for 0 stays after a restart
+                    made.reload()
+                    self._ports = {
+                        port: (self._settings.host, int(at[0]["HostPort"]))
+                        for port, at in made.attrs["NetworkSettings"]["Ports"].items()
+                        if at
+                    }
+            except Exception:  # as where the port is taken
+                made.remove(force=True, v=True)
+                raise
         return Container(program.name, made, self._work / "logs" / f"{program.name}.log")
 
     def _container_name(self, name: str) -> str:
@@ -223,7 +217,7 @@ class Container:
 
     def _read(self) -> None:
         with (
-            self._log.open("w", encoding="utf-8") as log,
+            self._log.open("a", encoding="utf-8") as log,  # the lines before a restart stay
             contextlib.suppress(Exception),  # the engine or the container is gone
         ):
             for line in whole_lines(self._container.logs(stream=True, follow=True)):

@@ -120,17 +120,19 @@ def _with_shares(workers: Sequence[Worker], shares: Sequence[int]) -> tuple[Work
     )
 
 
-def workload_defaults(given: Mapping[str, object]) -> dict[str, object]:
+def workload_defaults(
+    given: Mapping[str, object], *, can_publish: bool = True
+) -> dict[str, object]:
     """Settings that a workload needs, and that need not be written for a launch.
 
-    given: settings by dotted key. Estimators of `bagging` are published: all of them stay on this
-    machine.
+    given: settings by dotted key. can_publish: whether the coordinator can predict with estimators
+    of `bagging`, which are then published: all of them stay on this machine.
     """
     name, mode = given.get("workload.name"), given.get("workload.options.mode")
     defaults: dict[str, object] = {}
     if rule := _RULES_OF_MODES.get(str(mode)) or _RULES.get(str(name)):
         defaults["aggregation.rule"] = rule
-    if name == "bagging":
+    if name == "bagging" and can_publish:
         defaults["workload.options.publish"] = True
     return {key: value for key, value in defaults.items() if key not in given}
 

@@ -12,8 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,17 +28,11 @@ _ANY = ("0.0.0.0", "::")
 
 
 class ProcessBackend:
-    """name: of the launch. host: where the coordinator listens.
+    """name: of the launch. host: where the coordinator listens."""
 
-    held: holds signals back while a process is started, so that each started one is known.
-    """
-
-    def __init__(
-        self, name: str, host: str, held: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, name: str, host: str) -> None:
         self._name = name
         self.bind_host = host
-        self._held = held
         self._logs = Path()
 
     def prepare(self, programs: Sequence[Worker], work: Path) -> None:
@@ -70,7 +63,8 @@ class ProcessBackend:
     def start(self, program: Program) -> "LocalProcess":
         module = "xain_coordinator" if program.worker is None else "xain_participant"
         path = self._logs / f"{program.name}.log"
-        with path.open("wb") as log, self._held():
+        with path.open("ab") as log:  # the lines before a restart stay
+            begin = log.tell()
             popen = subprocess.Popen(
                 [sys.executable, "-m", module, *program.arguments],
                 stdin=subprocess.DEVNULL,
@@ -80,7 +74,7 @@ class ProcessBackend:
                 # Ctrl-C is for the launcher, which then stops the others in order.
                 start_new_session=os.name == "posix",
             )
-        return LocalProcess(program.name, popen, path)
+        return LocalProcess(program.name, popen, path, begin)
 
     def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
         inherited = {n: v for n, v in os.environ.items() if not n.upper().startswith(SETTINGS)}
@@ -99,12 +93,13 @@ class ProcessBackend:
 
 
 class LocalProcess:
-    """A process of a launch, with its log in a file."""
+    """A process of a launch. The file `log` has its lines from the offset `begin` on."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, begin: int) -> None:
         self.name = name
         self._popen = popen
-        self._log = log.open("rb")
+        self._log = log
+        self._offset = begin
         self._rest = b""  # the beginning of a line that is not whole yet
 
     @property
@@ -116,7 +111,11 @@ class LocalProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def new_lines(self) -> list[str]:
-        *lines, self._rest = (self._rest + self._log.read()).split(b"\n")
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read()
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines]
 
     def terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""What a backend does for a launch, and what it gives for a program that runs."""
+"""Interfaces of a launch backend and of a started program."""
 
 import os
 import platform

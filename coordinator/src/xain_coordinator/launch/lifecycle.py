@@ -1,8 +1,9 @@
-"""The course of a launch: start, wait for all workers, watch, tell the result, stop."""
+"""The lifecycle of a launch: start, wait for all workers, watch, tell the result, stop."""
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,15 +50,22 @@ class Launch:
     """The programs of a launch, from the first start until stop().
 
     say: prints a line of the launcher's own.
+    held: defers signals until a started program is registered, so that stop() stops it.
     """
 
     def __init__(
-        self, request: Request, backend: Backend, view: LogView, say: Callable[[str], None]
+        self,
+        request: Request,
+        backend: Backend,
+        view: LogView,
+        say: Callable[[str], None],
+        held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._request = request
         self._backend = backend
         self._view = view
         self._say = say
+        self._held = held
         self._coordinator: Running | None = None
         self._workers: dict[str, Running] = {}
         self._listens = (0, 0)
@@ -70,7 +78,8 @@ class Launch:
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
         request, backend = self._request, self._backend
-        backend.prepare(request.workers, request.work)
+        with self._held():
+            backend.prepare(request.workers, request.work)
         self._listens = backend.ports(request.ports, http=request.serve)
         self._start_coordinator(is_restart=False)
         assert self._coordinator is not None
@@ -84,10 +93,12 @@ class Launch:
                 request.worker_values,
                 serve=request.serve,
             )
-            self._workers[worker.name] = backend.start(program)
+            with self._held():
+                self._workers[worker.name] = backend.start(program)
 
     def _start_coordinator(self, *, is_restart: bool) -> None:
-        self._coordinator = self._backend.start(self._program(is_restart=is_restart))
+        with self._held():
+            self._coordinator = self._backend.start(self._program(is_restart=is_restart))
         self.address = ""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
