@@ -12,6 +12,7 @@ import pytest
 
 from support import stage_member
 from xain_workloads.dataset import Dataset
+from xain_workloads.errors import Diverged
 from xain_workloads.neural import NeuralWorkload
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
@@ -140,6 +141,15 @@ def test_regression_builders_and_adam_train_in_stages(
     together = np.concatenate([answer["vector"] for answer in answers])
     np.testing.assert_allclose(together, vector, rtol=1e-4, atol=1e-5)
     assert answers[0]["metrics"] == pytest.approx(metrics, rel=1e-4)
+
+
+def test_scores_that_no_network_gives_are_divergence_at_every_member(group: Group) -> None:
+    """All weights are finite, and the federated mode refuses the same training."""
+    options = {**OPTIONS, "learning_rate": 1e13}
+    with pytest.raises(Diverged):
+        alone(options)
+    for answer in group.train(2, options=options):
+        assert answer["error"].startswith("Diverged: training diverged in epochs 2 to 3")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from xain_workloads.neural_modules import (
     seeded,
     vector_of,
 )
-from xain_workloads.supervised import require_training
+from xain_workloads.supervised import DIVERGED_SCORE, require_training
 
 _NUM_MEASUREMENTS = 3  # of the seconds of a layer; the least counts
 
@@ -146,9 +146,11 @@ def train_stage(
     vector = vector_of(module, layout)
     scores = pipe.scores(data.features)
     metrics = {} if scores is None else workload.metrics_of(scores, codes, scale)
-    is_finite = bool(np.isfinite(vector).all() and np.isfinite([*metrics.values()]).all())
-    told = members.gather((is_finite, metrics))
-    if not all(finite for finite, _ in told):
+    is_good = bool(np.isfinite(vector).all())
+    if scores is not None:
+        is_good = is_good and bool(np.abs(scores).max() < DIVERGED_SCORE)
+    told = members.gather((is_good, metrics))
+    if not all(good for good, _ in told):
         raise Diverged(
             f"training diverged in epochs {epoch_base + 1} to {epoch_base + epochs} with"
             f" learning_rate = {options.learning_rate:g}: lower learning_rate, or scale the data"
@@ -255,8 +257,8 @@ def _measured(layers: Sequence[_Layer], sample: Any) -> list[float]:
 
 
 def _rows_between(network: Network, layers: Sequence[_Layer], row: Any) -> list[Any]:
-    """One row as it goes into each layer, and the output. So that members know the shapes of what
-    they receive; else torch would send them as pickles."""
+    """One row as it goes into each layer, and the output. Members learn from it the shapes of the
+    tensors that they receive; otherwise torch would send shapes as pickles."""
     network.module.eval()
     rows = [row]
     with import_torch().no_grad():

@@ -4,11 +4,12 @@ The selected participants of such a round form a process group, in which each tr
 the model. Their order in the selection gives the ranks. Each hands in the slice of the flat vector
 that its stage owns, and the slices put together are the next model.
 
-A group is as good as its weakest member. Once a member has left, failed, or reported that the group
-broke, the attempt is broken, and the round starts again at once with another attempt, from the same
-global model, with the participants that are there. The other members hear of the new attempt, and
-stop what they do for the old one, whose slices are dropped. A member that has died without a word
-is in the attempts until the end of its lease, which ends the last of these.
+An attempt breaks when a member leaves, fails, reports that the group broke, or hands in a slice
+that does not fit the others. The round then starts again at once with the next attempt, from the
+same global model, with the connected participants. The other members learn the number of the new
+attempt, and stop training in the old one, whose slices are dropped. A member that has died is
+selected until its lease ends, which breaks the last attempt that it is in. The session finishes
+when the last attempt that a round may have breaks.
 """
 
 from xain_coordinator.core.errors import InvalidRequest, InvalidUpdate, SliceMismatch

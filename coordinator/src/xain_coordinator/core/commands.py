@@ -141,12 +141,12 @@ class NoteDamagedUpdates:
 
 @dataclass(frozen=True, slots=True)
 class RequestFit:
-    """Somebody wants the session to train, for which a session with the start "request" waits."""
+    """Request to train, for which a session with `start = "request"` waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelFit:
-    """Somebody wants the training of the session to end without a result."""
+    """Request to end the training without a result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class ParticipantLeft:
 
 @dataclass(frozen=True, slots=True)
 class FitRequested:
-    """Somebody has requested the fit; the session starts when enough participants are there."""
+    """A request to fit was accepted; the session starts when enough participants are there."""
 
     at: float
 
@@ -198,7 +198,7 @@ class UpdateRefused:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFailed:
-    """A participant's own code failed in the round that it trains. Somebody else takes its place.
+    """A participant's own code failed in the round that it trains. Another participant replaces it.
 
     kind: type of the exception. traceback: file names, lines and functions; "" if not told.
     """
@@ -212,8 +212,8 @@ class TrainingFailed:
 
 @dataclass(frozen=True, slots=True)
 class GroupBroken:
-    """A member of an attempt at a round of the rule "assemble" trains in it no more, since the
-    process group broke."""
+    """A member stopped training in this attempt because its process group broke, or because its
+    slice does not fit the slices of others."""
 
     participant_id: str
     round: int

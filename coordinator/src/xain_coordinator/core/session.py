@@ -665,7 +665,7 @@ def _is_attempted(session: Session, task: Task) -> bool:
 
 
 def _with_broken(session: Session, participant_id: str, reason: str) -> Session:
-    """Note that a participant trains no more in the attempt at the open round, if it does."""
+    """Record why a member that still owes its slice has stopped training in the open attempt."""
     round_ = session.open_round
     if round_ is None or not round_.attempt or not round_.owes(participant_id):
         return session

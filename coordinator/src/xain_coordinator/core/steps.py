@@ -162,9 +162,12 @@ def _members_of_attempt(
 
 
 def _missed(session: Session, round_: Round) -> tuple[str, ...]:
-    """Participants that owe an update at the deadline. In SSP and ASP those that go on with an
-    earlier round are not late, and a damaged copy is no fault of its sender. A refused update is
-    counted already."""
+    """Participants that owe an update at the deadline.
+
+    In SSP and ASP a participant that goes on with an earlier round is not late. A damaged copy is
+    no fault of its sender; in a later attempt at the round the sender has another slice to bring. A
+    refused update is counted already.
+    """
     return tuple(
         p
         for p in round_.outstanding
