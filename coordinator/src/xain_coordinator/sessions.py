@@ -90,6 +90,11 @@ class Sessions:
         """The present one, as far as it is durable."""
         return self.current.driver.session
 
+    @property
+    def is_opening(self) -> bool:
+        """Whether a fit is being started, for which the next session may be opened."""
+        return self._opening.locked()
+
     async def load_fitted(self) -> None:
         """Find the models of the last session that was completed, in the journal if it is not the
         present one."""
@@ -123,7 +128,7 @@ class Sessions:
         On return the request is in the journal: the fit goes on after a kill. Raises
         AlreadyFitting, NoParticipants, Unavailable and what opening a session raises.
         """
-        if self._opening.locked():
+        if self.is_opening:
             raise AlreadyFitting("another fit is being started; wait until it is finished")
         async with self._opening:
             session = self.session

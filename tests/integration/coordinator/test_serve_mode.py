@@ -17,7 +17,9 @@ from xain_coordinator.app import Coordinator
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.values import Phase
 from xain_coordinator.http_face.app import make_app
+from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.ports import JournalDamaged
 from xain_coordinator.sessions import NoParticipants, Sessions
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.data import load
@@ -169,3 +171,17 @@ async def test_chimera_answers_501_without_a_package_of_the_estimators(
     assert (answer.status_code, answer.json()["details"]["errorMessage"]) == (501, "MissingPackage")
     answer = await post(sessions, "/v1/chimera/aggregation/predict", body)
     assert all(0 <= value <= 1 for value in answer.json()["y_pred_rows"])
+
+
+async def test_stream_of_events_ends_at_a_damaged_record(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = await serve()
+
+    def damaged(session_id: str, after: int = 0) -> None:
+        raise JournalDamaged("record 3 has another checksum than it was written with")
+
+    monkeypatch.setattr(sessions.current.journal, "records_of", damaged)
+    stream = EventReaders(Fits(sessions, asyncio.get_running_loop())).open(None)
+    async with asyncio.timeout(PATIENCE_S):
+        assert [line async for line in stream] == [": hello\n\n"]

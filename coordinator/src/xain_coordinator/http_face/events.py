@@ -7,16 +7,22 @@ holds up nobody and no queue grows.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
+
+import structlog
 
 from xain_coordinator.core import events as e
 from xain_coordinator.core.values import Evaluation, GlobalModel, Update
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.fits import Fits
-from xain_coordinator.ports import JournalError, Record
+from xain_coordinator.ports import Journal, JournalError, Record
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 PAGE = 100
 POLL_S = 0.2
@@ -44,9 +50,9 @@ class EventReaders:
         """
         if self._num_readers >= MAX_READERS:
             raise HttpError("TOO_BUSY", f"{MAX_READERS} readers listen already; try again later")
-        return self._stream(*self._place(last_event_id))
+        return self._stream(*self._position(last_event_id))
 
-    def _place(self, last_event_id: str | None) -> tuple[str, int]:
+    def _position(self, last_event_id: str | None) -> tuple[str, int]:
         """(session, number) of the first event to send."""
         if not last_event_id:
             return self._fits.sessions.session.session_id, 0
@@ -64,7 +70,7 @@ class EventReaders:
             yield ": hello\n\n"  # so that a reader knows at once that it listens
             while not self._fits.is_stopping:
                 page = await asyncio.to_thread(self._read, session_id, number)
-                for record in page or ():
+                for record in page:
                     yield _message(session_id, number, record)
                     number += 1
                 if page:
@@ -81,26 +87,43 @@ class EventReaders:
                 if silent_s >= KEEP_ALIVE_S:
                     silent_s = 0.0
                     yield ": nothing new\n\n"
+        except JournalError as error:  # the stream ends, so that its reader does not wait in vain
+            log.warning("events_unreadable", round=-1, session=session_id, error=str(error))
         finally:
             self._num_readers -= 1
 
     def _read(self, session_id: str, number: int) -> list[Record]:
-        try:
-            records = self._fits.sessions.current.journal.records_of(session_id, number)
-            return [] if records is None else list(islice(records, PAGE))
-        except JournalError:  # closed, while the next session is opened
-            return []
+        """Raises JournalError if a record cannot be read."""
+
+        def ask(journal: Journal) -> list[Record]:
+            return list(islice(journal.records_of(session_id, number) or (), PAGE))
+
+        return self._ask(ask) or []
 
     def _after(self, session_id: str) -> str | None:
         """The session that follows; the present one if this one is unknown."""
-        try:
-            known = self._fits.sessions.current.journal.session_ids()
-        except JournalError:
+        if session_id == self._fits.sessions.session.session_id:
             return None
+        known = self._ask(lambda journal: journal.session_ids()) or []
         if session_id not in known:
             return known[-1] if known else None
         at = known.index(session_id) + 1
         return known[at] if at < len(known) else None
+
+    def _ask(self, ask: Callable[[Journal], T]) -> T | None:
+        """None while the journal is closed: the next session is opened, or the process stops.
+        Raises JournalError."""
+        sessions = self._fits.sessions
+        journal = sessions.current.journal
+        try:
+            return ask(journal)
+        except JournalError:
+            # The next session's journal is in its place before the opening is over.
+            if sessions.is_opening or journal is not sessions.current.journal:
+                return None
+            if self._fits.is_stopping:
+                return None
+            raise
 
 
 def _message(session_id: str, number: int, record: Record) -> str:

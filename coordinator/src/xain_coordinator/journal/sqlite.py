@@ -99,6 +99,7 @@ class SqliteJournal:
         self._db: sqlite3.Connection | None = None
         self._recent: dict[str, bytes] = {}  # the latest objects of the latest session
         self._recent_bytes = 0
+        self._numbers: dict[str, int] | None = None  # of sessions by id; None until asked for
         try:
             make_directory(self._path.parent)
         except OSError as error:
@@ -132,21 +133,28 @@ class SqliteJournal:
 
     def session_ids(self) -> list[str]:
         with self._lock, self._explained():
-            query = (
-                "SELECT json_extract(body, '$.session_id') FROM record WHERE seq = 0 "
-                "ORDER BY session"
-            )
-            return [str(row[0]) for row in self._open_db().execute(query)]
+            return list(self._known_sessions())
 
     def records_of(self, session_id: str, after: int = 0) -> Iterator[Record] | None:
         with self._lock, self._explained():
+            session = self._known_sessions().get(session_id)
+            if session is None:
+                return None
+            query = "SELECT max(seq) + 1 FROM record WHERE session = ?"
+            (end,) = self._open_db().execute(query, (session,)).fetchone()
+        return self._read(session, after, end)
+
+    def _known_sessions(self) -> Mapping[str, int]:
+        """Number of each session by its id, in order of opening. All records are searched for them
+        once: readers of events ask several times a second."""
+        db = self._open_db()
+        if self._numbers is None:
             query = (
-                "SELECT session, (SELECT max(seq) + 1 FROM record r WHERE r.session = o.session) "
-                "FROM record o WHERE seq = 0 AND json_extract(body, '$.session_id') = ? "
-                "ORDER BY session DESC LIMIT 1"
+                "SELECT json_extract(body, '$.session_id'), session FROM record WHERE seq = 0 "
+                "ORDER BY session"
             )
-            row = self._open_db().execute(query, (session_id,)).fetchone()
-        return None if row is None else self._read(row[0], after, row[1])
+            self._numbers = {str(name): number for name, number in db.execute(query)}
+        return self._numbers
 
     def _read(self, session: int, begin: int, end: int) -> Iterator[Record]:
         for start in range(begin, end, PAGE_RECORDS):
@@ -187,9 +195,11 @@ class SqliteJournal:
             db = self._open_db()
             session, seq = self._session, self._seq
             rows = []
-            for at, name, body in encoded:
-                if name == SessionOpened.__name__:
+            opened: dict[str, int] = {}
+            for record, (at, name, body) in zip(records, encoded, strict=True):
+                if isinstance(record.event, SessionOpened):
                     session, seq = session + 1, 0
+                    opened[record.event.session_id] = session
                 if session == 0:
                     raise JournalError(f"the journal begins with a SessionOpened, not a {name}")
                 digest = digest_of(session, seq, at, name, body)
@@ -204,6 +214,8 @@ class SqliteJournal:
                 self._forget_recent(list(self._recent))
             # Only now: after a failure the next append goes on where the last one ended.
             self._session, self._seq = session, seq
+            if self._numbers is not None:
+                self._numbers.update(opened)
             self._keep_recent(objects or {})
 
     def read_object(self, key: str) -> bytes | None:

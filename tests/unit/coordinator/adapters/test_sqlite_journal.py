@@ -795,3 +795,22 @@ def test_objects_beyond_the_memory_are_read_from_the_file(
         assert {key: journal.read_object(key) for key in objects} == objects
     with closing(SqliteJournal(path)) as journal:
         assert {key: journal.read_object(key) for key in objects} == objects
+
+
+def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Path) -> None:
+    """SQLite's steps are counted; readers of events ask several times a second."""
+    num_records = 5000
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        closed = [Record(0.5, RoundClosed(n)) for n in range(num_records - 1)]
+        journal.append([Record(0.0, SessionOpened("old", rules(), 0.0)), *closed])
+        assert journal.session_ids() == ["old"]
+        journal.append([Record(0.0, SessionOpened("new", rules(), 0.0))])
+        steps = Counter[str]()
+        assert journal._db is not None
+        journal._db.set_progress_handler(lambda: steps.update(["100"]), 100)
+        assert journal.session_ids() == ["old", "new"]
+        for session_id, end in (("old", num_records), ("new", 1)):
+            records = journal.records_of(session_id, end)
+            assert records is not None
+            assert list(records) == []
+        assert steps["100"] < 5
