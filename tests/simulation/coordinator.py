@@ -26,7 +26,7 @@ from xain_coordinator.server.admission_control import AdmissionControl
 from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.interceptor import RefusalInterceptor
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.uploads import Uploads
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.threads import run_to_end
@@ -250,7 +250,7 @@ class CoordinatorMachine:
                 uploads,
                 Downloads(driver, store, access),
                 _points_of(driver),
-                PredictionDesk(driver, store, timeout_s=1.0, max_retries=0),
+                RemotePredictor(driver, store, timeout_s=1.0, max_retries=0),
             ),
             server,
         )

@@ -61,7 +61,7 @@ from xain_coordinator.ports import (
 )
 from xain_coordinator.retention import Retention
 from xain_coordinator.server.inspection_service import InspectionService
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.serve import GrpcServer, PortTaken
 from xain_coordinator.stores.files import FileStore
@@ -230,7 +230,7 @@ class Coordinator:
         return self._opened.store
 
     @property
-    def predictions(self) -> PredictionDesk:
+    def predictions(self) -> RemotePredictor:
         """Asks the participants for predictions, once started."""
         assert self._server is not None, "start() comes first"
         return self._server.predictions

@@ -400,7 +400,7 @@ async def test_participant_that_has_lost_a_part_counts_with_the_rest(start, join
 
 async def test_questions_are_bounded(three, monkeypatch):
     coordinator, (a, _, _) = three
-    desk = coordinator.predictions
+    predictor = coordinator.predictions
     monkeypatch.setattr(module, "MAX_ROWS", 2)
     monkeypatch.setattr(module, "MAX_ASKED", 1)
     monkeypatch.setattr(module, "MAX_BATCH_BYTES", 8 * 13)
@@ -413,20 +413,20 @@ async def test_questions_are_bounded(three, monkeypatch):
         (ROWS[0], [["?!", *row[1:]] for row in ROWS[1]], "row 1: '\\?!' is no number"),
     ):
         with pytest.raises(DataError, match=why):
-            await desk.ask(columns, rows)
+            await predictor.ask(columns, rows)
     with monkeypatch.context() as patch:
         patch.setattr(module, "MAX_ANSWERS_BYTES", 8 * 3 * 3 * 2 - 1)
         with pytest.raises(DataError, match="2 rows; at most 1 are predicted at a time, with 3"):
-            await desk.ask(*ROWS)
+            await predictor.ask(*ROWS)
     for timeout_s, max_retries in ((0.0, 0), (float("nan"), 0), (1.0, -1), (1.0, 101)):
         with pytest.raises(DataError, match=r"timeout_s|max_retries"):
-            await desk.ask(*ROWS, timeout_s=timeout_s, max_retries=max_retries)
+            await predictor.ask(*ROWS, timeout_s=timeout_s, max_retries=max_retries)
     async with a.stream() as call:
         await opened(coordinator, 1)
-        asking = asyncio.create_task(desk.ask(*ROWS))
+        asking = asyncio.create_task(predictor.ask(*ROWS))
         first = await a.answer(call, votes=shares(1, 0, 0, num_rows=1))
         with pytest.raises(TooManyCalls):
-            await desk.ask(*ROWS)
+            await predictor.ask(*ROWS)
         second = await a.answer(call, votes=shares(0, 1, 0, num_rows=1))
         assert (await asking).values.tolist() == ["class_0", "class_1"]
     assert (first.num_rows, second.num_rows) == (1, 1)

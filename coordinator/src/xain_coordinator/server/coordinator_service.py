@@ -38,7 +38,7 @@ from xain_coordinator.metrics.points import newest_metrics
 from xain_coordinator.ports import StoreError
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of, waited_s
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.rare_lines import RareLine
 from xain_coordinator.server.reception import Announced
 from xain_coordinator.server.refused import RefusedParticipants, WaitingParticipants
@@ -99,7 +99,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         uploads: Uploads,
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
-        predictions: PredictionDesk,
+        predictions: RemotePredictor,
     ) -> None:
         self._driver = driver
         self._predictions = predictions

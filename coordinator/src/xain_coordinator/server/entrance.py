@@ -29,7 +29,7 @@ from xain_coordinator.server.coordinator_service import CoordinatorService
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.identity import instance_of, participant_of
 from xain_coordinator.server.pace import Pace
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.statuses import STATUSES, status_details
 from xain_coordinator.server.uploads import Uploads
 from xain_proto.fl import coordinator_pb2 as pb
@@ -59,7 +59,7 @@ class Entrance(CoordinatorService):
         downloads: Downloads,
         parse_points: Callable[[str, int, str], tuple[Point, ...]],
         counters: Counter[str],
-        predictions: PredictionDesk,
+        predictions: RemotePredictor,
     ) -> None:
         super().__init__(driver, uploads, downloads, parse_points, predictions)
         self._counters = counters

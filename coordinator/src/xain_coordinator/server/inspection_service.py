@@ -27,7 +27,7 @@ from xain_coordinator.core.values import ParticipantState, Phase, Round, Rules, 
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import MAX_NAMES_OF_A_ROUND, History, RoundRecord
 from xain_coordinator.ports import MetricsStore
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.translate import (
     evaluation_message,
     model_message,
@@ -71,7 +71,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
         trouble: Callable[[], str] = lambda: "",
         refused: Callable[[], Sequence[str]] = tuple,
         num_waiting: Callable[[float], int] = lambda now: 0,
-        predictions: PredictionDesk | None = None,
+        predictions: RemotePredictor | None = None,
     ) -> None:
         self._predictions = predictions
         self._driver = driver

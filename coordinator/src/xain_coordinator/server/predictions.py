@@ -134,8 +134,8 @@ class _Stream:
                 waiting.set_exception(_NoAnswer(why))
 
 
-class PredictionDesk:
-    """Asks the participants, and combines their votes.
+class RemotePredictor:
+    """Asks the participants for predictions, and combines their votes.
 
     timeout_s, max_retries: where a question does not say otherwise.
     """

@@ -20,7 +20,7 @@ from xain_coordinator.server.entrance import Entrance
 from xain_coordinator.server.health import Health
 from xain_coordinator.server.inspection_service import InspectionService
 from xain_coordinator.server.interceptor import RefusalInterceptor
-from xain_coordinator.server.predictions import PredictionDesk
+from xain_coordinator.server.predictions import RemotePredictor
 from xain_coordinator.server.uploads import Bucket, Uploads
 from xain_messaging.discovery.service import (
     KEEPALIVE,
@@ -64,7 +64,7 @@ class GrpcServer:
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
-    PredictionDesk.
+    RemotePredictor.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class GrpcServer:
             max_update_norm,
             coordinator_pb2.Encoding.Value(update_encoding.upper()),
         )
-        self.predictions = PredictionDesk(
+        self.predictions = RemotePredictor(
             driver, store, timeout_s=predict_timeout_s, max_retries=predict_max_retries
         )
         service = Entrance(
