@@ -104,7 +104,12 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "wards.skops").stat().st_size > 0
 
 
-LONG = ("--workload", "sgd", "--data", "iris", "--rounds", "1000000", "--workers", "1")
+LONG = ("--workload", "sgd", "--data", "iris", "--rounds", "1000000")
+# Its worker has joined and waits for another one, without a round that takes processor time.
+WAITING = (
+    *("--workload", "sgd", "--data", "iris", "--workers", "1"),
+    *("--set=rounds.start_participants=2", "--set=rounds.max_participants=2"),
+)
 
 
 async def test_deaths_are_reported_and_two_names_run_side_by_side(
@@ -115,7 +120,7 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
     one, two = f"{name}1", f"{name}2"
     async with (
         launched(tmp_path, f"--name={one}", *LONG, "--workers=2") as first,
-        launched(tmp_path, f"--name={two}", *LONG, "--quiet") as second,
+        launched(tmp_path, f"--name={two}", *WAITING, "--quiet") as second,
     ):
         for shown in (first, second):
             await shown.until(lambda output: "launch: ready: all " in output)
@@ -152,7 +157,7 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
 
 async def test_next_launch_stops_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
     """The processes live on without their launcher until then, or until --clean."""
-    async with launched(tmp_path, f"--name={name}", *LONG) as shown:
+    async with launched(tmp_path, f"--name={name}", *WAITING) as shown:
         await shown.until(lambda output: "launch: ready" in output)
         shown.process.kill()
         assert await shown.end() == -signal.SIGKILL
@@ -160,7 +165,7 @@ async def test_next_launch_stops_what_a_killed_one_left(tmp_path: Path, name: st
     assert left is not None
     assert (len(left.names), left.is_live) == (2, False)
 
-    async with launched(tmp_path, f"--name={name}", *LONG) as shown:
+    async with launched(tmp_path, f"--name={name}", *WAITING) as shown:
         await shown.until(lambda output: "launch: ready" in output)
         stopped = re.search(
             f"an earlier launch called {name} was killed; stopping (.*)", shown.output
@@ -180,7 +185,7 @@ async def test_next_launch_stops_what_a_killed_one_left(tmp_path: Path, name: st
 
 async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: str) -> None:
     """Its log says why, and nothing is left."""
-    write_wards(tmp_path / "wards", "north", "south")
+    write_wards(tmp_path / "wards", "south")
     (tmp_path / "wards/south/y_train.csv").write_text("diagnosis\nbenign\n")
     arguments = ("--workload", "sgd", "--data", "wards")
     async with launched(tmp_path, f"--name={name}", *arguments) as shown:
@@ -193,7 +198,7 @@ async def test_worker_that_cannot_start_ends_the_launch(tmp_path: Path, name: st
 
 async def test_bagging_is_fitted_over_http_until_ctrl_c(tmp_path: Path, name: str) -> None:
     """Workers wait for a fit, and stay for the next one; Ctrl-C is the usual end."""
-    write_wards(tmp_path / "wards", "north", "south")
+    write_wards(tmp_path / "wards", "north")
     arguments = ("--workload=bagging", "--data=wards", "--rounds=1", "--serve", "--quiet")
     async with launched(tmp_path, f"--name={name}", *arguments) as shown:
         await shown.until(lambda output: "launch: train with: curl -X POST " in output)
