@@ -106,6 +106,19 @@ NUM_THREADS = 32
 LAST_STEPS_S = 8.0
 
 
+STARTING_ERRORS = (
+    JournalError,
+    StoreError,
+    ControllerFailed,
+    PluginFailed,
+    PortTaken,
+    OtherRules,
+    CannotStartFrom,
+    DataError,
+    OSError,
+)
+
+
 class Coordinator:
     """Everything that one coordinator consists of, put together from its configuration.
 
@@ -570,20 +583,25 @@ async def _run(
     # Python's default: a whole small round takes but four times that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _greet(config, coordinator)
-    sessions = Sessions(config, coordinator, make_next)
+
+    def open_next(config: CoordinatorConfig) -> Awaitable[Coordinator | None]:
+        return started(config, partial(make_next, config), stop, at_end)
+
+    sessions = Sessions(config, coordinator, open_next)
     async with _http_face(sessions, listener), _view(config, sessions):
         waits = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(sessions.failed.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         log.info("stopping", round=sessions.session.round, drain_s=config.server.drain_s)
+        stop.set()  # a session that is being opened heeds it
         sessions.stopping.set()
+        # From here on: the HTTP face and a session that is being opened may hang in a store.
+        leaving = _exit_after(config.server.drain_s + LAST_STEPS_S, _status_of(sessions))
+        at_end.callback(leaving.cancel)
     await sessions.close()
     coordinator, driver = sessions.current, sessions.current.driver
-    status = EXIT_OK
-    if sessions.failure is not None:
-        status = _status_after(sessions.failure)
-    at_end.callback(_exit_after(config.server.drain_s + LAST_STEPS_S, status).cancel)
+    status = _status_of(sessions)
     if not await _stopped(coordinator):
         return EXIT_ERROR
     if status == EXIT_OK:
@@ -597,8 +615,28 @@ async def _start(
     stop: asyncio.Event,
     at_end: contextlib.ExitStack,
 ) -> Coordinator | int:
-    """The exit status, with one line in the log, if it cannot be started as things are, or is told
-    to stop."""
+    """Start the coordinator of a process. Returns the exit status, with one line in the log, if it
+    cannot be started as things are, or the process is told to stop."""
+    try:
+        coordinator = await started(config, make, stop, at_end)
+    except STARTING_ERRORS as error:
+        log.error("cannot_start", error=str(error))
+        log.debug("cannot_start_because", exc_info=error)
+        return EXIT_OK if stop.is_set() else _status_after(error)
+    return EXIT_OK if coordinator is None else coordinator
+
+
+async def started(
+    config: CoordinatorConfig,
+    make: Callable[[], Coordinator],
+    stop: asyncio.Event,
+    at_end: contextlib.ExitStack,
+) -> Coordinator | None:
+    """Make a coordinator, in a thread, and start it. A remote store that is away is waited for,
+    PATIENCE_S at most.
+
+    Returns None if the process is told to stop meanwhile. Raises STARTING_ERRORS.
+    """
     give_up_at = asyncio.get_running_loop().time() + PATIENCE_S
     delay = FIRST_RETRY_S
     while True:
@@ -607,17 +645,7 @@ async def _start(
         try:
             coordinator = await _heeding(stop, asyncio.to_thread(make), at_end)
             await _heeding(stop, coordinator.start(), at_end)
-        except (
-            JournalError,
-            StoreError,
-            ControllerFailed,
-            PluginFailed,
-            PortTaken,
-            OtherRules,
-            CannotStartFrom,
-            DataError,
-            OSError,
-        ) as error:
+        except STARTING_ERRORS as error:
             if coordinator is not None:
                 leaving = _exit_after(LAST_STEPS_S, _status_after(error))
                 at_end.callback(leaving.cancel)
@@ -631,12 +659,10 @@ async def _start(
                     async with asyncio.timeout(delay):
                         await stop.wait()
                 if stop.is_set():
-                    return EXIT_OK
+                    return None
                 delay = min(2 * delay, LAST_RETRY_S)
                 continue
-            log.error("cannot_start", error=str(error))
-            log.debug("cannot_start_because", exc_info=error)
-            return EXIT_OK if stop.is_set() else _status_after(error)
+            raise
         return coordinator
 
 
@@ -650,6 +676,10 @@ async def _heeding(stop: asyncio.Event, step: Awaitable[T], at_end: contextlib.E
     if not under_way.done():
         at_end.callback(_exit_after(LAST_STEPS_S, EXIT_OK).cancel)
     return await under_way
+
+
+def _status_of(sessions: "Sessions") -> int:
+    return EXIT_OK if sessions.failure is None else _status_after(sessions.failure)
 
 
 def _status_after(error: BaseException) -> int:

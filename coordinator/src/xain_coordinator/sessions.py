@@ -10,7 +10,7 @@ All of it runs on the event loop of the gRPC server.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,8 @@ class End:
 class Sessions:
     """current: the coordinator of the present session.
 
-    make: the coordinator of a new session; blocks. Its configuration has the ports in use.
+    open_next: start the coordinator of a new session; None if the process is told to stop
+        meanwhile. Its configuration has the ports in use.
     failed: set when the process cannot go on, because of `failure`.
     """
 
@@ -71,12 +72,12 @@ class Sessions:
         self,
         config: CoordinatorConfig,
         coordinator: Coordinator,
-        make: Callable[[CoordinatorConfig], Coordinator],
+        open_next: Callable[[CoordinatorConfig], Awaitable[Coordinator | None]],
     ) -> None:
         self.current = coordinator
         server = config.server.model_copy(update={"port": coordinator.port})
         self.config = config.model_copy(update={"server": server})
-        self._make = make
+        self._start_next = open_next
         self._opening = asyncio.Lock()
         self.failed = asyncio.Event()
         self.failure: BaseException | None = None
@@ -233,15 +234,14 @@ class Sessions:
             server = self.config.server
             if self.config.storage.kind == "memory":
                 self._fitted = None  # its models have gone with the store
-            coordinator = await asyncio.to_thread(
-                self._make, config.model_copy(update={"server": server})
-            )
-            self.current = coordinator
-            await coordinator.start()
+            coordinator = await self._start_next(config.model_copy(update={"server": server}))
         except BaseException as error:
             log.error("next_session_failed", round=self.session.round, error=str(error))
             self._fail(error)
             raise
+        if coordinator is None:
+            raise Unavailable("the coordinator is shutting down; the fit was not started")
+        self.current = coordinator
         self._watching = asyncio.create_task(self._watch(coordinator))
         log.info("session_opened", session=self.session.session_id, round=0)
 

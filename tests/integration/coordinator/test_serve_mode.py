@@ -5,6 +5,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 
 from integration.conftest import config_for
 from integration.coordinator.test_bagging import halves, settings
-from xain_coordinator.app import Coordinator
+from xain_coordinator.app import Coordinator, started
 from xain_coordinator.config import CoordinatorConfig
+from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
 from xain_coordinator.http_face.app import make_app
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
-from xain_coordinator.ports import JournalDamaged
+from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.sessions import NoParticipants, Sessions
 from xain_participant import Agent, WorkloadParticipant
 from xain_workloads.data import load
@@ -70,14 +72,15 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     opened: list[Sessions] = []
 
     async def begin(
-        make: Callable[[CoordinatorConfig], Coordinator] | None = None, **sections: Any
+        open_next: Callable[[CoordinatorConfig], Awaitable[Coordinator | None]] | None = None,
+        **sections: Any,
     ) -> Sessions:
         http = {"port": 0, "participants_timeout_s": 1.0, **sections.pop("http", {})}
         bagging = settings(2, publish=False, estimators=1)
         config = config_for(tmp_path, http=http, **{**bagging, **sections})
         first = Coordinator(config, resume=True)
         await first.start()
-        opened.append(Sessions(config, first, make or make_next))
+        opened.append(Sessions(config, first, open_next or start_next))
         return opened[-1]
 
     yield begin
@@ -88,6 +91,11 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 
 def make_next(config: CoordinatorConfig) -> Coordinator:
     return Coordinator(config, new_session=True)
+
+
+async def start_next(config: CoordinatorConfig) -> Coordinator | None:
+    with ExitStack() as at_end:
+        return await started(config, lambda: make_next(config), asyncio.Event(), at_end)
 
 
 def with_rounds(sessions: Sessions, **changes: Any) -> CoordinatorConfig:
@@ -185,3 +193,53 @@ async def test_stream_of_events_ends_at_a_damaged_record(
     stream = EventReaders(Fits(sessions, asyncio.get_running_loop())).open(None)
     async with asyncio.timeout(PATIENCE_S):
         assert [line async for line in stream] == [": hello\n\n"]
+
+
+async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fleet: Fleet) -> None:
+    num_made = 0
+
+    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+        def make() -> Coordinator:
+            nonlocal num_made
+            num_made += 1
+            if num_made == 1:
+                raise StoreUnavailable("the bucket does not answer")
+            return make_next(config)
+
+        remote = config.model_copy(
+            update={"storage": config.storage.model_copy(update={"kind": "s3"})}
+        )
+        with ExitStack() as at_end:
+            return await started(remote, make, asyncio.Event(), at_end)
+
+    sessions = await serve(open_next)
+    fleet.join(sessions, "north", "south")
+    first = await fit(sessions)
+    assert await fit(sessions) != first
+    assert num_made == 2
+    assert not sessions.failed.is_set()
+
+
+async def test_session_that_cannot_be_opened_ends_the_process(serve: Serve, fleet: Fleet) -> None:
+    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+        raise StoreUnavailable("the bucket does not answer")
+
+    sessions = await serve(open_next)
+    fleet.join(sessions, "north", "south")
+    await fit(sessions)
+    with pytest.raises(StoreUnavailable):
+        await sessions.fit(sessions.config)
+    assert sessions.failed.is_set()
+    assert isinstance(sessions.failure, StoreUnavailable)
+
+
+async def test_stop_while_a_session_is_opened_refuses_the_fit(serve: Serve, fleet: Fleet) -> None:
+    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+        return None
+
+    sessions = await serve(open_next)
+    fleet.join(sessions, "north", "south")
+    await fit(sessions)
+    with pytest.raises(Unavailable, match="shutting down"):
+        await sessions.fit(sessions.config)
+    assert not sessions.failed.is_set()
