@@ -5,7 +5,7 @@ a fit opens the next one: its coordinator, with the gRPC server, is stopped, and
 started on the same port, journal and weights store. Participants find it as they find a coordinator
 that was restarted.
 
-All of it runs on the event loop of the gRPC server.
+Sessions run on the event loop of the gRPC server.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Sessions:
 
     @property
     def session(self) -> Session:
-        """The present one, as far as it is durable."""
+        """The present session, up to its last durable event."""
         return self.current.driver.session
 
     @property
@@ -188,7 +188,7 @@ class Sessions:
             await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        """Let all who wait go; the present coordinator is for the caller to stop."""
+        """End all waits with Stopping. The caller stops the present coordinator."""
         self.stopping.set()
         async with self._opening:  # a session that is being opened
             self._watching.cancel()

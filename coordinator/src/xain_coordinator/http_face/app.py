@@ -1,4 +1,4 @@
-"""The paths of the HTTP face. What they do is in fits.py."""
+"""The paths of the HTTP face. See fits.py for what a path does."""
 
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -49,7 +49,7 @@ def make_app(fits: Fits, settings: HttpSettings) -> Any:
         redoc_url=None,
         openapi_url="/v1/openapi.json",
         docs_url="/v1/docs",
-        # Without a slash of its own a path is another one, and a redirect would lose the body.
+        # A redirect to the path with another slash at its end would lose the body.
         redirect_slashes=False,
     )
     _add_errors(app)

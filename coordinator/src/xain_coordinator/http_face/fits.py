@@ -1,7 +1,7 @@
 """Fit, predict and the questions, as /v1 and Chimera's paths ask for them.
 
-The handlers run on the event loop of the HTTP server. What concerns the session runs on the event
-loop of the gRPC server, and what takes time in threads of its own.
+The handlers run on the event loop of the HTTP server. Questions to the session run on the event
+loop of the gRPC server, and predictions in a thread.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from xain_messaging.process.fields import WrongSetting
 
 T = TypeVar("T")
 
-# One at a time, so that a burst of predictions leaves the processors to the training; those that
-# wait are bounded, and the others are told to come again.
+# One prediction at a time, so that a burst leaves the processors to the training. With MAX_WAITING
+# predictions in the queue the answer is TOO_BUSY.
 PREDICTING_THREADS = 1
 MAX_WAITING = 32
 
@@ -49,7 +49,7 @@ class Fits:
         self._predictor: Predictor | None = None  # the latest
 
     def close(self) -> None:
-        """Give up what waits; a prediction that is under way is not waited for."""
+        """Cancel queued predictions without waiting for the running one."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -66,7 +66,7 @@ class Fits:
             refuse(error)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what takes time. Raises HttpError."""
+        """Run blocking work in the thread pool. Raises HttpError."""
         if self._num_waiting >= MAX_WAITING:
             raise HttpError("TOO_BUSY", "too many requests are being answered; try again")
         self._num_waiting += 1

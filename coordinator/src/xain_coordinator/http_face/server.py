@@ -1,7 +1,7 @@
 """The HTTP face on its port: uvicorn in a thread with an event loop of its own.
 
-A large body that is parsed, or a slow reader, so never holds up the event loop of the gRPC server,
-on which the heartbeats of the participants are answered.
+Parsing a large body, or a slow reader, does not hold up the event loop of the gRPC server, which
+answers the heartbeats of the participants.
 """
 
 import asyncio
