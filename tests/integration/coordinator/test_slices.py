@@ -17,6 +17,7 @@ ROUNDS = {
     "start_participants": 2,
     "refused_limit": 1,
     "initial_weights": "first",
+    "controller": "ordered",
 }
 
 
@@ -54,9 +55,10 @@ async def test_slice_that_overlaps_another_one_starts_the_round_again(
     for member in (a, b):
         rendezvous = pb.RendezvousRequest(process_group_address=":29500")
         await member.stub.Rendezvous(rendezvous, metadata=member.metadata)
-    first = a if (await a.heartbeat()).state == pb.ROUND else b
-    await hand_in(first, "pqrs", 0)
-    await b.until(pb.ROUND, 1)
+    await a.until(pb.ROUND, 0)
+    await hand_in(a, "pqrs", 0)
+    for member in (a, b):
+        await member.until(pb.ROUND, 1)
     await hand_in(a, "pqrs", 1, attempt=1)
     mismatch = (grpc.StatusCode.FAILED_PRECONDITION, "SLICE_MISMATCH")
     assert await refused(b, "rs", attempt=1) == mismatch
