@@ -57,11 +57,13 @@ class Network:
     """Who listens, and all that is on the way.
 
     heard: told what arrives at a participant: its name, the method, request and answer as bytes.
+    latest_of_dead_s: the longest that a doubled call of a dead process takes.
     """
 
-    def __init__(self, hub: Hub, noise: Noise) -> None:
+    def __init__(self, hub: Hub, noise: Noise, latest_of_dead_s: float) -> None:
         self.hub = hub
         self.noise = noise
+        self.latest_of_dead_s = latest_of_dead_s
         self.server: Server | None = None
         self.is_host_down = False  # connecting is not even refused
         self.heard: Callable[[str, str, bytes, bytes], None] = lambda *_: None

@@ -95,7 +95,7 @@ class _World:
         self.hub = Hub(Random(scenario.seed), trace)
         noise = scenario.noise
         self._noise = Noise(noise.lost, noise.duplicated, noise.slow, noise.slow_s)
-        self.network = Network(self.hub, self._noise)
+        self.network = Network(self.hub, self._noise, scenario.heartbeat_timeout_s)
         self.coordinator = CoordinatorMachine(self.hub, scenario, self.network)
         self.oracle = self.coordinator.oracle
         self.network.heard = self.oracle.heard
