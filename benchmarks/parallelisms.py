@@ -9,7 +9,9 @@ rows in one place. Small data sets are divided several times, and the mean is co
 seconds are the median. Bytes are counted by a proxy before the coordinator's port, both ways
 together.
 
-A pipeline has the same rows at each participant, so the way to divide them does not matter.
+"averaging" and "pipeline" train the same network. A pipeline has all rows at each participant, a stage
+for each, at most four; the participants send activations and gradients to each other, which the
+proxy does not see.
 within: whether the case is within 0.01 of the centralised model.
 """
 
@@ -20,6 +22,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -50,7 +53,13 @@ PENALTY = 1e-3
 STEPS = 300
 TREES = 42  # divisible by every number of participants and rounds
 BAGGING_ROUNDS = 2
-EPOCHS = 20
+EPOCHS = 30
+MAX_STAGES = 4
+LAYERS = """[
+    { type = "linear", out_features = 64 }, { type = "relu" },
+    { type = "linear", out_features = 32 }, { type = "relu" },
+    { type = "linear" },
+]"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ def cases(task: Task, participants: int) -> Iterator[Case]:
     """The kinds of parallelism for a number of participants."""
     from sklearn.ensemble import BaggingClassifier, BaggingRegressor
     from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -107,6 +117,36 @@ def cases(task: Task, participants: int) -> Iterator[Case]:
         },
         lambda rows: bagged(n_estimators=TREES, random_state=0),
     )
+    if find_spec("torch") is None:
+        return
+    network = {
+        "workload.name": "neural",
+        "workload.options.task": task,
+        "workload.options.layers": LAYERS.replace("\n", ""),
+        "workload.options.learning_rate": 0.01 if is_regression else 0.05,
+        "workload.options.batch_size": 32,
+    }
+    perceptron = MLPRegressor if is_regression else MLPClassifier
+
+    def alone(rows: int) -> Any:
+        hidden = perceptron(hidden_layer_sizes=(64, 32), max_iter=200, random_state=0)
+        return make_pipeline(StandardScaler(), hidden)
+
+    yield Case("averaging", {**network, "rounds.rounds": EPOCHS}, alone)
+    if participants <= MAX_STAGES:
+        yield Case(
+            "pipeline",
+            {
+                **network,
+                "workload.options.mode": "pipeline",
+                "workload.options.stages": participants,
+                "aggregation.rule": "assemble",
+                "rounds.rounds": 3,
+                "rounds.epochs": EPOCHS // 3,
+            },
+            alone,
+            is_divided=False,
+        )
 
 
 def write_csv(path: Path, table: Table) -> None:
