@@ -1,6 +1,6 @@
 """Three parallelisms on the same data: accuracy, or R2, bytes on the wire, seconds.
 
-    python benchmarks/parallelisms.py [--quick] [--any-load] [--only PART]
+    python benchmarks/parallelisms.py [--only PART] [--participants N] [--any-load]
 
 Each case starts a coordinator and participants as processes of their own, with their rows in CSV
 files, and tests the last model on rows that nobody trains on. The rows are divided at random or by
@@ -9,9 +9,9 @@ rows in one place. Small data sets are divided several times, and the mean is co
 seconds are the median. Bytes are counted by a proxy before the coordinator's port, both ways
 together.
 
-"averaging" and "pipeline" train the same network. A pipeline has all rows at each participant, a stage
-for each, at most four; the participants send activations and gradients to each other, which the
-proxy does not see.
+"averaging" and "pipeline" train the same network. A pipeline has all rows at each participant, a
+stage for each, at most four; the participants send activations and gradients to each other, which
+the proxy does not see.
 within: whether the case is within 0.01 of the centralised model.
 """
 
@@ -230,16 +230,19 @@ def score_of(rounds: Sequence[Any], task: Task) -> float:
     )
 
 
-def measured(data: str, only: str, participants: Sequence[int]) -> Iterator[dict[str, Any]]:
+def measured(
+    data: str, only: str, participants: Sequence[int], splits: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """A row for each kind, number of participants, and way to divide the rows."""
     task, num_seeds = DATA_SETS[data]
+    num_seeds = num_seeds if len(splits) > 1 else 1
     table = load_table(data, task=task)
     halves = [split_train_test(table, TEST_FRACTION, seed) for seed in range(num_seeds)]
     for number in participants:
         for case in cases(task, number):
             if only not in f"{data} {case.kind}":
                 continue
-            for split in ("iid", "by_label") if case.is_divided and number > 1 else ("iid",):
+            for split in splits if case.is_divided and number > 1 else ("iid",):
                 central, found = [], []
                 for train, test in halves:
                     baseline = case.baseline(train.num_samples).fit(matrix(train), train.target)
@@ -265,14 +268,17 @@ def measured(data: str, only: str, participants: Sequence[int]) -> Iterator[dict
 
 
 def main() -> None:
-    parser = flags.parser(__doc__, "one data set and three participants")
+    parser = flags.parser(__doc__, "one division of one data set, three participants")
     parser.add_argument("--only", default="", metavar="PART", help="of a data set's or kind's name")
+    parser.add_argument("--participants", type=int, metavar="N", help="instead of 1, 3 and 7")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=given.any_load)
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
     for data in ("wine",) if given.quick else DATA_SETS:
-        for row in measured(data, given.only, (3,) if given.quick else PARTICIPANTS):
+        participants = (given.participants,) if given.participants else PARTICIPANTS
+        splits = ("iid",) if given.quick else ("iid", "by_label")
+        for row in measured(data, given.only, (3,) if given.quick else participants, splits):
             print(*(f"{value!s:>13}" for value in row.values()), flush=True)
             rows.append(row)
     outside = [row for row in rows if row["within"] == "no"]

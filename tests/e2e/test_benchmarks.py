@@ -81,6 +81,9 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
         }
     },
     "messaging": {"lines": {"line", "round_trips_per_s", "gb_per_s"}},
+    "parallelisms": {
+        "cases": {"parallelism", "centralised", "score", "difference", "megabytes", "seconds"}
+    },
     "restart": {"": {"serving_s_median", "without_snapshot_s"}},
     "simulation": {
         "": {
@@ -128,7 +131,7 @@ def figures(folder: Path, name: str) -> dict[str, Any]:
 async def test_a_benchmark_tells_what_it_measures(name, tmp_path):
     """With tiny sizes it prints and writes all its figures, says where they come from, and leaves
     nothing else behind."""
-    if name in ("pipeline", "simulation"):
+    if name in ("parallelisms", "pipeline", "simulation"):
         pytest.importorskip("torch", reason="torch is not installed; `make setup-torch` does it")
     printed = await run(name, "--quick", folder=tmp_path)
     found = figures(tmp_path, name)
