@@ -19,6 +19,7 @@ from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
 from xain_coordinator.http_face.app import make_app
+from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
@@ -156,6 +157,12 @@ async def test_held_estimators_predict_during_and_after_a_fit_without_a_result(
     fleet.join(sessions, "north", "south")
     first = await fit(sessions)
     await sessions.fit(with_rounds(sessions, rounds=100_000))
+    fits = Fits(sessions, asyncio.get_running_loop())
+    earlier = await fits.models(first)
+    assert earlier is not None
+    assert earlier.session_id == first, "described while the next fit goes on"
+    with pytest.raises(HttpError):
+        await fits.models("another")
     during = (await post(sessions, "/v1/predict", QUESTION)).json()
     await sessions.cancel()
     after = (await post(sessions, "/v1/predict", QUESTION)).json()

@@ -34,6 +34,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 _ROUND = r"^(last|best|[0-9]{1,10})$"
 Which = Annotated[str, InPath(alias="round", pattern=_ROUND, description="A number, last, or best")]
+SessionId = Annotated[
+    str | None,
+    Query(max_length=100, description="The present session, or the one to predict with"),
+]
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -113,19 +117,19 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         snapshot = await fits.snapshot()
         return bodies.Rounds(session=snapshot.status.session_id, rounds=as_json(snapshot)["rounds"])
 
-    @app.get("/v1/models", responses=_errors(503))
-    async def models() -> bodies.Models:
+    @app.get("/v1/models", responses=_errors(404, 422, 503))
+    async def models(session: SessionId = None) -> bodies.Models:
         """The global models of the present session."""
-        trained = await fits.models()
+        trained = await fits.models(session)
         if trained is None:
             return bodies.Models(session=fits.sessions.session.session_id, models=[])
         listed = [described(trained, entry) for entry in trained.entries.values()]
         return bodies.Models(session=trained.session_id, models=listed)
 
     @app.get("/v1/models/{round}", responses=_errors(404, 422, 503))
-    async def model(round_: Which) -> dict[str, Any]:
+    async def model(round_: Which, session: SessionId = None) -> dict[str, Any]:
         """Lineage and metrics of a global model of the present session."""
-        trained = await fits.models()
+        trained = await fits.models(session)
         if trained is None:
             raise HttpError("NO_MODEL", "the present session has no model yet")
         try:
@@ -145,10 +149,12 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
         },
     )
     async def download(
-        round_: Which, format_: Annotated[Format, Query(alias="format")] = "npy"
+        round_: Which,
+        format_: Annotated[Format, Query(alias="format")] = "npy",
+        session: SessionId = None,
     ) -> Response:
         """The weights of a global model of the present session as a file."""
-        trained = await fits.models()
+        trained = await fits.models(session)
         if trained is None:
             raise HttpError("NO_MODEL", "the present session has no model yet")
 

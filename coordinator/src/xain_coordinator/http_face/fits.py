@@ -207,10 +207,16 @@ class Fits:
 
         return await self.on_loop(ask())
 
-    async def models(self) -> Trained | None:
-        """The models of the present session; None if there are none yet."""
+    async def models(self, session_id: str | None = None) -> Trained | None:
+        """The models of the present session, or of the one to predict with if it is named; None if
+        there are none yet. Raises HttpError if the session is another one."""
 
         async def find() -> Trained | None:
+            if session_id not in (None, self.sessions.session.session_id):
+                fitted = self.sessions.fitted()
+                if fitted is None or fitted.session_id != session_id:
+                    raise NoModel("take the present session, or the one to predict with")
+                return fitted
             try:
                 return self.sessions.models()
             except NoModel:
