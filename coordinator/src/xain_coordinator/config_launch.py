@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from xain_coordinator.config_fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_messaging.names import why_not
+from xain_messaging.names import shortened, why_not
 from xain_messaging.process.fields import Allowed, Host, Section, Texts, WrongSetting
 
 MAX_WORKERS = 1000
@@ -107,7 +107,9 @@ class LaunchSettings(Section):
         for name in self.names:
             if name == COORDINATOR or (why := why_not(name)) is not None:
                 said = "it is the coordinator's name" if name == COORDINATOR else why
-                raise WrongSetting("names", f"{name!r} cannot be the name of a worker: {said}")
+                raise WrongSetting(
+                    "names", f"{shortened(repr(name))} cannot be the name of a worker: {said}"
+                )
         if self.workers is not None and self.names and self.workers != len(self.names):
             raise WrongSetting("workers", f"launch.names has {len(self.names)} names")
         if len(self.ports) != 2 or not all(0 <= port <= 65535 for port in self.ports):

@@ -193,7 +193,10 @@ def load_table(
 
 def is_folder(source: str | PathLike[str]) -> bool:
     """Whether the path is a folder with the features of a table, X_train.csv."""
-    return (Path(source) / FOLDER_FILES[0]).is_file()
+    try:
+        return (Path(source) / FOLDER_FILES[0]).is_file()
+    except OSError:  # the name is too long for a file
+        return False
 
 
 def load_rows(
