@@ -216,7 +216,7 @@ def test_a_closed_journal(journal: Journal) -> None:
 
 
 def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
-    """Those of an earlier session only where the journal keeps it."""
+    """Objects of an earlier session are kept only where the journal keeps it."""
     assert journal.session_ids() == []
     assert journal.records_of("one") is None
     journal.append([opened("one"), closed(1), closed(2)])
@@ -235,7 +235,7 @@ def test_records_of_a_session_are_read_by_its_id(journal: Journal) -> None:
 
 
 def test_objects_are_written_with_their_records(journal: Journal) -> None:
-    """They are read back, listed by prefix and removed by key."""
+    """Objects are read back, listed by prefix and removed by key."""
     journal.append([opened()])
     journal.append([closed(0)], {"3/a.1/journal": b"a", "3/b%.1/journal": b"b"})
     journal.append([closed(1)], {"30/a.2/journal": b"c", "3/\U0001f600/journal": b""})

@@ -33,7 +33,7 @@ def name(tmp_path: Path):
 
 
 def labelled(name: str) -> dict[str, dict]:
-    """What the engine tells of each container of a launch, by the name of its program."""
+    """State of each container of a launch, by the name of its program."""
     label = f"label=org.xain.launch={name}"
     found = docker("ps", "--all", "--quiet", "--filter", label).split()
     told = [engine.inspect(one) for one in found]

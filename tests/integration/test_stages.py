@@ -160,7 +160,7 @@ def test_scores_that_no_network_gives_are_divergence_at_every_member(group: Grou
         ({"options": {**OPTIONS, "cuts": (1,), "layers": LAYERS[1:]}}, "has no weights"),
     ],
 )
-def test_what_cannot_be_trained_in_stages_is_refused_at_every_member(
+def test_network_that_has_no_stages_is_refused_at_every_member(
     group: Group, case: dict[str, Any], why: str
 ) -> None:
     for answer in group.train(2, **case):

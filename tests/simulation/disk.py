@@ -49,7 +49,7 @@ class JournalDisk:
 
     @property
     def keys(self) -> Sequence[str]:
-        """Of the small updates."""
+        """Keys of small updates."""
         return self.file.object_keys()
 
     def copy(self, committed: Callable[[Sequence[Record]], None]) -> "JournalDisk":

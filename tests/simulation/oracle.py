@@ -176,7 +176,7 @@ class Oracle:
         assert _digest(data) == ref.digest, f"{ref.key} is not what was accepted"
 
     def _stored(self, objects: Mapping[str, bytes], key: str) -> bytes | None:
-        """What lies under a key, in the store or in the journal."""
+        """Bytes under a key, in the store or in the journal."""
         return self.journalled(key) if is_journalled(key) else objects.get(key)
 
     def _published(self, model: GlobalModel) -> None:

@@ -574,7 +574,7 @@ def _note_latency(
 
 
 def _objects(records: Sequence[Record], update: bytes) -> Mapping[str, bytes]:
-    """What lies in the journal of an update that these records accept."""
+    """The bytes in the journal of the updates that these records accept."""
     accepted = (r.event.update for r in records if isinstance(r.event, e.UpdateAccepted))
     keys = (one.weights.ref.key for one in accepted)
     return {key: update for key in keys if is_journalled(key)} if update else {}

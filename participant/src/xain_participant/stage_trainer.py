@@ -34,7 +34,7 @@ _END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a stage is trained with. data: None for those of the job before."""
+    """Input of the training of a stage. data: None for the rows of the job before."""
 
     member: Member
     model: Model

@@ -361,7 +361,7 @@ async def test_silent_participant_is_asked_again_on_its_newest_stream(three):
     assert found.missing == dict.fromkeys(("p1", "p2"), "it is not connected, asked 4 times")
 
 
-async def test_nobody_answering_is_an_error_that_says_why(three):
+async def test_question_without_answers_is_an_error_that_says_why(three):
     coordinator, (a, _, _) = three
     reader = a.member
     rows = inspection.AskPredictionsRequest(columns=ROWS[0], rows=str(ROWS[1]), timeout_s=0.1)

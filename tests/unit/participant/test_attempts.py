@@ -30,7 +30,7 @@ class Talk:
 
 @pytest.fixture
 def training() -> Talk:
-    """It trains in the first attempt at round 3."""
+    """The participant trains in the first attempt at round 3."""
     talk = Talk()
     assert talk.advertise(1) == [a.BeginRound(3)]
     assert talk.hear(e.Assigned(3, attempt=1)) == [a.Train(3)]

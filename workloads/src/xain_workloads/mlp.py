@@ -284,7 +284,7 @@ class MlpWorkload:
                 with np.errstate(over="ignore", invalid="ignore"):
                     estimator.partial_fit(features, target)
             except ValueError as error:
-                # What scikit-learn says when a weight is not finite after the epoch.
+                # The message names a weight that is not finite after the epoch.
                 if "non-finite" not in str(error):
                     raise
                 return num_finite

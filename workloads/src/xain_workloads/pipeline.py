@@ -44,7 +44,7 @@ _NUM_MEASUREMENTS = 3  # of the seconds of a layer; the least counts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageResult:
-    """What a member of the group has trained.
+    """Result of a member of the group.
 
     vector: the tensors of its stage. layout: of that vector, consecutive tensors of the model.
     num_samples: rows of the data. metrics: of the whole network on all rows, after training.

@@ -225,7 +225,7 @@ def _rows(about: Mapping[str, Any], data: Path) -> tuple[Table, NDArray[Any] | N
 def _asked(
     address: str, table: Table, timeout_s: float | None, max_retries: int | None
 ) -> NDArray[Any]:
-    """What the participants predict for the rows of a table. Raises NoModel."""
+    """Ask the participants for predictions for the rows of a table. Raises NoModel."""
     names = [column.name for column in table.columns]
     columns = [table.values[name].tolist() for name in names]
     rows = [[None if cell != cell else cell for cell in row] for row in zip(*columns, strict=True)]

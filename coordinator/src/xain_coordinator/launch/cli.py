@@ -208,7 +208,7 @@ def _resolve(
         last = resolve(CoordinatorConfig, config, ENV_PREFIX, {**added, **values}, weakest)
     except (ConfigError, CommandFailed) as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
-    # What is in the file and in the environment the coordinator reads itself.
+    # The coordinator itself reads the file and the environment.
     own = {key: value for key, value in values.items() if not key.startswith("launch.")}
     return last.config, workers, {**needed, **added, **own}
 

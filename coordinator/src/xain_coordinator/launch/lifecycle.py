@@ -28,7 +28,7 @@ MAX_RESTARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to launch.
+    """Programs of a launch and their settings.
 
     ports: of gRPC and HTTP; 0 for a free one. values: settings of the coordinator by dotted key.
     worker_values: of each worker. task: of the workload. serve: stay after the training, for

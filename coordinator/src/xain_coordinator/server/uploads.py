@@ -415,7 +415,7 @@ class Uploads:
         measured = self._known(place)
         is_object = place_of(key) == place and piece_of(key) is None and not is_journalled(key)
         if measured is None and is_object and not self._is_damaged(key):
-            # It was uploaded to our predecessor. A small one comes again with every call.
+            # The update was uploaded to an earlier process; a small one comes with every call.
             with contextlib.suppress(KeyNotFound):
                 async with self._reading(BeginUpload(participant_id, round_, digest)):
                     measured = await self._measure(key, round_)

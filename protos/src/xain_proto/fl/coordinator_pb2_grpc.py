@@ -157,7 +157,10 @@ class CoordinatorServicer:
     def Predict(self, request_iterator, context):
         """Answer questions for predictions with the fitted estimators that stay at the caller. The first
         message has the number 0 and opens the stream; each other one answers a question. A newer stream
-        of the same participant ends the older one.
+        of the same participant ends the older one. Requests go from the coordinator to the caller, so
+        the messages are named after what they hold.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

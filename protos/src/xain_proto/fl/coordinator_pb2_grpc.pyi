@@ -65,7 +65,10 @@ class CoordinatorStub:
     Predict: _grpc.StreamStreamMultiCallable[_coordinator_pb2.PredictionAnswer, _coordinator_pb2.PredictionQuestion]
     """Answer questions for predictions with the fitted estimators that stay at the caller. The first
     message has the number 0 and opens the stream; each other one answers a question. A newer stream
-    of the same participant ends the older one.
+    of the same participant ends the older one. Requests go from the coordinator to the caller, so
+    the messages are named after what they hold.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
 
 @_typing.type_check_only
@@ -95,7 +98,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     Predict: _aio.StreamStreamMultiCallable[_coordinator_pb2.PredictionAnswer, _coordinator_pb2.PredictionQuestion]  # type: ignore[assignment]
     """Answer questions for predictions with the fitted estimators that stay at the caller. The first
     message has the number 0 and opens the stream; each other one answers a question. A newer stream
-    of the same participant ends the older one.
+    of the same participant ends the older one. Requests go from the coordinator to the caller, so
+    the messages are named after what they hold.
+    buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+    buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
     """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
@@ -182,7 +188,10 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.PredictionQuestion], _abc.AsyncIterator[_coordinator_pb2.PredictionQuestion]]:
         """Answer questions for predictions with the fitted estimators that stay at the caller. The first
         message has the number 0 and opens the stream; each other one answers a question. A newer stream
-        of the same participant ends the older one.
+        of the same participant ends the older one. Requests go from the coordinator to the caller, so
+        the messages are named after what they hold.
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
