@@ -20,7 +20,13 @@ import structlog
 from numpy.typing import NDArray
 
 from xain_coordinator.config_fields import MAX_PREDICT_RETRIES, MAX_PREDICT_TIMEOUT_S
-from xain_coordinator.core.errors import NobodyAnswered, NotFitted, TooManyCalls, Unavailable
+from xain_coordinator.core.errors import (
+    NobodyAnswered,
+    NotFitted,
+    Refusal,
+    TooManyCalls,
+    Unavailable,
+)
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver import Driver
 from xain_coordinator.integrity import read_vector
@@ -334,7 +340,8 @@ class RemotePredictor:
     ) -> AsyncGenerator[pb.PredictionQuestion]:
         """The questions for a participant, until its stream ends. A newer one ends this one.
 
-        Raises Unavailable when the coordinator stops.
+        Raises Unavailable when the coordinator stops, and what the parser raises for an answer that
+        is no message or too long.
         """
         if self._is_closed:
             raise Unavailable("the coordinator is shutting down; try again in a moment")
@@ -349,6 +356,8 @@ class RemotePredictor:
         try:
             while (question := await stream.outgoing.get()) is not None:
                 yield question
+            if reading.done() and (refusal := reading.result()) is not None:
+                raise refusal
         finally:
             reading.cancel()
             if self._streams.get(participant_id) is stream:
@@ -369,16 +378,24 @@ class RemotePredictor:
         self._arrived.set()
 
 
-async def _read_answers(stream: _Stream, answers: AsyncIterator[pb.PredictionAnswer]) -> None:
-    """Take the answers of a participant until its stream ends, however it ends."""
+async def _read_answers(
+    stream: _Stream, answers: AsyncIterator[pb.PredictionAnswer]
+) -> Refusal | None:
+    """Take the answers of a participant until its stream ends.
+
+    Returns why an answer was refused, or None if the connection broke off.
+    """
     try:
         async for answer in answers:
             stream.take(answer)
-    except Exception as error:  # a message that is too long or no message, or a broken connection
+    except Refusal as error:  # the answer is too long, or no message
+        return error.with_traceback(None)
+    except Exception as error:  # the connection broke off
         if not isinstance(error, grpc.aio.AbortError | grpc.RpcError):
             log.debug("answers_ended", round=-1, reason=shortened(str(error), MAX_REASON))
     finally:
         stream.end("its connection broke off")
+    return None
 
 
 def _by_participant(holdings: Sequence[Holding]) -> dict[str, list[Holding]]:
