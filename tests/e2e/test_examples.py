@@ -57,8 +57,15 @@ async def train(
     coordinator = Coordinator(config_for(folder, **sections))
     await coordinator.start()
     os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"] = str(coordinator.port)
-    original = module.load
-    module.load = lambda _: original(threading.current_thread().name)  # type: ignore[attr-defined]
+    load, make_model, lock = module.load, module.make_model, threading.Lock()
+
+    def make_model_alone() -> Any:
+        """Each site of its own has a random generator of its own; these threads share one."""
+        with lock:
+            return make_model()
+
+    module.load = lambda _: load(threading.current_thread().name)  # type: ignore[attr-defined]
+    module.make_model = make_model_alone  # type: ignore[attr-defined]
     sys.argv, argv = [module.__name__, ""], sys.argv
     try:
         threads = [threading.Thread(target=module.main, name=str(file)) for file in files]
@@ -69,7 +76,7 @@ async def train(
         assert coordinator.driver.session.cause == "completed"
         return coordinator
     finally:
-        module.load = original  # type: ignore[attr-defined]
+        module.load, module.make_model = load, make_model  # type: ignore[attr-defined]
         sys.argv = argv
         del os.environ["XAIN_PARTICIPANT_COORDINATOR__PORT"]
         await coordinator.stop()

@@ -120,20 +120,20 @@ async def hand_in(member: Member, vector: Any, round_: int) -> None:
             return
 
 
-def bare(server: S3Server) -> dict[str, bytes]:
-    """Objects by their key."""
+def keys(server: S3Server) -> list[str]:
     with contextlib.closing(server.client()) as client:
-        keys = [each["Key"] for each in client.list_objects_v2(Bucket="weights")["Contents"]]
-        return {key: client.get_object(Bucket="weights", Key=key)["Body"].read() for key in keys}
+        return [each["Key"] for each in client.list_objects_v2(Bucket="weights")["Contents"]]
 
 
-def stored(server: S3Server) -> dict[str, bytes]:
-    """Objects by the rest of their key, behind the session's id."""
-    return {key.partition("/")[2]: data for key, data in bare(server).items()}
+def read(server: S3Server, key: str) -> bytes:
+    with contextlib.closing(server.client()) as client:
+        data: bytes = client.get_object(Bucket="weights", Key=key)["Body"].read()
+    return data
 
 
 def model(server: S3Server, round_: int) -> list[float]:
-    vector: list[float] = np.load(io.BytesIO(stored(server)[f"{round_}/global"])).tolist()
+    (key,) = (key for key in keys(server) if key.endswith(f"/{round_}/global"))
+    vector: list[float] = np.load(io.BytesIO(read(server, key))).tolist()
     return vector
 
 
@@ -170,7 +170,7 @@ async def test_a_session(server: S3Server, launch: Launch, enter: Enter) -> None
     places: list[str] = []
     while "0/a" in places or "0/b" in places or not places:
         await asyncio.sleep(0.05)  # a poll, not a race: it ends when they are gone
-        places = sorted(place_of(key) for key in stored(server))
+        places = sorted(place_of(key.partition("/")[2]) for key in keys(server))
     assert places == ["0/global", "1/a", "1/b", "1/global", "2/global", "owners/00000001"]
     assert model(server, 2) == (2 * VECTOR).tolist()
     assert np.load(io.BytesIO(await a.download("2/global"))).tolist() == (2 * VECTOR).tolist()
@@ -309,7 +309,7 @@ async def test_a_participant_writes_a_model_of_its_own(
     await process.start()
     a = enter(process, "a")
     await a.until(pb.ROUND, 1)
-    assert np.array_equal(pickle.loads(bare(server)["1/global"]), 2 * VECTOR)
+    assert np.array_equal(pickle.loads(read(server, "1/global")), 2 * VECTOR)
 
 
 @pytest.mark.parametrize(
@@ -346,9 +346,9 @@ async def test_a_finished_session_in_a_bucket_is_extended(
     await a.until(pb.FINISHED, 1)
     await process.stop()
     assert (await process.run_command("extend", "--rounds=+1")) == 0, process.log()
-    models = {key: data for key, data in bare(server).items() if key.endswith("/global")}
+    models = [key for key in keys(server) if key.endswith("/global")]
     (first,) = {key.partition("/")[0] for key in models if key.endswith("/2/global")}
     (second,) = {key.partition("/")[0] for key in models} - {first}
-    assert models[f"{second}/0/global"] == models[f"{first}/2/global"]
+    assert read(server, f"{second}/0/global") == read(server, f"{first}/2/global")
     await process.start()
     assert second in await status(process)

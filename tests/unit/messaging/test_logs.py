@@ -17,6 +17,7 @@ from xain_messaging.process.settings import ConfigError, load
 
 @pytest.fixture(autouse=True)
 def _restored() -> Iterator[None]:
+    structlog.reset_defaults()  # structlog's own capture_logs() leaves it configured
     with restored():
         yield
 
