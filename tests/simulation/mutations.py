@@ -23,7 +23,6 @@ from xain_coordinator.aggregation import distances, engine
 from xain_coordinator.core import answers, decider, pacing, steps
 from xain_coordinator.core import events as e
 from xain_coordinator.core import session as session_module
-from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.commands import Command
 from xain_coordinator.core.effects import Aggregate, Effect
 from xain_coordinator.core.session import Session
@@ -35,6 +34,7 @@ from xain_coordinator.retention import Needed, Retention
 from xain_coordinator.server.downloads import Downloads
 from xain_coordinator.server.reception import Reception
 from xain_coordinator.work import StoreWorker
+from xain_messaging.clock_table import ClockTable
 from xain_participant import events, protocol
 from xain_participant import work as work_module
 from xain_participant.download import Download

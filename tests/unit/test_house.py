@@ -15,6 +15,7 @@ DISTRIBUTIONS = {
     "protos": "xain_proto",
     "messaging": "xain_messaging",
     "workloads": "xain_workloads",
+    "parameters": "xain_parameters",
     "coordinator": "xain_coordinator",
     "participant": "xain_participant",
 }
@@ -23,8 +24,9 @@ MAY_KNOW = {
     "protos": set(),
     "messaging": {"xain_proto"},
     "workloads": set(),
-    "coordinator": {"xain_proto", "xain_messaging", "xain_workloads"},
-    "participant": {"xain_proto", "xain_messaging", "xain_workloads"},
+    "parameters": {"xain_proto", "xain_messaging"},
+    "coordinator": {"xain_proto", "xain_messaging", "xain_parameters", "xain_workloads"},
+    "participant": {"xain_proto", "xain_messaging", "xain_parameters", "xain_workloads"},
 }
 # What the core may import beside itself: no I/O, no clock, no threads.
 CORE_MAY_KNOW = {
@@ -37,6 +39,7 @@ CORE_MAY_KNOW = {
     "random",
     "re",
     "typing",
+    "xain_messaging.clock_table",
     "xain_messaging.conditional_events",
     "xain_messaging.names",
     "xain_messaging.tags",
@@ -76,7 +79,7 @@ def imports(folder: Path) -> Iterator[tuple[Path, str]]:
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_arrows_point_one_way(name):
-    """protos <- messaging <- {coordinator, participant}, workloads <- both, and no others."""
+    """protos <- messaging <- parameters <- {coordinator, participant}, workloads <- both."""
     for file, module in imports(ROOT / name / "src"):
         allowed = MAY_KNOW[name] | {DISTRIBUTIONS[name]}
         if SCRIPTS in file.parts:  # which nothing else imports

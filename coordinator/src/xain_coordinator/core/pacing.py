@@ -15,8 +15,8 @@ from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor
 
-from xain_coordinator.core.clock_table import ClockTable
 from xain_coordinator.core.values import Expression, Round, Rules, Task
+from xain_messaging.clock_table import ClockTable
 from xain_messaging.conditional_events import Condition, parse
 
 # A quorum counts the updates of participants.

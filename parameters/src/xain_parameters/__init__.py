@@ -1,0 +1,1 @@
+"""The parameter server: tables over key ranges, clocks, replicas, checkpoints."""

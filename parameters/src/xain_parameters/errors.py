@@ -1,0 +1,39 @@
+"""Errors of the parameter server, as callers of its client see them."""
+
+
+class ParameterError(Exception):
+    """Base of all errors here."""
+
+
+class Invalid(ParameterError):
+    """A request is wrong: shape, dtype, a value that is not finite, a key out of range, an unknown
+    table. Nothing has changed. The text names the table and what it takes."""
+
+
+class TableConflict(Invalid):
+    """A table of this name exists with another shape, update rule or initialiser."""
+
+
+class Unavailable(ParameterError):
+    """No server answered for a key range within the time that the caller gave. What was pushed may
+    have been applied; pushing it again changes nothing twice."""
+
+
+class RolledBack(ParameterError):
+    """Servers were lost without replica or log, and all tables are those of the last checkpoint
+    again. The iterator of clocks handles it by itself; other callers pull again.
+
+    clock: the clock that training goes on from.
+    """
+
+    def __init__(self, clock: int) -> None:
+        super().__init__(f"all tables were rolled back to the checkpoint of clock {clock}")
+        self.clock = clock
+
+
+class Evicted(ParameterError):
+    """The scheduler has taken this worker or server for dead, or another process has its name."""
+
+
+class Closed(ParameterError):
+    """The client or the server was closed."""

@@ -1,0 +1,75 @@
+"""Keys, positions and key ranges.
+
+Each table is spread over the same ranges of positions, which cover [0, 2**64) exactly. A table with
+a bound (a dense array of n rows, or a table of ids below n) has the keys 0 to n - 1, and its key k
+is in the range whose part of n it falls into. A table without a bound takes any 64-bit key, and its
+position is the key after a bijective mix, so that small ids are spread as evenly as large ones.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+END = 1 << 64  # one beyond the last position
+Keys = NDArray[np.uint64]
+
+
+class Range(NamedTuple):
+    """Positions from start up to stop, which is not in it. 0 <= start < stop <= END."""
+
+    start: int
+    stop: int
+
+    def indices(self, bound: int) -> tuple[int, int]:
+        """The keys [low, high) of a table with a bound that lie here. The ranges of a cover have
+        all keys of every bound exactly once."""
+        return (self.start * bound) >> 64, (self.stop * bound) >> 64
+
+
+def is_cover(ranges: Sequence[Range]) -> bool:
+    """Whether ranges, in this order, have every position exactly once."""
+    starts = [each.start for each in ranges]
+    stops = [each.stop for each in ranges]
+    return (
+        bool(ranges)
+        and starts[0] == 0
+        and stops[-1] == END
+        and starts[1:] == stops[:-1]
+        and all(start < stop for start, stop in ranges)
+    )
+
+
+def even(num_ranges: int) -> list[Range]:
+    """A cover of ranges of equal size, up to one position."""
+    edges = [END * i // num_ranges for i in range(num_ranges + 1)]
+    return [Range(start, stop) for start, stop in itertools.pairwise(edges)]
+
+
+def mixed(keys: Keys) -> Keys:
+    """Positions of the keys of a table without a bound, (n,) -> (n,).
+
+    Source: Steele, Lea and Flood 2014, the finaliser of SplitMix64.
+    """
+    x = keys ^ (keys >> np.uint64(30))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def owners(keys: Keys, ranges: Sequence[Range], bound: int | None) -> NDArray[np.intp]:
+    """For each key the index of the range that it lies in, (n,) -> (n,).
+
+    ranges: a cover. bound: of the table; its keys must be below.
+    """
+    if len(ranges) == 1:
+        return np.zeros(len(keys), np.intp)
+    if bound is None:
+        starts = np.array([each.start for each in ranges[1:]], np.uint64)
+        return np.searchsorted(starts, mixed(keys), side="right")
+    firsts = np.array([each.indices(bound)[0] for each in ranges[1:]], np.uint64)
+    return np.searchsorted(firsts, keys, side="right")

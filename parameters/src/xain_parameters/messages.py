@@ -1,0 +1,234 @@
+"""Messages between workers and servers, and between servers.
+
+A message is a small typed head and up to two arrays, its body: keys (uint64, C order) and values
+(rows of the table's dtype, C order). On the wire, little-endian:
+
+    u32 length of the head | u32 num_keys | u64 bytes of the values | head | keys | values
+
+The head is a msgpack array of the fields below, led by the number of its type. num_keys is 0 where
+there are no keys: a dense request names rows by `start` and `stop`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_parameters.keys import Keys
+
+VERSION = 1
+MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = 4 << 30
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
+    """Base of all heads."""
+
+
+# --- at the begin of a connection, from the side that connects ---
+
+
+class Hello(Head, frozen=True, array_like=True, tag=1):
+    """role: "worker" or "server". The answer is Done with request 0, or Refused."""
+
+    version: int
+    role: str
+    name: str
+    incarnation: int
+
+
+# --- requests of workers to the primary of a range ---
+
+
+class Pull(Head, frozen=True, array_like=True, tag=2):
+    """Ask for rows; answered by Rows or Refused.
+
+    view: (generation, number) that the worker acts on; a server with an older one fetches it first.
+    opened: all pushes of clocks below count by now; the server applies what it still holds back.
+    Keys are in the body, of one range, in any order, without duplicates; or rows [start, stop) of a
+    dense array, counted in the whole array.
+    """
+
+    request: int
+    view: tuple[int, int]
+    range: int
+    table: int
+    opened: int
+    start: int = 0
+    stop: int = 0
+
+
+class Push(Head, frozen=True, array_like=True, tag=3):
+    """Apply values to rows; answered by Done when it is as durable as the group promises.
+
+    clock, part: with the worker's name and the table they name the push. The same one again changes
+        nothing. clock -1: outside of clocks; then `incarnation` of the worker tells its processes
+        apart, and all parts below `settled` have been answered.
+    is_held: do not apply it before clock + 1 is opened, and then in the order of the workers' names
+        (bulk synchronous). Otherwise it is applied on arrival.
+    Keys, unique and ascending, are in the body; or rows [start, stop) as in Pull.
+    """
+
+    request: int
+    view: tuple[int, int]
+    range: int
+    table: int
+    opened: int
+    clock: int
+    part: int
+    is_held: bool
+    incarnation: int = 0
+    settled: int = 0
+    cut: int = 0  # the worker has passed the mark of this checkpoint
+    start: int = 0
+    stop: int = 0
+
+
+class Mark(Head, frozen=True, array_like=True, tag=4):
+    """The worker has passed the mark of a checkpoint: what it pushes from now on is not in it. Sent
+    to every range; answered by Done."""
+
+    request: int
+    view: tuple[int, int]
+    range: int
+    opened: int
+    cut: int
+    clock: int
+
+
+class Command(Head, frozen=True, array_like=True, tag=5):
+    """A user's own request, as ps-lite's SimpleApp has: an integer and a text. Answered by Said."""
+
+    request: int
+    head: int
+    text: str
+
+
+# --- answers ---
+
+
+class Rows(Head, frozen=True, array_like=True, tag=16):
+    """The values of a Pull, in the order of its keys."""
+
+    request: int
+
+
+class Done(Head, frozen=True, array_like=True, tag=17):
+    request: int
+
+
+class Refused(Head, frozen=True, array_like=True, tag=18):
+    """why: "invalid": an error of the caller, `text` says which. "moved": this server is not the
+    primary of the range, or the range is none any more; get the newest view, at least `view`, and
+    ask again. "busy": ask again in a moment. "rolled back": the request is of an older generation.
+    "evicted": the sender is no member."""
+
+    request: int
+    why: str
+    text: str
+    view: tuple[int, int] = (0, 0)
+
+
+class Said(Head, frozen=True, array_like=True, tag=19):
+    request: int
+    text: str
+
+
+# --- between the servers of a range ---
+
+
+class Entry(Head, frozen=True, array_like=True, tag=32):
+    """A step of a range, in the order of `sequence` (1, 2, ...) the same at all its servers, in its
+    log and in a replay. Applying the same entries gives the same bits.
+
+    kind: "push": as Push says, by `worker`. "open": all held pushes of clocks below `clock` are
+        applied, in the order (clock, worker, table, part); those of a worker in `ended` count below
+        its number of clocks only. "mark": as Mark says. "cut": the state before this entry is
+        the checkpoint `cut`.
+    The body is that of the push.
+    """
+
+    range: int
+    epoch: int
+    sequence: int
+    kind: str
+    clock: int = 0
+    worker: str = ""
+    incarnation: int = 0
+    table: int = 0
+    part: int = 0
+    settled: int = 0
+    is_held: bool = False
+    cut: int = 0
+    start: int = 0
+    stop: int = 0
+    ended: dict[str, int] = {}
+
+
+class Tile(Head, frozen=True, array_like=True, tag=33):
+    """A piece of the state of a range, for a learner.
+
+    The learner takes tiles and entries in the order that they come in. An entry changes only rows
+    whose tile has come; later tiles have its effect in them already. `is_last` makes the learner a
+    whole copy at `sequence`. name: what it is a piece of, see tables. The body is keys and bytes.
+    """
+
+    range: int
+    epoch: int
+    sequence: int
+    name: str
+    meta: bytes
+    is_last: bool
+
+
+class Have(Head, frozen=True, array_like=True, tag=34):
+    """A backup or learner has all entries up to `sequence`, as durably as it keeps them."""
+
+    range: int
+    epoch: int
+    sequence: int
+
+
+class Behind(Head, frozen=True, array_like=True, tag=35):
+    """A backup cannot take an entry: it lacks the ones before it, or knows a newer epoch."""
+
+    range: int
+    epoch: int
+    sequence: int
+
+
+Values: TypeAlias = NDArray[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A head and its body. values: any C-contiguous array; its receiver knows dtype and shape from
+    the table, and gets bytes as (n,) uint8."""
+
+    head: Head
+    keys: Keys | None = None
+    values: Values | None = None
+
+
+AnyHead = (
+    Hello
+    | Pull
+    | Push
+    | Mark
+    | Command
+    | Rows
+    | Done
+    | Refused
+    | Said
+    | Entry
+    | Tile
+    | Have
+    | Behind
+)
+encode_head: Callable[[Head], bytes] = msgspec.msgpack.Encoder().encode
+decode_head: Callable[[bytes | memoryview], AnyHead] = msgspec.msgpack.Decoder(AnyHead).decode
+
+NO_KEYS: Keys = np.empty(0, np.uint64)
