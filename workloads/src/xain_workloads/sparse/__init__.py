@@ -1,0 +1,1 @@
+"""Sparse linear models and factorisation machines on libsvm data, for a parameter server."""
