@@ -114,6 +114,7 @@ def test_bodies_that_cannot_be_predicted_are_refused(
         ({"rounds": 0}, "rounds"),
         ({"nonsense": 1}, "nonsense"),
         ({"workload": {"name": "svm"}}, "workload.name"),
+        ({"workload": {"name": ""}}, "workload.name"),
         ({"workload": {"options": {"loss": "none"}}}, "workload.options.loss"),
         ({"workload": {"options": {"builder": "os:system"}}}, "workload.options.builder"),
         ({"aggregation": {"rule": "magic"}}, "aggregation.rule"),

@@ -9,9 +9,7 @@ Sessions run on the event loop of the gRPC server.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,6 +23,7 @@ from xain_coordinator.core.errors import AlreadyFitting, Unavailable
 from xain_coordinator.core.membership import is_connected_after_end
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import ParticipantState, Phase, WeightsRef
+from xain_coordinator.driver import Driver
 from xain_coordinator.history import History
 from xain_coordinator.ports import JournalError, Reader, WeightsStore
 from xain_coordinator.restore import restore_session
@@ -41,7 +40,11 @@ COMPLETED = "completed"
 REJOIN_S = 5.0
 POLL_S = 0.05  # joining notifies nobody
 
-MAX_ENDS = 100  # ends of sessions that are remembered for those who wait for them
+# How often a wait for the end of a session looks whether participants are still connected.
+LOOK_S = 0.5
+
+
+STOPPING = "the coordinator is shutting down; the fit goes on when it is back"
 
 
 class NoParticipants(Exception):
@@ -50,14 +53,6 @@ class NoParticipants(Exception):
 
 class Stopping(Exception):
     """The process is shutting down."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a session. cause: "completed", or what went wrong."""
-
-    session_id: str
-    cause: str
 
 
 class Sessions:
@@ -82,7 +77,6 @@ class Sessions:
         self.failed = asyncio.Event()
         self.failure: BaseException | None = None
         self.stopping = asyncio.Event()
-        self._ends: dict[str, End] = {}
         self._fitted: Trained | None = None  # the latest one that is known
         self._watching = asyncio.create_task(self._watch(coordinator))
 
@@ -123,8 +117,8 @@ class Sessions:
         driver = self.current.driver
         return self._models_of(driver.session, driver.history)
 
-    async def fit(self, config: CoordinatorConfig) -> str:
-        """Request a fit under the rules of this configuration. Returns the session's id.
+    async def fit(self, config: CoordinatorConfig) -> Driver:
+        """Request a fit under the rules of this configuration. Returns the session's driver.
 
         On return the request is in the journal: the fit goes on after a kill. Raises
         AlreadyFitting, NoParticipants, Unavailable and what opening a session raises.
@@ -146,46 +140,49 @@ class Sessions:
             await self._gathered(self.session.rules.num_required, expected)
             if self.session.waits_for_request:  # else it starts by itself
                 await self.current.driver.submit(RequestFit())
-            return self.session.session_id
+            return self.current.driver
 
-    async def cancel(self) -> str:
-        """End the fit of the present session without a result. Returns the session's id.
-
-        Raises NotFitting and Unavailable.
-        """
+    async def cancel(self) -> None:
+        """End the fit of the present session without a result. Raises NotFitting and
+        Unavailable."""
         await self.current.driver.submit(CancelFit())
-        return self.session.session_id
 
-    async def ended(self, session_id: str) -> End:
-        """Wait for the end of a session.
+    async def ended(self, driver: Driver) -> Session:
+        """Wait for the end of the session that a fit has returned. Returns the session.
 
         Raises NoParticipants when the last participant has been away for
         http.participants_timeout_s, although the session goes on when enough are back, and
         Stopping.
         """
+        ending = asyncio.create_task(self._end_of(driver))
+        stopping = asyncio.create_task(self.stopping.wait())
+        _, pending = await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if ending in pending:
+            raise Stopping(STOPPING)
+        return ending.result()
+
+    async def _end_of(self, driver: Driver) -> Session:
+        """Raises NoParticipants and Stopping."""
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
-        while True:
-            driver = self.current.driver
-            session = driver.session
-            if session_id in self._ends:
-                return self._ends[session_id]
-            if session.session_id == session_id and session.phase is Phase.FINISHED:
-                return End(session_id, session.cause)
-            if self.stopping.is_set() or self.failed.is_set():
-                raise Stopping("the coordinator is shutting down; the fit goes on when it is back")
-            is_alone = not session.num_eligible
-            alone_since = (alone_since or loop.time()) if is_alone else None
+        while (session := driver.session).phase is not Phase.FINISHED:
+            alone_since = None if session.num_eligible else alone_since or loop.time()
             timeout_s = self.config.http.participants_timeout_s
             if alone_since is not None and loop.time() - alone_since > timeout_s:
                 raise NoParticipants(
                     "no participant is connected any more; the fit goes on when "
                     f"{session.rules.num_required} are back"
                 )
-            with contextlib.suppress(TimeoutError, Unavailable):
-                async with asyncio.timeout(0.5):
+            try:
+                async with asyncio.timeout(LOOK_S):
                     await driver.changed()
-            await asyncio.sleep(POLL_S)
+            except TimeoutError:
+                pass
+            except Unavailable:
+                raise Stopping(STOPPING) from None
+        return session
 
     async def close(self) -> None:
         """End all waits with Stopping. The caller stops the present coordinator."""
@@ -227,29 +224,22 @@ class Sessions:
         """Stop the present coordinator and start one with a new session in its place."""
         before = self.current
         self.fitted()  # while its history is at hand
-        self._note_end(before.driver.session)
         self._watching.cancel()
         try:
             await before.stop()
             server = self.config.server
-            if self.config.storage.kind == "memory":
-                self._fitted = None  # its models have gone with the store
             coordinator = await self._start_next(config.model_copy(update={"server": server}))
         except BaseException as error:
             log.error("next_session_failed", round=self.session.round, error=str(error))
-            self._fail(error)
+            self.fail(error)
             raise
         if coordinator is None:
             raise Unavailable("the coordinator is shutting down; the fit was not started")
         self.current = coordinator
+        if self.config.storage.kind == "memory":
+            self._fitted = None  # its models have gone with the store
         self._watching = asyncio.create_task(self._watch(coordinator))
         log.info("session_opened", session=self.session.session_id, round=0)
-
-    def _note_end(self, session: Session) -> None:
-        if session.phase is Phase.FINISHED:
-            self._ends[session.session_id] = End(session.session_id, session.cause)
-            for forgotten in list(self._ends)[:-MAX_ENDS]:
-                del self._ends[forgotten]
 
     async def _gathered(self, required: int, expected: int = 0) -> None:
         """Wait until `required` participants are connected, and for a moment until `expected` ones
@@ -274,9 +264,10 @@ class Sessions:
         await coordinator.driver.failed.wait()
         failure = coordinator.driver.failure
         assert failure is not None, "it says why"
-        self._fail(failure)
+        self.fail(failure)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """End the process because of this error."""
         self.failure = error
         self.failed.set()
 

@@ -4,8 +4,8 @@ face without its port."""
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from xain_coordinator.app import Coordinator, started
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import Phase
+from xain_coordinator.http_face import server
 from xain_coordinator.http_face.app import make_app
 from xain_coordinator.http_face.errors import HttpError
 from xain_coordinator.http_face.events import EventReaders
 from xain_coordinator.http_face.fits import Fits
+from xain_coordinator.http_face.server import open_listener, serving
 from xain_coordinator.ports import JournalDamaged, StoreUnavailable
 from xain_coordinator.sessions import NoParticipants, Sessions
 from xain_participant import Agent, WorkloadParticipant
@@ -76,7 +78,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
         open_next: Callable[[CoordinatorConfig], Awaitable[Coordinator | None]] | None = None,
         **sections: Any,
     ) -> Sessions:
-        http = {"port": 0, "participants_timeout_s": 1.0, **sections.pop("http", {})}
+        http = {"port": 0, "participants_timeout_s": PATIENCE_S, **sections.pop("http", {})}
         bagging = settings(2, publish=False, estimators=1)
         config = config_for(tmp_path, http=http, **{**bagging, **sections})
         first = Coordinator(config, resume=True)
@@ -105,12 +107,22 @@ def with_rounds(sessions: Sessions, **changes: Any) -> CoordinatorConfig:
     return config.model_copy(update={"rounds": config.rounds.model_copy(update=changes)})
 
 
+@contextmanager
+def impatient(sessions: Sessions) -> Iterator[None]:
+    """Inside, a fit that lacks participants is refused soon."""
+    config = sessions.config
+    http = config.http.model_copy(update={"participants_timeout_s": 0.2})
+    sessions.config = config.model_copy(update={"http": http})
+    yield
+    sessions.config = config
+
+
 async def fit(sessions: Sessions, config: CoordinatorConfig | None = None) -> str:
     """Fit to the end. Returns the session's id."""
     async with asyncio.timeout(PATIENCE_S):
-        session_id = await sessions.fit(config or sessions.config)
-        assert (await sessions.ended(session_id)).cause == "completed"
-        return session_id
+        session = await sessions.ended(await sessions.fit(config or sessions.config))
+        assert session.cause == "completed"
+        return session.session_id
 
 
 async def post(sessions: Sessions, path: str, body: object) -> httpx.Response:
@@ -128,7 +140,7 @@ async def test_refused_fit_keeps_the_finished_session(serve: Serve, fleet: Fleet
     sessions = await serve()
     fleet.join(sessions, "north", "south")
     first = await fit(sessions)
-    with pytest.raises(NoParticipants, match="2 of 3 participants"):
+    with impatient(sessions), pytest.raises(NoParticipants, match="2 of 3 participants"):
         await sessions.fit(with_rounds(sessions, min_participants=3))
     assert (sessions.session.session_id, sessions.session.phase) == (first, Phase.FINISHED)
     assert sessions.models().session_id == first
@@ -142,7 +154,7 @@ async def test_fit_after_the_end_counts_participants_that_have_come_since(
     fleet.join(sessions, "north", "south")
     first = await fit(sessions)
     await fleet.leave(["north", "south"])
-    with pytest.raises(NoParticipants, match="0 of 2 participants"):
+    with impatient(sessions), pytest.raises(NoParticipants, match="0 of 2 participants"):
         await sessions.fit(sessions.config)
     fleet.join(sessions, "east", "west")
     assert await fit(sessions) != first
@@ -225,6 +237,73 @@ async def test_later_fit_waits_for_a_remote_store_that_is_away(serve: Serve, fle
     assert await fit(sessions) != first
     assert num_made == 2
     assert not sessions.failed.is_set()
+
+
+async def test_wait_for_a_fit_is_answered_though_later_sessions_have_followed(
+    serve: Serve, fleet: Fleet
+) -> None:
+    sessions = await serve()
+    fleet.join(sessions, "north", "south")
+    driver = await sessions.fit(sessions.config)
+    first = (await sessions.ended(driver)).session_id
+    assert await fit(sessions) != first
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await sessions.ended(driver)).session_id == first
+
+
+async def test_models_in_memory_end_with_their_session(serve: Serve, fleet: Fleet) -> None:
+    """A question that comes while the next session is opened does not keep them."""
+
+    async def open_next(config: CoordinatorConfig) -> Coordinator | None:
+        assert sessions.fitted() is not None, "the store is still there"
+        return await start_next(config)
+
+    sessions = await serve(open_next, storage={"kind": "memory"})
+    fleet.join(sessions, "north", "south")
+    await fit(sessions)
+    await sessions.fit(with_rounds(sessions, rounds=100_000))
+    assert sessions.fitted() is None
+    answer = await post(sessions, "/v1/predict", QUESTION)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "NOT_FITTED")
+
+
+@pytest.fixture
+async def url(serve: Serve) -> AsyncIterator[str]:
+    """The address of an HTTP face on its port."""
+    sessions = await serve()
+    with open_listener(sessions.config.http) as listener:
+        async with serving(sessions, listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+async def test_connection_too_many_is_refused_with_the_envelope(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with AsyncExitStack() as at_end:
+        clients = [
+            await at_end.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
+            for _ in range(4)
+        ]
+        answers = [await client.get("/v1/status") for client in clients]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 503]
+        assert answers[3].json()["error"]["code"] == "TOO_BUSY"
+        assert answers[3].headers["connection"] == "close"
+        assert (await clients[0].get("/v1/status")).status_code == 200, "the others stay"
+
+
+async def test_server_that_ends_early_ends_the_process(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tick(self: object, counter: int) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr("uvicorn.Server.on_tick", tick)
+    sessions = await serve()
+    with open_listener(sessions.config.http) as listener:
+        async with serving(sessions, listener), asyncio.timeout(PATIENCE_S):
+            await sessions.failed.wait()
+    assert isinstance(sessions.failure, MemoryError)
 
 
 async def test_session_that_cannot_be_opened_ends_the_process(serve: Serve, fleet: Fleet) -> None:

@@ -44,8 +44,10 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
 
-def make_app(fits: Fits, settings: HttpSettings) -> Any:
-    """The ASGI application."""
+def make_app(
+    fits: Fits, settings: HttpSettings, is_full: Callable[[], bool] = lambda: False
+) -> Any:
+    """The ASGI application. is_full: whether there are too many connections."""
     app = FastAPI(
         title="xain-coordinator",
         version="1",
@@ -59,7 +61,7 @@ def make_app(fits: Fits, settings: HttpSettings) -> Any:
     _add_errors(app)
     _add_paths(app, fits)
     app.include_router(chimera.make_router(fits))
-    return _Guarded(app, settings)
+    return _Guarded(app, settings, is_full)
 
 
 def _add_paths(app: FastAPI, fits: Fits) -> None:
@@ -76,9 +78,9 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
     async def fit(request: bodies.FitRequest, response: Response) -> bodies.Status:
         """Fit. The request survives a kill of the coordinator once it is acknowledged. Poll
         /v1/status, or listen to /v1/events, or wait."""
-        session_id = await fits.fit(request)
+        fitting = await fits.fit(request)
         if request.wait:
-            await fits.ended(session_id)
+            await fits.ended(fitting)
             response.status_code = 200
         return await fits.status()
 
@@ -239,17 +241,22 @@ def _add_errors(app: FastAPI) -> None:
 
 
 class _Guarded:
-    """Refuses requests that web pages of other sites make in a browser on this machine, and bodies
-    that are too large before they are read."""
+    """Refuses requests of too many connections, requests that web pages of other sites make in a
+    browser on this machine, and bodies that are too large, before the bodies are read."""
 
-    def __init__(self, app: Any, settings: HttpSettings) -> None:
+    def __init__(self, app: Any, settings: HttpSettings, is_full: Callable[[], bool]) -> None:
         self._app = app
+        self._is_full = is_full
         self._max = settings.max_body_bytes
         self._any_host = settings.insecure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if self._is_full():
+            error = HttpError("TOO_BUSY", "there are too many connections; try again later")
+            await _answer(Request(scope), error, {"connection": "close"})(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if (error := self._foreign(headers)) is not None:

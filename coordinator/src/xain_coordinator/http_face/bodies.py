@@ -10,6 +10,7 @@ Cell = Annotated[str, Field(max_length=10_000)] | bool | int | float | None
 Row = Annotated[list[Cell], Field(max_length=100_000)]
 Rows = Annotated[list[Row], Field(min_length=1, max_length=1_000_000)]
 Name = Annotated[str, Field(max_length=1000)]
+Given = Annotated[Name, Field(min_length=1)]
 Option = bool | int | float | str
 Count = Annotated[int, Field(ge=1, le=MAX_INT32)]
 Number = Annotated[int, Field(ge=0, le=MAX_INT32)]
@@ -22,14 +23,14 @@ class _Request(BaseModel):
 class WorkloadChange(_Request):
     """Other options replace those of the same name; another workload begins without any."""
 
-    name: Name | None = None
+    name: Given | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class AggregationChange(_Request):
     """Another rule, or other options of the rule."""
 
-    rule: Name | None = None
+    rule: Given | None = None
     options: dict[str, Option] = Field(default_factory=dict)
     optimizer: Name | None = None
     optimizer_options: dict[str, Option] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
+from xain_coordinator.driver import Driver
 from xain_coordinator.export.trained import Entry, NoModel, Trained
 from xain_coordinator.http_face import bodies
 from xain_coordinator.http_face.errors import KNOWN, HttpError, refuse
@@ -79,8 +80,8 @@ class Fits:
 
     # --- fit ---
 
-    async def fit(self, request: bodies.FitRequest) -> str:
-        """Request a fit. Returns the session's id; the fit goes on whatever happens. Raises
+    async def fit(self, request: bodies.FitRequest) -> Driver:
+        """Request a fit, which goes on whatever happens. Returns what `ended` waits for. Raises
         HttpError."""
         config = changed(self.sessions.config, request)
         return await self.on_loop(self.sessions.fit(config))
@@ -89,12 +90,13 @@ class Fits:
         """End the fit that goes on, without a result. Raises HttpError."""
         await self.on_loop(self.sessions.cancel())
 
-    async def ended(self, session_id: str) -> None:
+    async def ended(self, driver: Driver) -> None:
         """Wait for the end of a fit. Raises HttpError if it has no result."""
-        end = await self.on_loop(self.sessions.ended(session_id))
-        if end.cause != COMPLETED:
+        session = await self.on_loop(self.sessions.ended(driver))
+        if session.cause != COMPLETED:
             raise HttpError(
-                "FIT_FAILED", f"session {session_id} has ended without a result: {end.cause}"
+                "FIT_FAILED",
+                f"session {session.session_id} has ended without a result: {session.cause}",
             )
 
     # --- predict ---
@@ -232,7 +234,7 @@ def changed(config: CoordinatorConfig, request: bodies.FitRequest) -> Coordinato
         if (value := getattr(request, key)) is not None:
             sections.setdefault("rounds", {})[key] = value
     if (change := request.workload) is not None:
-        name = change.name if change.name is not None else config.workload.name
+        name = change.name or config.workload.name
         kept = config.workload.options if name == config.workload.name else {}
         if refused := [key for key in _NOT_FROM_REQUESTS if key in change.options]:
             key = f"workload.options.{refused[0]}"

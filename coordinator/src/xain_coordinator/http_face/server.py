@@ -52,30 +52,41 @@ def open_listener(settings: HttpSettings) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(sessions: "Sessions", listener: socket.socket) -> AsyncIterator[None]:
-    """Answer requests while open. sessions: of the event loop that runs."""
+    """Answer requests while open. sessions: of the event loop that runs, which fail when the server
+    ends early."""
     import uvicorn
 
     from xain_coordinator.http_face.app import make_app
     from xain_coordinator.http_face.fits import Fits
 
-    fits = Fits(sessions, asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    fits = Fits(sessions, loop)
     settings = sessions.config.http
+
+    def is_full() -> bool:
+        return len(server.server_state.connections) > MAX_CONNECTIONS
+
     config = uvicorn.Config(
-        make_app(fits, settings),
+        make_app(fits, settings, is_full),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
         http="h11",
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=STOP_S,
     )
     server = uvicorn.Server(config)
+
+    def serve() -> None:
+        try:
+            asyncio.run(server.serve(sockets=[listener]))
+        except BaseException as error:  # SystemExit, too, which a thread ignores
+            log.error("http_failed", round=sessions.session.round, exc_info=error)
+            loop.call_soon_threadsafe(sessions.fail, error)
+
     # Not as a daemon: predictions that are under way would be cut off in the middle of numpy.
-    thread = threading.Thread(
-        target=lambda: asyncio.run(server.serve(sockets=[listener])), name="http"
-    )
+    thread = threading.Thread(target=serve, name="http")
     thread.start()
     url = settings.url(listener.getsockname()[1])
     log.info("serving_http", url=url, round=sessions.session.round)
