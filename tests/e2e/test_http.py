@@ -153,6 +153,9 @@ def test_errors_of_paths_and_sizes_have_the_same_envelope(served: Served) -> Non
     assert error_of(client.get("/v1/nothing")) == (404, "NO_SUCH_PATH")
     assert error_of(client.get("/v1/fit")) == (405, "NO_SUCH_METHOD")
     assert error_of(client.post("/v1/fit", content=b"{")) == (422, "INVALID_REQUEST")
+    untyped = client.post("/v1/predict", content=b'{"columns": ["a"], "rows": [[1]]}')
+    assert error_of(untyped) == (422, "INVALID_REQUEST")
+    assert "content-type: application/json" in untyped.json()["error"]["message"]
     json_type = {"content-type": "application/json"}
     for content in (b"\xff", b"[" * 100_000, b'{"rounds": 1' + b"0" * 5000 + b"}"):
         answer = client.post("/v1/fit", content=content, headers=json_type)
@@ -196,11 +199,20 @@ def test_events_resume_after_the_last_event_id(served: Served) -> None:
     whole = read_events(served, len(served_journal(session, served)))
     last, data = whole[-1]
     assert data["type"] == "SessionFinished"
-    answer = served.fit(wait=True)
+    answer = served.client.post("/v1/fit")  # without a body, as configured
+    assert answer.status_code == 202, answer.text
     following = read_events(served, 2, after=last)
     assert [name for name, _ in following] == [f"{answer.json()['session']}/{i}" for i in (0, 1)]
+    served.until(lambda: served.status()["state"] == "finished")
     bad = served.client.get("/v1/events", headers={"last-event-id": "x"})
     assert error_of(bad) == (422, "INVALID_REQUEST")
+
+
+def test_reader_of_events_that_goes_away_fills_no_log(served: Served) -> None:
+    for _ in range(5):
+        read_events(served, 1)
+    assert served.status()["state"] == "finished"
+    assert "socket.send() raised exception" not in served.log()
 
 
 def served_journal(session: str, served: Served) -> list[str]:

@@ -40,6 +40,9 @@ SessionId = Annotated[
 ]
 
 
+_AS_CONFIGURED = bodies.FitRequest()
+
+
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": bodies.ErrorBody} for status in statuses}
 
@@ -75,7 +78,7 @@ def _add_paths(app: FastAPI, fits: Fits) -> None:
             **_errors(409, 413, 422, 503),
         },
     )
-    async def fit(request: bodies.FitRequest, response: Response) -> bodies.Status:
+    async def fit(response: Response, request: bodies.FitRequest = _AS_CONFIGURED) -> bodies.Status:
         """Fit. The request survives a kill of the coordinator once it is acknowledged. Poll
         /v1/status, or listen to /v1/events, or wait."""
         fitting = await fits.fit(request)
@@ -223,7 +226,10 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"][:6])[:200]
-        return _answer(request, HttpError("INVALID_REQUEST", f"{where}: {first['msg']}"))
+        text = f"{where}: {first['msg']}"
+        if where == "body" and "json" not in request.headers.get("content-type", ""):
+            text = "the body must be JSON, with the header content-type: application/json"
+        return _answer(request, HttpError("INVALID_REQUEST", text))
 
     @app.exception_handler(400)
     @app.exception_handler(404)
@@ -255,8 +261,8 @@ class _Guarded:
             await self._app(scope, receive, send)
             return
         if self._is_full():
-            error = HttpError("TOO_BUSY", "there are too many connections; try again later")
-            await _answer(Request(scope), error, {"connection": "close"})(scope, receive, send)
+            busy = HttpError("TOO_BUSY", "there are too many connections; try again later")
+            await _answer(Request(scope), busy, {"connection": "close"})(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if (error := self._foreign(headers)) is not None:

@@ -70,10 +70,12 @@ class EventReaders:
             yield ": hello\n\n"  # so that a reader knows at once that it listens
             while not self._fits.is_stopping:
                 page = await asyncio.to_thread(self._read, session_id, number)
-                for record in page:
-                    yield _message(session_id, number, record)
-                    number += 1
                 if page:
+                    # In one piece: asyncio logs a warning for each piece to a reader that has gone.
+                    yield "".join(
+                        _message(session_id, at, record) for at, record in enumerate(page, number)
+                    )
+                    number += len(page)
                     silent_s = 0.0
                     continue
                 following = await asyncio.to_thread(self._after, session_id)
