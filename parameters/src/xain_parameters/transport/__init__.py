@@ -1,0 +1,1 @@
+"""Messages over TCP: frames, channels of both sides, the listener, requests of a client."""

@@ -1,0 +1,167 @@
+"""The server's side: connections of workers and of other servers."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from xain_messaging.logger import get_logger
+from xain_parameters.messages import VERSION, AnyHead, Done, Hello, Message, Refused
+from xain_parameters.transport.channel import (
+    CLOSE_TIMEOUT_S,
+    HELLO_TIMEOUT_S,
+    Channel,
+    OnClosed,
+    OnMessage,
+    shut,
+    tune,
+)
+from xain_parameters.transport.frames import HungUp, Malformed, Place, Receiver, pieces_of
+
+MAX_CONNECTIONS: Final = 1024
+HELLO_BYTES: Final = 4096
+
+# Whether a node may connect; None: it may.
+OnHello: TypeAlias = Callable[[Hello], Refused | None]
+
+log = get_logger(__name__)
+
+
+def _only_hello(head: AnyHead, num_keys: int, num_bytes: int) -> None:
+    if not isinstance(head, Hello):
+        raise Malformed(f"{type(head).__name__} came before a Hello")
+
+
+def _all_may(hello: Hello) -> Refused | None:
+    return None
+
+
+class Listener:
+    """Accepts connections, each with a reading thread of its own.
+
+    address: "HOST:PORT"; port 0 takes a free one, see `port`.
+    on_message, on_closed: see Channel; called in the thread of the connection. While on_message
+        runs, nothing more is read from that connection.
+    on_hello: called before; a connection that it refuses is told why, and ends.
+    place: see frames.Place; it also refuses bodies of a size that their request cannot have.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_message: OnMessage,
+        on_closed: OnClosed,
+        *,
+        on_hello: OnHello = _all_may,
+        place: Place | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._on_hello = on_hello
+        self._place = place
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._greeting: set[socket.socket] = set()
+        self._channels: set[Channel] = set()
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, int(port)), family=family, backlog=256)
+        self.port: int = self._socket.getsockname()[1]
+        self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._acceptor.start()
+
+    @property
+    def num_connections(self) -> int:
+        with self._lock:
+            return len(self._channels) + len(self._greeting)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Accept no more, and end all connections. Returns when their threads have ended, after
+        timeout_s at the latest for each one that is still busy."""
+        with self._lock:
+            self._is_closed = True
+            channels = list(self._channels)
+            greeting = list(self._greeting)
+        shut(self._socket)
+        self._acceptor.join(timeout_s)
+        self._socket.close()
+        for connection in greeting:
+            shut(connection)
+        for channel in channels:
+            channel.close()
+        for channel in channels:
+            if not channel.join(timeout_s):
+                log.warning("connection_is_busy", peer=channel.peer.name)
+
+    # --- in threads ---
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                with self._lock:
+                    if self._is_closed:
+                        return
+                log.warning("accept_failed", error=str(error))
+                threading.Event().wait(0.1)  # no descriptor is free; one may be in a moment
+                continue
+            with self._lock:
+                is_full = len(self._channels) + len(self._greeting) >= self._max_connections
+                if is_full or self._is_closed:
+                    connection.close()
+                else:
+                    self._greeting.add(connection)
+            if is_full:
+                log.warning("connection_refused", reason="too many", limit=self._max_connections)
+            elif connection.fileno() >= 0:
+                # A Hello that does not come holds up nobody else.
+                name = "greet"
+                threading.Thread(
+                    target=self._greet, args=(connection,), name=name, daemon=True
+                ).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        channel = None
+        try:
+            connection.settimeout(HELLO_TIMEOUT_S)
+            tune(connection)
+            receiver = Receiver(connection, _only_hello)
+            hello = receiver.receive().head
+            assert isinstance(hello, Hello)
+            receiver.place = self._place
+            refused = self._refusal_of(hello)
+            for piece in pieces_of(Message(refused or Done(0))):
+                connection.sendall(piece)
+            connection.settimeout(None)
+            if refused is None:
+                channel = Channel(connection, hello, receiver, self._on_message, self._forget)
+            else:
+                log.info("connection_refused", peer=hello.name, reason=refused.text)
+        except (HungUp, OSError) as error:
+            log.debug("connection_gone", error=str(error))
+        except Malformed as error:
+            log.warning("malformed_message", peer="?", error=str(error))
+        except Exception:
+            log.exception("hello_failed")
+        with self._lock:
+            self._greeting.discard(connection)
+            if channel is not None and not self._is_closed:
+                self._channels.add(channel)
+                channel.start()
+                return
+        connection.close()
+
+    def _refusal_of(self, hello: Hello) -> Refused | None:
+        if hello.version != VERSION:
+            text = f"version {hello.version} of the protocol; this server speaks {VERSION}"
+            return Refused(0, "invalid", text)
+        return self._on_hello(hello)
+
+    def _forget(self, channel: Channel, why: Exception | None) -> None:
+        with self._lock:
+            self._channels.discard(channel)
+        self._on_closed(channel, why)
