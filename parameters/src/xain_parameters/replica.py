@@ -1,0 +1,410 @@
+"""The state of a key range at one server, as a deterministic state machine over entries.
+
+The primary makes entries out of requests (`prepare`, `open`, `mark`, `cut`) and applies each before
+it makes the next; backups, learners and a replay of the log apply the same entries in the same
+order, and then have the same bits. There is no network, no file, no clock and no thread here. One
+thread at a time may call, but for `pull`, which may run beside the others.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import Keys, Range
+from xain_parameters.messages import Entry, Mark, Pull, Push, Tile, Values
+from xain_parameters.specs import RangeView, TableSpec
+from xain_parameters.tables.dense import BoundedPart
+from xain_parameters.tables.part import Array, Bytes, Piece
+from xain_parameters.tables.sparse import OpenPart
+
+AnyPart = BoundedPart | OpenPart
+PushKey = tuple[int, int]  # (table, part) of a push; worker and clock stand before it
+
+
+class OutOfOrder(Exception):
+    """An entry or tile is not the next one: some before it are missing, or it came before."""
+
+
+class UnknownTable(Exception):
+    """An entry names a table that was not declared here yet."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"table {number} has not been declared")
+        self.number = number
+
+
+class _Known(msgspec.Struct):
+    """Pushes of a worker that have been taken, so that the same again changes nothing.
+
+    clock, parts: of its newest clock; all of older clocks are known. loose: parts of pushes outside
+    of clocks, from `settled` on, by the process `incarnation`. cut: the last mark that it passed.
+    """
+
+    clock: int = -1
+    parts: set[PushKey] = set()
+    incarnation: int = 0
+    settled: int = 0
+    loose: set[PushKey] = set()
+    cut: int = 0
+
+
+class _State(msgspec.Struct):
+    """All of a replica beside rows and held pushes."""
+
+    sequence: int
+    opened: int
+    last_cut: int
+    known: dict[str, _Known]
+    tables: list[int]
+
+
+class _HeldMeta(msgspec.Struct, frozen=True, array_like=True):
+    clock: int
+    worker: str
+    table: int
+    part: int
+    start: int
+    stop: int
+    has_keys: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A push that is applied when the clock after its own is opened."""
+
+    meta: _HeldMeta
+    keys: Keys | None
+    values: Array  # (num_rows, dim)
+
+    @property
+    def order(self) -> tuple[int, str, int, int]:
+        meta = self.meta
+        return meta.clock, meta.worker, meta.table, meta.part
+
+    def piece(self) -> Piece:
+        body = np.ascontiguousarray(self.values).reshape(-1).view(np.uint8)
+        return Piece("held", msgspec.msgpack.encode(self.meta), self.keys, body)
+
+
+_decode_state = msgspec.msgpack.Decoder(_State).decode
+_decode_held = msgspec.msgpack.Decoder(_HeldMeta).decode
+
+
+class Replica:
+    """A key range at one server.
+
+    sequence: of the last entry that was applied; 0: none.
+    opened: held pushes of clocks below have been applied.
+    epoch: of the range; the owner sets it, and entries and tiles carry it.
+    is_whole: not a learner that still lacks tiles.
+    """
+
+    def __init__(
+        self,
+        range_: RangeView,
+        tables: Iterable[TableSpec],
+        generation: int,
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        """is_whole: False for a learner, which is filled by `take`."""
+        self.number = range_.number
+        self.span = Range(range_.start, range_.stop)
+        self.generation = generation
+        self.epoch = range_.epoch
+        self.sequence = 0
+        self.opened = 0
+        self.is_whole = is_whole
+        self._has_state = is_whole
+        self._last_cut = 0
+        self._parts: dict[int, AnyPart] = {}
+        self._known: dict[str, _Known] = {}
+        self._held: list[_Held] = []
+        for table in tables:
+            self.declare(table)
+
+    def declare(self, table: TableSpec) -> None:
+        """Make room for a table. Raises Invalid if it cannot be kept. One that is declared already
+        stays as it is."""
+        if table.number not in self._parts:
+            self._parts[table.number] = self._part(table, is_filling=not self._has_state)
+
+    def _part(self, table: TableSpec, is_filling: bool = False) -> AnyPart:
+        kind = OpenPart if table.bound is None else BoundedPart
+        try:
+            return kind(table, self.number, self.span, is_filling)
+        except (MemoryError, ValueError):  # numpy raises either
+            raise Invalid(
+                f"table {table.name!r}, range {self.number}: no memory for {table.bound} rows"
+            ) from None
+
+    def rows(self, table: int) -> Iterator[tuple[Keys, Mapping[str, Array]]]:
+        """All rows of a table: keys, and "values" and the state of its update rule."""
+        part = self._parts[table]
+        return (part.decoded(piece) for piece in part.pieces())
+
+    @property
+    def tables(self) -> list[TableSpec]:
+        return [part.spec for part in self._parts.values()]
+
+    # --- requests: the primary makes entries, which change nothing until they are applied ---
+
+    def prepare(
+        self, worker: str, push: Push, keys: Keys | None, values: Values | None
+    ) -> Entry | None:
+        """The entry of a push; None if it is known already (it may still be on its way to the
+        backups: answer it when they have everything up to `sequence`). Raises Invalid.
+
+        keys: None or empty where the push names rows by start and stop. values: bytes, or an array
+        of the table's dtype. A push outside of clocks of an older process of the worker than one
+        that has been heard (with a lower incarnation) is Invalid.
+        """
+        part = self._parts.get(push.table)
+        if part is None:
+            raise self._no_table(push.table)
+        if self._is_known(worker, push):
+            return None
+        if push.clock < 0 and push.is_held:
+            raise Invalid(f"{part.where}: a push outside of clocks cannot be held")
+        keys = _none_if_block(push, keys)
+        num_rows = part.check(keys, push.start, push.stop)
+        if keys is not None:
+            part.check_ascending(keys)
+        part.check_finite(part.shaped(num_rows, values))
+        return self._entry(
+            "push",
+            clock=push.clock,
+            worker=worker,
+            incarnation=push.incarnation,
+            table=push.table,
+            part=push.part,
+            settled=push.settled,
+            is_held=push.is_held,
+            cut=push.cut,
+            start=push.start,
+            stop=push.stop,
+        )
+
+    def open(self, clock: int, ended: Mapping[str, int]) -> Entry | None:
+        """The entry that applies held pushes of clocks below `clock`; None if it is open already.
+
+        ended: how many clocks of each worker that has ended count.
+        """
+        if clock <= self.opened:
+            return None
+        held = {each.meta.worker for each in self._held}
+        relevant = {worker: ticked for worker, ticked in ended.items() if worker in held}
+        return self._entry("open", clock=clock, ended=relevant)
+
+    def mark(self, worker: str, mark: Mark) -> Entry | None:
+        """The entry of a worker's mark; None if it has passed it already."""
+        known = self._known.get(worker)
+        if known is not None and known.cut >= mark.cut:
+            return None
+        return self._entry("mark", clock=mark.clock, worker=worker, cut=mark.cut)
+
+    def cut(self, number: int) -> Entry | None:
+        """The entry that begins a checkpoint without a mark; None if it has begun."""
+        if number <= self._last_cut:
+            return None
+        return self._entry("cut", cut=number)
+
+    def pull(self, pull: Pull, keys: Keys | None) -> Array:
+        """Rows, (num_rows, dim), in the order of keys. Raises Invalid. Safe beside `apply` in
+        another thread. Rows [start, stop) of a dense array are a view of the state itself, which
+        later pushes change: send it soon, or copy it."""
+        part = self._parts.get(pull.table)
+        if part is None:
+            raise self._no_table(pull.table)
+        keys = _none_if_block(pull, keys)
+        part.check(keys, pull.start, pull.stop)
+        return part.pull(keys, pull.start, pull.stop)
+
+    def _no_table(self, number: int) -> Invalid:
+        return Invalid(f"table number {number}, range {self.number}: no such table")
+
+    def _is_known(self, worker: str, push: Push) -> bool:
+        known = self._known.get(worker)
+        if known is None:
+            return False
+        if push.clock >= 0:
+            return push.clock < known.clock or (
+                push.clock == known.clock and (push.table, push.part) in known.parts
+            )
+        if push.incarnation < known.incarnation:
+            raise Invalid(
+                f"range {self.number}: a push of a process of {worker} that another has replaced"
+            )
+        return push.incarnation == known.incarnation and (
+            push.part < known.settled or (push.table, push.part) in known.loose
+        )
+
+    def _entry(self, kind: str, **fields: Any) -> Entry:
+        return Entry(self.number, self.epoch, self.sequence + 1, kind, **fields)
+
+    # --- entries ---
+
+    def apply(self, entry: Entry, keys: Keys | None = None, values: Values | None = None) -> None:
+        """Apply the next entry. Primary, backup, learner and replay come to the same bits.
+
+        Arrays may be kept: do not change them afterwards. Raises OutOfOrder, or UnknownTable;
+        nothing has changed then. A learner takes entries from its first tile on.
+        """
+        if entry.sequence != self.sequence + 1 or not self._has_state:
+            raise OutOfOrder(
+                f"range {self.number}: entry {entry.sequence} came after {self.sequence}"
+            )
+        match entry.kind:
+            case "push":
+                part = self._parts.get(entry.table)
+                if part is None:
+                    raise UnknownTable(entry.table)
+                keys = _none_if_block(entry, keys)
+                num_rows = entry.stop - entry.start if keys is None else len(keys)
+                self._push(entry, part, keys, part.shaped(num_rows, values))
+            case "open":
+                self._open(entry.clock, entry.ended)
+            case "mark":
+                self._pass(entry.worker, entry.cut)
+            case "cut":
+                self._begin_cut(entry.cut)
+            case _:
+                raise ValueError(f"no such entry: {entry.kind}")
+        self.sequence = entry.sequence
+
+    def _push(self, entry: Entry, part: AnyPart, keys: Keys | None, values: Array) -> None:
+        if entry.cut:
+            self._pass(entry.worker, entry.cut)
+        self._remember(entry)
+        if entry.is_held and entry.clock >= self.opened:
+            meta = _HeldMeta(
+                entry.clock,
+                entry.worker,
+                entry.table,
+                entry.part,
+                entry.start,
+                entry.stop,
+                keys is not None,
+            )
+            self._held.append(_Held(meta, keys, values))
+        else:
+            part.push(keys, entry.start, entry.stop, values)
+
+    def _remember(self, entry: Entry) -> None:
+        known = self._known.setdefault(entry.worker, _Known())
+        push = (entry.table, entry.part)
+        if entry.clock >= 0:
+            if entry.clock > known.clock:
+                known.clock, known.parts = entry.clock, set()
+            known.parts.add(push)
+            return
+        if entry.incarnation > known.incarnation:
+            known.incarnation, known.settled, known.loose = entry.incarnation, 0, set()
+        if entry.settled > known.settled:
+            known.settled = entry.settled
+            known.loose = {each for each in known.loose if each[1] >= entry.settled}
+        known.loose.add(push)
+
+    def _open(self, clock: int, ended: Mapping[str, int]) -> None:
+        due = sorted(
+            (held for held in self._held if held.meta.clock < clock), key=lambda held: held.order
+        )
+        self._held = [held for held in self._held if held.meta.clock >= clock]
+        for held in due:
+            meta = held.meta
+            if meta.clock < ended.get(meta.worker, clock):
+                self._parts[meta.table].push(held.keys, meta.start, meta.stop, held.values)
+            else:
+                # The worker may come back and do this clock again.
+                known = self._known[meta.worker]
+                if known.clock == meta.clock:
+                    known.parts.discard((meta.table, meta.part))
+        self.opened = clock
+
+    def _pass(self, worker: str, cut: int) -> None:
+        """A worker passes the mark of a checkpoint, which begins with the first mark."""
+        self._begin_cut(cut)
+        known = self._known.setdefault(worker, _Known())
+        known.cut = max(known.cut, cut)
+
+    def _begin_cut(self, cut: int) -> None:
+        self._last_cut = max(self._last_cut, cut)
+
+    # --- learners ---
+
+    def tiles(self) -> Iterator[tuple[Tile, Keys | None, Bytes]]:
+        """All of the state for a learner. Entries may be applied between two steps; the learner
+        takes tiles and entries in the same order as they come from here."""
+        tables = list(self._parts)
+        held = list(self._held)
+        yield self._tile(self._state_piece(tables), is_last=False)
+        for each in held:
+            if each in self._held:  # not opened meanwhile: then later tiles have its effect
+                yield self._tile(each.piece(), is_last=False)
+        for table in tables:
+            for piece in self._parts[table].pieces():
+                yield self._tile(piece, is_last=False)
+        yield self._tile(Piece("end", b"", None, np.empty(0, np.uint8)), is_last=True)
+
+    def _tile(self, piece: Piece, is_last: bool) -> tuple[Tile, Keys | None, Bytes]:
+        tile = Tile(self.number, self.epoch, self.sequence, piece.name, piece.meta, is_last)
+        return tile, piece.keys, piece.body
+
+    def _state_piece(self, tables: list[int]) -> Piece:
+        state = _State(self.sequence, self.opened, self._last_cut, self._known, tables)
+        encoded = np.frombuffer(msgspec.msgpack.encode(state), np.uint8)
+        return Piece("state", b"", None, encoded)
+
+    def take(self, tile: Tile, keys: Keys | None, body: Values | None) -> None:
+        """Take the next tile. The first one empties this replica; all tables that it names must be
+        declared (UnknownTable otherwise, and nothing has changed). Raises OutOfOrder."""
+        body = np.empty(0, np.uint8) if body is None else body
+        if tile.name == "state":
+            state = _decode_state(body.tobytes())
+            for number in state.tables:
+                if number not in self._parts:
+                    raise UnknownTable(number)
+            self._parts = {
+                number: self._part(part.spec, is_filling=number in state.tables)
+                for number, part in self._parts.items()
+            }
+            self._set_state(state)
+            self._held = []
+            self.is_whole, self._has_state = False, True
+            return
+        if self.is_whole or not self._has_state or tile.sequence != self.sequence:
+            raise OutOfOrder(
+                f"range {self.number}: a tile at {tile.sequence} came after {self.sequence}"
+            )
+        self._take(Piece(tile.name, tile.meta, keys, body))
+        if tile.is_last:
+            assert not any(part.is_filling for part in self._parts.values())
+            self.is_whole = True
+
+    def _set_state(self, state: _State) -> None:
+        self.sequence, self.opened = state.sequence, state.opened
+        self._last_cut, self._known = state.last_cut, state.known
+
+    def _take(self, piece: Piece) -> None:
+        match piece.name:
+            case "rows":
+                part = self._parts.get(msgspec.msgpack.decode(piece.meta)[0])
+                if part is not None:
+                    part.put(piece)
+            case "held":
+                meta = _decode_held(piece.meta)
+                part = self._parts[meta.table]
+                keys = piece.keys if meta.has_keys else None
+                num_rows = meta.stop - meta.start if keys is None else len(keys)
+                self._held.append(_Held(meta, keys, part.shaped(num_rows, piece.body)))
+
+
+def _none_if_block(request: Push | Pull | Entry, keys: Keys | None) -> Keys | None:
+    """None where rows are named by start and stop."""
+    if request.stop > request.start:
+        return None
+    return np.empty(0, np.uint64) if keys is None else keys

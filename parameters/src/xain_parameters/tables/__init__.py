@@ -1,0 +1,1 @@
+"""Tables of a key range: storage, update rules, initialisers."""

@@ -1,0 +1,183 @@
+"""Tables with a bound: the row of a key is the key minus the first key of the range."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import Keys, Range
+from xain_parameters.specs import TableSpec
+from xain_parameters.tables.part import (
+    MADE_LATER,
+    Array,
+    Part,
+    Piece,
+    Rows,
+    RowsMeta,
+    Selection,
+    Snapshot,
+    is_block,
+    put,
+)
+
+SCAN_ROWS = 1 << 20  # looked through at once for rows that have been seen
+
+
+class BoundedPart(Part):
+    """The part of a table with a bound.
+
+    Rows of a dense array all exist. Rows of another are made when they are first pushed; declaring
+    50 million costs nothing.
+    """
+
+    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool = False) -> None:
+        super().__init__(spec, number, span, is_filling)
+        assert spec.bound is not None
+        self.low, self.high = span.indices(spec.bound)
+        self._boundary = self.low  # rows of keys below have come, while the part is filled
+        num_rows = self.high - self.low
+        self._fields = self._empty(num_rows)
+        self._seen = None if spec.is_dense else np.zeros(num_rows, np.bool_)
+        if spec.is_dense and not self.init.is_zero and not is_filling:
+            keys = np.arange(self.low, self.high, dtype=np.uint64)
+            self._fields["values"][:] = self.init.rows(keys, spec.dim, self.dtype)
+
+    @property
+    def fields(self) -> Mapping[str, Array]:
+        return self._fields
+
+    def check(self, keys: Keys | None, start: int, stop: int) -> int:
+        if keys is None:
+            if not self.low <= start <= stop <= self.high:
+                raise self._outside(f"rows {start} to {stop - 1}")
+            return stop - start
+        if len(keys):
+            least, most = int(keys.min()), int(keys.max())
+            if least < self.low or most >= self.high:
+                raise self._outside(f"key {least if least < self.low else most}")
+        return len(keys)
+
+    def check_ascending(self, keys: Keys) -> None:
+        if not (keys[1:] > keys[:-1]).all():
+            raise Invalid(f"{self.where}: keys of a push must be unique and ascending")
+
+    def _outside(self, said: str) -> Invalid:
+        return Invalid(
+            f"{self.where}: {said}: the table has keys below {self.spec.bound}, and this range "
+            f"those from {self.low} to below {self.high}"
+        )
+
+    def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+        """A pull of a block of a dense array is a read-only view, not a copy."""
+        values = self._fields["values"]
+        if keys is None:
+            block = values[start - self.low : stop - self.low]
+            if self._seen is not None and not self.init.is_zero:
+                keys = np.arange(start, stop, dtype=np.uint64)
+            else:
+                block.flags.writeable = False
+                return block
+        rows = self._numbers(keys)
+        if self._seen is None or self.init.is_zero:
+            return values.take(rows, axis=0, mode="clip")
+        # A row is seen after its first values are written: look at this first.
+        is_new = ~self._seen.take(rows, mode="clip")
+        out = values.take(rows, axis=0, mode="clip")
+        if is_new.any():
+            out[is_new] = self.init.rows(keys[is_new], self.spec.dim, self.dtype)
+        return out
+
+    def _numbers(self, keys: Keys) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+        shifted = keys - np.uint64(self.low) if self.low else keys
+        return shifted.view(np.intp)
+
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
+        selection: Selection = None
+        if self.is_filling:
+            if keys is None:
+                stop = min(stop, self._boundary)
+                selection = slice(0, max(0, stop - start))
+            else:
+                selection = slice(0, int(np.searchsorted(keys, np.uint64(self._boundary))))
+                keys = keys[selection]
+        rows: Rows
+        if keys is None:
+            rows = slice(start - self.low, max(start, stop) - self.low)
+        else:
+            rows = self._numbers(keys)
+            if is_block(rows):
+                rows = slice(int(rows[0]), int(rows[-1]) + 1)
+        self._make(rows)
+        return rows, selection
+
+    def _make(self, rows: Rows) -> None:
+        """Give first values to rows that have not been seen."""
+        seen = self._seen
+        if seen is None:
+            return
+        is_seen = seen[rows] if isinstance(rows, slice) else seen.take(rows, mode="clip")
+        if is_seen.all():
+            return
+        new = np.flatnonzero(~is_seen)
+        new = rows.start + new if isinstance(rows, slice) else rows[new]
+        for snapshot in self.snapshots:
+            snapshot.leave_out(new)
+        if not self.init.is_zero:
+            keys = new.astype(np.uint64) + np.uint64(self.low)
+            put(self._fields["values"], new, self.init.rows(keys, self.spec.dim, self.dtype))
+        seen[new] = True
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self, self.high - self.low)
+
+    def pieces(self, snapshot: Snapshot | None = None) -> Iterator[Piece]:
+        num_rows = self.high - self.low
+        at, is_end = 0, False
+        while not is_end:
+            rows, at = self._present(at, num_rows, snapshot)
+            if snapshot is not None:
+                snapshot.cursor = at
+            is_end = at == num_rows
+            keys, first = None, self.low
+            if isinstance(rows, slice):
+                first += rows.start
+            else:
+                keys = rows.astype(np.uint64) + np.uint64(self.low)
+            yield self._piece(rows, snapshot, keys, first, self.low + at, is_end)
+
+    def _present(self, at: int, num_rows: int, snapshot: Snapshot | None) -> tuple[Rows, int]:
+        """The next rows from row `at` on that exist, and the row to go on from."""
+        size = self._piece_rows
+        if self._seen is None:
+            stop = min(at + size, num_rows)
+            return slice(at, stop), stop
+        while at < num_rows:
+            stop = min(at + SCAN_ROWS, num_rows)
+            is_there = self._seen[at:stop]
+            if snapshot is not None:
+                is_there = is_there & (snapshot.state[at:stop] != MADE_LATER)
+            rows = at + np.flatnonzero(is_there)
+            if len(rows) > size:
+                rows, stop = rows[:size], int(rows[size])
+            if len(rows):
+                return slice(int(rows[0]), int(rows[-1]) + 1) if is_block(rows) else rows, stop
+            at = stop
+        return slice(num_rows, num_rows), num_rows
+
+    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None:
+        # Keys of a table with a bound ascend.
+        begin = int(np.searchsorted(keys, np.uint64(self.low)))
+        stop = (
+            int(np.searchsorted(keys, np.uint64(self.high))) if self.high < 1 << 64 else len(keys)
+        )
+        rows = self._numbers(keys[begin:stop])
+        chosen: Rows = rows
+        if is_block(rows):
+            chosen = slice(int(rows[0]), int(rows[-1]) + 1)
+        for name, values in fields.items():
+            put(self._fields[name], chosen, values[begin:stop])
+        if self._seen is not None:
+            self._seen[chosen] = True
+        if self.is_filling:
+            self._boundary = min(meta.stop, self.high)
+            self.is_filling = not meta.is_end

@@ -1,0 +1,314 @@
+"""What the storage of a table's part in a key range has in common: updates, pieces, snapshots.
+
+A row has a number, and the fields of a part are arrays with that row number first: "values", and
+the state of the update rule. One thread changes a part; others may pull at the same time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import Keys, Range
+from xain_parameters.specs import TableSpec
+from xain_parameters.tables import initialisers, rules
+
+BLOCK_VALUES = 1 << 14  # changed at once, so that temporary arrays stay in the processor's cache
+PIECE_BYTES = 1 << 20
+
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+Rows: TypeAlias = slice | NDArray[np.intp]  # row numbers: a block, or any without duplicates
+Selection: TypeAlias = slice | NDArray[np.intp] | None  # which rows of a push; None: all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A piece of the state of a replica, as it is sent to learners and written to checkpoints.
+
+    name: "rows", or one of those of the replica. meta: msgpack.
+    """
+
+    name: str
+    meta: bytes
+    keys: Keys | None
+    body: Bytes
+
+
+class RowsMeta(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one table. The body is the fields, one after the other, "values" first, then by name.
+
+    first: the key of the first row, where the rows are those of consecutive keys; else keys come
+    with the piece. stop: all rows of keys below have come (tables with a bound). is_end: it is the
+    last piece of this table.
+    """
+
+    table: int
+    num_rows: int
+    first: int
+    stop: int
+    is_end: bool
+
+
+_decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
+
+
+class Part(ABC):
+    """A table's part in a key range.
+
+    is_filling: the part is a learner's: pushes change only rows that have come by `put`.
+    """
+
+    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool) -> None:
+        """number: of the range."""
+        if spec.dtype not in ("float32", "float64"):
+            raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
+        if spec.dim < 1 or (spec.bound is not None and spec.bound < 1):
+            raise Invalid(f"table {spec.name!r}: dim and bound must be positive")
+        self.spec = spec
+        self.span = span
+        self.where = f"table {spec.name!r}, range {number}"
+        self.dtype = np.dtype(spec.dtype).newbyteorder("<")
+        self.row_bytes = self.dtype.itemsize * spec.dim
+        self.rule = rules.made(spec.update)
+        self.init = initialisers.made(spec.init)
+        self.names = ("values", *sorted(self.rule.state))
+        self.is_filling = is_filling
+        self.snapshots: list[Snapshot] = []
+        self._block = max(1, BLOCK_VALUES // spec.dim)
+
+    # --- requests ---
+
+    @abstractmethod
+    def check(self, keys: Keys | None, start: int, stop: int) -> int:
+        """The number of rows that keys, or [start, stop), name. Raises Invalid if one is not in
+        this part."""
+
+    @abstractmethod
+    def check_ascending(self, keys: Keys) -> None:
+        """Raises Invalid if keys are not unique and ascending."""
+
+    @abstractmethod
+    def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+        """The values of rows that `check` has passed, (num_rows, dim), in the order of keys; a row
+        that is not there yet has its first values. Safe beside changes by another thread."""
+
+    def push(self, keys: Keys | None, start: int, stop: int, values: Array) -> None:
+        """Update rows that `check` has passed. values: (num_rows, dim)."""
+        rows, selection = self._rows(keys, start, stop)
+        if selection is not None:
+            values = values[selection]
+        if not len(values):
+            return
+        for snapshot in self.snapshots:
+            snapshot.preserve(rows)
+        fields = self.fields
+        size = self._block
+        with np.errstate(all="ignore"):
+            for begin in range(0, len(values), size):
+                pushed = values[begin : begin + size]
+                if isinstance(rows, slice):
+                    at = rows.start + begin
+                    block = {name: fields[name][at : at + len(pushed)] for name in self.names}
+                    self.rule.update(block, pushed)
+                    continue
+                some = rows[begin : begin + size]
+                block = {name: taken(fields[name], some) for name in self.names}
+                self.rule.update(block, pushed)
+                # Values last: a row that is pulled meanwhile is as before or as after.
+                for name in reversed(self.names):
+                    put(fields[name], some, block[name])
+
+    def shaped(self, num_rows: int, values: Array | None) -> Array:
+        """Values of a message, bytes or an array of the table's dtype, as (num_rows, dim). Raises
+        Invalid if they are not as many."""
+        shape = (num_rows, self.spec.dim)
+        if values is None:
+            values = np.empty(0, np.uint8)
+        given: Any = values
+        if given.dtype == np.uint8 and given.nbytes == num_rows * self.row_bytes:
+            shaped: Array = given.reshape(-1).view(self.dtype).reshape(shape)
+            return shaped
+        if given.dtype == self.dtype and given.size == num_rows * self.spec.dim:
+            return np.ascontiguousarray(given).reshape(shape)
+        said = f"{given.nbytes} bytes" if given.dtype == np.uint8 else f"{given.size} {given.dtype}"
+        raise Invalid(
+            f"{self.where}: {num_rows} rows of {self.spec.dim} {self.spec.dtype} were announced, "
+            f"and {said} came"
+        )
+
+    def check_finite(self, values: Array) -> None:
+        # A minimum is NaN where one value is.
+        if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            raise Invalid(f"{self.where}: a pushed value is not finite")
+
+    # --- rows ---
+
+    @property
+    @abstractmethod
+    def fields(self) -> Mapping[str, Array]:
+        """By name, (capacity, dim) of the table's dtype, or (capacity,) uint32 for counts."""
+
+    @abstractmethod
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
+        """Row numbers of a push; rows that are not there yet are made. While the part is filled,
+        only of those rows that have come, and which of the push they are."""
+
+    def _empty(self, capacity: int) -> dict[str, Array]:
+        """Fields of zeros. Memory is taken when a row is first touched."""
+        fields: dict[str, Array] = {"values": np.zeros((capacity, self.spec.dim), self.dtype)}
+        for name, kind in self.rule.state.items():
+            if kind == "count":
+                fields[name] = np.zeros(capacity, np.uint32)
+            else:
+                fields[name] = np.zeros((capacity, self.spec.dim), self.dtype)
+        return fields
+
+    # --- pieces ---
+
+    @abstractmethod
+    def pieces(self, snapshot: "Snapshot | None" = None) -> Iterator[Piece]:
+        """All rows, or those of the snapshot. The part may change between two steps; each piece is
+        a copy made at its step."""
+
+    def put(self, piece: Piece) -> None:
+        """Set the rows of a piece; those outside of this part's keys are left out."""
+        keys, fields = self.decoded(piece)
+        self._put(keys, fields, _decode_meta(piece.meta))
+
+    def decoded(self, piece: Piece) -> tuple[Keys, dict[str, Array]]:
+        """Keys and fields of a piece of rows."""
+        meta = _decode_meta(piece.meta)
+        fields = {}
+        at = 0
+        for name in self.names:
+            field = self.fields[name]
+            size = meta.num_rows * field.itemsize * (field.size // max(1, len(field)))
+            flat = piece.body[at : at + size].view(field.dtype)
+            fields[name] = flat.reshape(meta.num_rows, *field.shape[1:])
+            at += size
+        if at != piece.body.nbytes:
+            raise ValueError(f"{self.where}: a piece of {piece.body.nbytes} bytes instead of {at}")
+        keys = piece.keys
+        if keys is None:
+            keys = np.arange(meta.first, meta.first + meta.num_rows, dtype=np.uint64)
+        return keys, fields
+
+    @abstractmethod
+    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None: ...
+
+    def _piece(
+        self,
+        rows: Rows,
+        snapshot: "Snapshot | None",
+        keys: Keys | None,
+        first: int,
+        stop: int,
+        is_end: bool,
+    ) -> Piece:
+        """rows: all of them in the snapshot."""
+        fields = self.fields
+        chosen = [taken(fields[name], rows) for name in self.names]
+        if snapshot is not None:
+            saved = np.flatnonzero(snapshot.state[rows] == SAVED)
+            if len(saved):
+                those = rows.start + saved if isinstance(rows, slice) else rows[saved]
+                for name, array in zip(self.names, chosen, strict=True):
+                    put(array, saved, taken(snapshot.saved[name], those))
+        body = np.concatenate([array.reshape(-1).view(np.uint8) for array in chosen])
+        meta = RowsMeta(self.spec.number, len(chosen[0]), first, stop, is_end)
+        return Piece("rows", msgspec.msgpack.encode(meta), keys, body)
+
+    @property
+    def _piece_rows(self) -> int:
+        bytes_ = sum(f.itemsize * (f.size // max(1, len(f))) for f in self.fields.values())
+        return max(1, PIECE_BYTES // (bytes_ + 8))
+
+
+UNTOUCHED, SAVED, MADE_LATER = 0, 1, 2
+
+
+class Snapshot:
+    """The rows of a part as they are now, while pushes go on: a row is saved before it is changed.
+
+    Memory is taken for the saved rows only, and one byte a row. state: of each row, UNTOUCHED,
+    SAVED or MADE_LATER. cursor: rows below have been read already. close() ends it.
+    """
+
+    def __init__(self, part: Part, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.state = np.zeros(num_rows, np.uint8)
+        self.cursor = 0
+        self.saved = {
+            name: np.empty((num_rows, *field.shape[1:]), field.dtype)
+            for name, field in part.fields.items()
+        }
+        self._part = part
+        part.snapshots.append(self)
+
+    def preserve(self, rows: Rows) -> None:
+        """Save rows that are about to be changed for the first time."""
+        if isinstance(rows, slice):
+            begin = max(rows.start, self.cursor)
+            stop = min(rows.stop, self.num_rows)
+            if begin >= stop:
+                return
+            states = self.state[begin:stop]
+            if not states.any():
+                for name, field in self._part.fields.items():
+                    self.saved[name][begin:stop] = field[begin:stop]
+                states[:] = SAVED
+                return
+            chosen = begin + np.flatnonzero(states == UNTOUCHED)
+        else:
+            chosen = rows[(rows >= self.cursor) & (rows < self.num_rows)]
+            chosen = chosen[self.state[chosen] == UNTOUCHED]
+        if len(chosen):
+            for name, field in self._part.fields.items():
+                put(self.saved[name], chosen, taken(field, chosen))
+            self.state[chosen] = SAVED
+
+    def leave_out(self, rows: Rows) -> None:
+        """Rows that are made now are not in the snapshot."""
+        if isinstance(rows, slice):
+            self.state[rows] = MADE_LATER
+        else:
+            self.state[rows[rows < self.num_rows]] = MADE_LATER
+
+    def close(self) -> None:
+        if self in self._part.snapshots:
+            self._part.snapshots.remove(self)
+        self.saved = {}
+
+
+def taken(field: Array, rows: Rows) -> Array:
+    """A copy of rows."""
+    if isinstance(rows, slice):
+        return field[rows].copy()
+    return field.take(rows, axis=0, mode="clip")
+
+
+def put(field: Array, rows: Rows, values: Array) -> None:
+    """field[rows] = values. numpy's own is up to five times slower where a row is several values:
+    a row is moved as one item here."""
+    if isinstance(rows, slice):
+        field[rows] = values
+        return
+    if field.ndim == 1 or field.shape[1] == 1:
+        field.reshape(-1)[rows] = values.reshape(-1)
+        return
+    item = np.dtype((np.void, field.itemsize * field.shape[1]))
+    items = field.view(item).reshape(-1)
+    items.put(rows, np.ascontiguousarray(values).view(item).reshape(-1), mode="clip")
+
+
+def is_block(rows: NDArray[Any]) -> bool:
+    """Whether rows are consecutive."""
+    return bool(
+        len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (rows[1:] > rows[:-1]).all()
+    )

@@ -1,0 +1,221 @@
+"""Tables without a bound: rows in the order of arrival, found by a hash table over 64-bit keys.
+
+The hash of a key is the begin of its position (keys.mixed), so requests whose keys are sorted by
+position walk through the memory in one direction; any order is right. Beside numpy's searchsorted
+on sorted keys this is as fast at 1 million rows and ten times faster at 30 million, and it needs no
+merging. Collisions are probed linearly, all keys of a batch at once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import END, Keys, Range, mixed
+from xain_parameters.specs import TableSpec
+from xain_parameters.tables.part import (
+    Array,
+    Part,
+    Piece,
+    Rows,
+    RowsMeta,
+    Selection,
+    Snapshot,
+    is_block,
+    put,
+)
+
+CHUNK_KEYS = 1 << 14  # looked up at once, so that temporary arrays stay in the processor's cache
+FIRST_ROWS = 1 << 10
+Numbers = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """What readers see; another one takes its place when it is full.
+
+    slots: row number of the key that hashes here, or further on with no empty slot between; 0:
+        empty. keys: of each row, (capacity,). Row 0 is nobody's, and all zeros.
+    """
+
+    slots: NDArray[np.uint32]
+    shift: np.uint64
+    start: np.uint64
+    keys: Keys
+    fields: Mapping[str, Array]
+
+    def homes(self, keys: Keys) -> Numbers:
+        """The slot that the search for each key begins at."""
+        positions = mixed(keys)
+        positions -= self.start
+        positions >>= self.shift
+        return positions.view(np.intp)
+
+    def find(self, keys: Keys) -> Numbers:
+        """Row numbers; 0 where there is no row."""
+        rows = np.empty(len(keys), np.intp)
+        unfinished = []
+        for begin in range(0, len(keys), CHUNK_KEYS):
+            some = keys[begin : begin + CHUNK_KEYS]
+            slots = self.homes(some)
+            found = self.slots.take(slots, mode="clip").astype(np.intp)
+            rows[begin : begin + CHUNK_KEYS] = found
+            left = np.flatnonzero(self.keys.take(found, mode="clip") != some)
+            left = left[found[left] != 0]
+            if len(left):
+                unfinished.append((left + begin, some[left], slots[left]))
+        if unfinished:
+            left, some, slots = (np.concatenate(each) for each in zip(*unfinished, strict=True))
+            while len(left):
+                slots = self._next(slots)
+                found = self.slots.take(slots, mode="clip").astype(np.intp)
+                rows[left] = found
+                go = np.flatnonzero((self.keys.take(found, mode="clip") != some) & (found != 0))
+                left, some, slots = left[go], some[go], slots[go]
+        return rows
+
+    def insert(self, rows: Numbers) -> None:
+        """Make rows, whose keys and values are there, known. Their keys have not been known."""
+        slots = self.homes(self.keys.take(rows, mode="clip"))
+        numbers = rows.astype(np.uint32)
+        while len(numbers):
+            free = np.flatnonzero(self.slots.take(slots, mode="clip") == 0)
+            # Of several that want the same slot, one gets it.
+            self.slots[slots[free]] = numbers[free]
+            go = np.flatnonzero(self.slots.take(slots, mode="clip") != numbers)
+            slots, numbers = self._next(slots[go]), numbers[go]
+
+    def _next(self, slots: Numbers) -> Numbers:
+        slots = slots + 1
+        slots[slots == len(self.slots)] = 0
+        return slots
+
+
+class OpenPart(Part):
+    """The part of a table without a bound. Rows are numbered from 1."""
+
+    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool = False) -> None:
+        super().__init__(spec, number, span, is_filling)
+        self.num_rows = 0
+        self._live = self._made(FIRST_ROWS)
+
+    @property
+    def fields(self) -> Mapping[str, Array]:
+        return self._live.fields
+
+    def check(self, keys: Keys | None, start: int, stop: int) -> int:
+        if keys is None:
+            raise Invalid(f"{self.where}: a table without a bound has no rows by number")
+        if len(keys) and self.span != (0, END):
+            positions = mixed(keys)
+            if positions.min() < self.span.start or positions.max() > self.span.stop - 1:
+                outside = (positions < self.span.start) | (positions > self.span.stop - 1)
+                raise Invalid(f"{self.where}: key {keys[outside][0]} is not in this range")
+        return len(keys)
+
+    def check_ascending(self, keys: Keys) -> None:
+        """Keys may ascend by their positions instead, which is the faster order."""
+        if (keys[1:] > keys[:-1]).all():
+            return
+        positions = mixed(keys)
+        if not (positions[1:] > positions[:-1]).all():
+            raise Invalid(
+                f"{self.where}: keys of a push must be unique and ascending (or their positions)"
+            )
+
+    def pull(self, keys: Keys | None, start: int, stop: int) -> Array:
+        assert keys is not None
+        live = self._live
+        rows = live.find(keys)
+        out = live.fields["values"].take(rows, axis=0, mode="clip")
+        if not self.init.is_zero:
+            new = np.flatnonzero(rows == 0)
+            if len(new):
+                out[new] = self.init.rows(keys[new], self.spec.dim, self.dtype)
+        return out
+
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
+        assert keys is not None
+        rows = self._live.find(keys)
+        new = np.flatnonzero(rows == 0)
+        selection: Selection = None
+        if len(new):
+            if self.is_filling:
+                selection = np.flatnonzero(rows)
+                rows = rows[selection]
+            else:
+                rows[new] = self._make(keys[new])
+        if is_block(rows):
+            return slice(int(rows[0]), int(rows[-1]) + 1), selection
+        return rows, selection
+
+    def _make(self, keys: Keys) -> Numbers:
+        """Rows for keys that have none."""
+        first, stop = self.num_rows + 1, self.num_rows + 1 + len(keys)
+        if stop > len(self._live.keys):
+            self._grow(stop)
+        live = self._live
+        live.keys[first:stop] = keys
+        if not self.init.is_zero:
+            live.fields["values"][first:stop] = self.init.rows(keys, self.spec.dim, self.dtype)
+        rows = np.arange(first, stop, dtype=np.intp)
+        live.insert(rows)
+        self.num_rows += len(keys)
+        return rows
+
+    def _made(self, capacity: int) -> _Live:
+        positions = self.span.stop - self.span.start
+        shift = 0
+        while (positions - 1) >> (shift + 1) >= 2 * capacity - 1:
+            shift += 1
+        return _Live(
+            np.zeros(((positions - 1) >> shift) + 1, np.uint32),
+            np.uint64(shift),
+            np.uint64(self.span.start),
+            np.zeros(capacity, np.uint64),
+            self._empty(capacity),
+        )
+
+    def _grow(self, least: int) -> None:
+        old = self._live
+        live = self._made(max(least, 2 * len(old.keys)))
+        end = self.num_rows + 1
+        live.keys[:end] = old.keys[:end]
+        for name, field in live.fields.items():
+            field[:end] = old.fields[name][:end]
+        # In the order of the old slots, which is nearly that of the new ones.
+        for begin in range(0, len(old.slots), CHUNK_KEYS):
+            rows = old.slots[begin : begin + CHUNK_KEYS].astype(np.intp)
+            live.insert(rows[rows != 0])
+        self._live = live
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self, self.num_rows + 1)
+
+    def pieces(self, snapshot: Snapshot | None = None) -> Iterator[Piece]:
+        at, is_end = 1, False
+        while not is_end:
+            end = (self.num_rows + 1) if snapshot is None else snapshot.num_rows
+            stop = min(at + self._piece_rows, end)
+            if snapshot is not None:
+                snapshot.cursor = stop
+            is_end = stop == end
+            keys = self._live.keys[at:stop].copy()
+            yield self._piece(slice(at, stop), snapshot, keys, 0, 0, is_end)
+            at = stop
+
+    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None:
+        positions = mixed(keys)
+        is_here = (positions >= self.span.start) & (positions <= self.span.stop - 1)
+        here = np.flatnonzero(is_here)
+        keys = keys[here]
+        rows = self._live.find(keys)
+        new = np.flatnonzero(rows == 0)
+        if len(new):
+            rows[new] = self._make(keys[new])
+        for name, values in fields.items():
+            put(self.fields[name], rows, values[here])
+        if self.is_filling:
+            self.is_filling = not meta.is_end

@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+
+from support.parameter_state import everything, keys_of, pull, push, range_view, send, table
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import END
+from xain_parameters.messages import Mark
+from xain_parameters.replica import OutOfOrder, Replica, UnknownTable
+from xain_parameters.tables.initialisers import Uniform
+from xain_parameters.tables.rules import Adagrad, Adam
+
+DENSE = table(1, bound=40, dim=3, is_dense=True, update=Adam(0.1))
+BOUNDED = table(2, bound=1000, dim=2, update=Adagrad(0.5), init=Uniform(0.5, seed=3))
+OPEN = table(3)
+TABLES = [DENSE, BOUNDED, OPEN]
+
+
+@pytest.fixture
+def replica():
+    return Replica(range_view(1), TABLES, generation=1)
+
+
+def ones(num_rows, spec):
+    return np.ones((num_rows, spec.dim), np.float32)
+
+
+def value(replica, spec, key):
+    return replica.pull(pull(spec), keys_of([key]))[0].tolist()
+
+
+def test_pull_gives_the_sum_of_pushes_in_the_order_of_its_keys(replica):
+    keys = keys_of([5, 7, 2**64 - 1])
+    values = np.array([[1.0], [2], [3]], np.float32)
+    send(replica, "w", push(OPEN), keys, values)
+    send(replica, "w", push(OPEN, part=1), keys[1:], values[1:])
+    assert replica.pull(pull(OPEN), keys_of([2**64 - 1, 6, 5, 7])).tolist() == [[6], [0], [1], [4]]
+
+
+def test_values_may_come_as_bytes(replica):
+    values = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    send(replica, "w", push(DENSE, start=3, stop=5), None, values.reshape(-1).view(np.uint8))
+    pulled = replica.pull(pull(DENSE, 2, 6), None)
+    assert (pulled != 0).any(axis=1).tolist() == [False, True, True, False]
+
+
+def test_rows_of_a_bounded_table_begin_with_their_first_values_seen_or_not(replica):
+    keys = keys_of([3, 900])
+    before = replica.pull(pull(BOUNDED), keys)
+    assert (before == Uniform(0.5, seed=3).rows(keys, 2, np.dtype("float32"))).all()
+    send(replica, "w", push(BOUNDED), keys[:1], np.zeros((1, 2), np.float32))
+    assert (replica.pull(pull(BOUNDED), keys) == before).all()
+
+
+def test_held_pushes_are_applied_when_their_clock_is_opened(replica):
+    send(replica, "w2", push(OPEN, is_held=True), keys_of([1]), ones(1, OPEN))
+    assert value(replica, OPEN, 1) == [0]
+    replica.apply(replica.open(1, {}))
+    assert value(replica, OPEN, 1) == [1]
+    assert replica.open(1, {}) is None
+
+
+def test_held_push_of_an_ended_worker_is_dropped_and_may_come_again(replica):
+    head = push(OPEN, clock=4, is_held=True)
+    send(replica, "w", head, keys_of([1]), ones(1, OPEN))
+    replica.apply(replica.open(5, {"w": 4}))
+    assert value(replica, OPEN, 1) == [0]
+    assert send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is not None
+
+
+def test_held_push_of_an_ended_worker_counts_below_its_ticked_clocks(replica):
+    send(replica, "w", push(OPEN, clock=3, is_held=True), keys_of([1]), ones(1, OPEN))
+    replica.apply(replica.open(5, {"w": 4}))
+    assert value(replica, OPEN, 1) == [1]
+
+
+def test_a_push_that_comes_again_changes_nothing(replica):
+    head = push(OPEN, clock=2)
+    send(replica, "w", head, keys_of([1]), ones(1, OPEN))
+    assert replica.prepare("w", head, keys_of([1]), ones(1, OPEN)) is None
+    assert replica.prepare("w", push(OPEN, clock=1), keys_of([1]), ones(1, OPEN)) is None
+    for other in (push(OPEN, clock=2, part=1), push(OPEN, clock=3)):
+        assert replica.prepare("w", other, keys_of([1]), ones(1, OPEN)) is not None
+    assert replica.prepare("w2", head, keys_of([1]), ones(1, OPEN)) is not None
+
+
+def test_pushes_outside_of_clocks_are_known_by_process_and_part(replica):
+    def loose(part, incarnation=1, settled=0):
+        head = push(OPEN, clock=-1, part=part, incarnation=incarnation, settled=settled)
+        return send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is not None
+
+    assert [loose(0), loose(2), loose(0), loose(2), loose(1)] == [True, True, False, False, True]
+    assert [loose(3, settled=3), loose(2), loose(3)] == [True, False, False]
+    assert [loose(0, incarnation=2), loose(0, incarnation=2)] == [True, False]
+    with pytest.raises(Invalid, match="a process of w that another has replaced"):
+        loose(4)
+
+
+@pytest.mark.parametrize(
+    ("head", "keys", "values", "said"),
+    [
+        (push(table(9)), [1], [[1.0]], "table number 9, range 1: no such table"),
+        (push(BOUNDED), [1, 1000], np.ones((2, 2)), "table 'table2', range 1: key 1000"),
+        (push(BOUNDED), [2, 2], np.ones((2, 2)), "table 'table2', range 1: keys .* ascending"),
+        (push(OPEN), [3, 2, 1], np.ones((3, 1)), "table 'table3', range 1: keys .* ascending"),
+        (push(OPEN, start=1, stop=2), [], np.ones((1, 1)), "table 'table3', range 1: .* no rows"),
+        (push(DENSE, start=38, stop=41), [], np.ones((3, 3)), "table 'table1', range 1: rows 38 "),
+        (push(DENSE, start=1, stop=3), [], np.ones((1, 3)), "table 'table1', range 1: 2 rows of 3"),
+        (push(OPEN), [1], [[np.inf]], "table 'table3', range 1: .* not finite"),
+        (push(OPEN), [1], [[np.nan]], "table 'table3', range 1: .* not finite"),
+        (push(OPEN, clock=-1, is_held=True), [1], [[1.0]], "table 'table3', .* cannot be held"),
+    ],
+)
+def test_invalid_push_names_table_and_range_and_changes_nothing(replica, head, keys, values, said):
+    send(replica, "w", push(OPEN, part=7), keys_of([1]), ones(1, OPEN))
+    before = everything(replica), replica.sequence
+    with pytest.raises(Invalid, match=said):
+        replica.prepare("w", head, keys_of(keys), np.array(values, np.float32))
+    assert (everything(replica), replica.sequence) == before
+
+
+def test_values_of_another_dtype_are_invalid(replica):
+    with pytest.raises(Invalid, match=r"table .table3., range 1: 1 rows of 1 float32 .* 1 float64"):
+        replica.prepare("w", push(OPEN), keys_of([1]), np.ones((1, 1)))
+
+
+def test_pull_of_a_key_of_another_range_is_invalid():
+    right = Replica(range_view(4, END // 2, END), TABLES, generation=1)
+    with pytest.raises(Invalid, match="table 'table2', range 4: key 499"):
+        right.pull(pull(BOUNDED), keys_of([500, 499]))
+    with pytest.raises(Invalid, match="table 'table3', range 4: key 0 is not in this range"):
+        right.pull(pull(OPEN), keys_of([0]))
+
+
+def test_entries_are_taken_in_their_order_only(replica):
+    backup = Replica(range_view(1), [OPEN], generation=1)
+    first = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    second = send(replica, "w", push(OPEN, part=1), keys_of([1]), ones(1, OPEN))
+    with pytest.raises(OutOfOrder):
+        backup.apply(*second)
+    backup.apply(*first)
+    with pytest.raises(OutOfOrder):
+        backup.apply(*first)
+    backup.apply(*second)
+    assert value(backup, OPEN, 1) == [2]
+
+
+def test_entry_of_a_table_that_is_not_declared_yet_can_be_applied_later(replica):
+    backup = Replica(range_view(1), [], generation=1)
+    entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    with pytest.raises(UnknownTable):
+        backup.apply(*entry)
+    backup.declare(OPEN)
+    backup.apply(*entry)
+    assert value(backup, OPEN, 1) == [1]
+
+
+def test_mark_is_an_entry_once_for_each_worker(replica):
+    mark = Mark(1, (1, 1), 1, 0, cut=1, clock=3)
+    replica.apply(replica.mark("w", mark))
+    assert replica.mark("w", mark) is None
+    assert replica.mark("w2", mark) is not None
+
+
+def test_a_table_that_no_memory_can_hold_is_invalid():
+    with pytest.raises(Invalid, match="no memory"):
+        Replica(range_view(1), [table(1, bound=1 << 60, dim=8)], generation=1)
