@@ -4,6 +4,7 @@ Plain values that msgspec encodes. A newer view has the higher (generation, numb
 back to an older one.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -62,27 +63,40 @@ class RangeView(msgspec.Struct, frozen=True):
         return Range(self.start, self.stop)
 
 
-class WorkerView(msgspec.Struct, frozen=True):
-    """A worker.
+class Gap(msgspec.Struct, frozen=True):
+    """Clocks [start, stop) of a worker that came back after the others had gone on without it. Its
+    pushes of these clocks do not count."""
 
-    ticked: clocks that it has completed; its pushes of those clocks count, and no others of a
-        worker that has ended.
-    is_live: whether it is counted by barriers.
+    worker: str
+    start: int
+    stop: int
+
+
+class CutView(msgspec.Struct, frozen=True):
+    """A checkpoint that is being made.
+
+    workers: those whose Mark a range waits for. One that has ended meanwhile sends none; with no
+        worker at all a range is cut when its server hears of the checkpoint.
     """
 
-    ticked: int
-    is_live: bool
+    number: int
+    workers: tuple[str, ...]
 
 
 class View(msgspec.Struct, frozen=True):
     """The state of the group.
 
-    generation: raised when all tables are rolled back to a checkpoint, or a new scheduler begins.
-    number: raised by every other change.
+    generation: raised when all tables are rolled back to a checkpoint. A new group begins with the
+        time of day in seconds, above the generations of a group that was there before it.
+    number: raised by every other change. It leaps by 2**32 when a scheduler starts.
     addresses: "HOST:PORT" of the servers, by name.
-    workers: those that have ended since the last rollback, so that servers know what of theirs
-        counts; live ones are not listed, since they change with every clock.
+    ended: workers that are gone, with the number of clocks that they have completed; their pushes
+        of later clocks do not count. Live ones are not listed, since they change with every clock.
+    gaps: of workers that ended and came back. See openings().
+    cut: the checkpoint that is being made.
     rolled_back_to: the checkpoint that this generation began from; None: it began empty.
+    num_replicas: backups that each range should have; it has fewer while there are too few servers.
+    has_log: servers write what they acknowledge to a log.
     """
 
     generation: int
@@ -92,6 +106,10 @@ class View(msgspec.Struct, frozen=True):
     addresses: dict[str, str]
     ended: dict[str, int] = {}
     rolled_back_to: int | None = None
+    gaps: tuple[Gap, ...] = ()
+    cut: CutView | None = None
+    num_replicas: int = 0
+    has_log: bool = False
 
     @property
     def version(self) -> tuple[int, int]:
@@ -99,6 +117,21 @@ class View(msgspec.Struct, frozen=True):
 
     def table(self, number: int) -> TableSpec | None:
         return next((each for each in self.tables if each.number == number), None)
+
+
+def openings(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """The "open" entries that bring a range from clock `since` to `opened`, as (clock, ended).
+
+    An entry concerns held pushes of clocks below `clock` only. Those of a worker in `ended` count
+    below its number of clocks, and are dropped from there up to `clock`. There is an entry for the
+    end of each gap, so that one number for each worker is enough.
+    """
+    ends = {gap.stop for gap in view.gaps if since < gap.stop < opened}
+    for clock in sorted(ends | ({opened} if opened > since else set())):
+        ended = {name: ticked for name, ticked in view.ended.items() if ticked < clock}
+        # Later gaps of a worker last: a range that has opened the earlier has nothing left of it.
+        ended |= {gap.worker: gap.start for gap in view.gaps if gap.start < clock <= gap.stop}
+        yield clock, ended
 
 
 def encoded(value: Any) -> bytes:

@@ -1,0 +1,161 @@
+"""The commands to the scheduler's decider."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from xain_parameters.scheduler.state import Settings
+from xain_parameters.specs import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A scheduler begins, or begins again, with these settings."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerJoined:
+    """A server process is there. incarnation: a later process of the name has a higher one."""
+
+    name: str
+    address: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReturned:
+    """A server has replayed its log.
+
+    ranges: sequence of the last entry that it has of each range.
+    generation: of the group when the log was written.
+    """
+
+    name: str
+    generation: int
+    ranges: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLeft:
+    """A server wants to leave. Its ranges move away first; when no range names it, it may go, which
+    is ServerDied then."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDied:
+    """A server process is gone: it left, or its lease is over."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerWhole:
+    """A learner has everything.
+
+    The primary says so, after it has begun to wait for the learner's Have before each
+    acknowledgement. So the learner has whatever was acknowledged, and may become primary at once.
+    epoch: of the range, at the primary.
+    """
+
+    range: int
+    epoch: int
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareTable:
+    """table: its number does not matter; the scheduler gives one."""
+
+    table: TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker begins its loop over clocks. staleness: s of its loop; None: no limit."""
+
+    name: str
+    incarnation: int
+    staleness: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A worker has completed `clock`: all of its pushes of this clock are acknowledged.
+
+    generation: of the view that it acted on.
+    """
+
+    name: str
+    incarnation: int
+    generation: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker has ended its loop over clocks."""
+
+    name: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """A worker process is gone without a word."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """A user asks for a checkpoint now. One that is being made already is the answer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSaved:
+    """The primary of a range has written its part of a checkpoint.
+
+    path: of the file, below the folder of the checkpoint.
+    clocks: of each worker that has passed the mark, the clock that it began then.
+    """
+
+    generation: int
+    cut: int
+    range: int
+    path: str
+    clocks: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CutWritten:
+    """The manifest of a checkpoint is written, so it is whole."""
+
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpLost:
+    """An operator waits no longer for servers that have ranges in their logs: roll back."""
+
+
+Command: TypeAlias = (
+    Start
+    | ServerJoined
+    | ServerReturned
+    | ServerLeft
+    | ServerDied
+    | LearnerWhole
+    | DeclareTable
+    | WorkerJoined
+    | Tick
+    | WorkerLeft
+    | WorkerDied
+    | CheckpointDue
+    | RangeSaved
+    | CutWritten
+    | GiveUpLost
+)

@@ -1,0 +1,192 @@
+"""Which server gets which key range.
+
+One step at a time, until nothing follows: ranges lose the servers that are gone, ranges without a
+server get one, ranges with too few get learners, and ranges move from servers that have many to
+servers that have few. The key space does not change hands anywhere else.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from xain_parameters.scheduler.state import (
+    AnyEvent,
+    RangeLost,
+    RangePlaced,
+    RangesMade,
+    RolledBack,
+    State,
+)
+from xain_parameters.specs import RangeView
+
+# A message of a worker is cut by range: few ranges cost little, more can be spread more evenly.
+MIN_RANGES = 4
+
+
+def next_placement(state: State) -> AnyEvent | None:
+    """The next step, or None if the placement is as it should be, or waits for learners."""
+    steps = (
+        _without_gone,
+        _rollback,
+        _first_ranges,
+        _first_server,
+        _leaver,
+        _learner,
+        _balanced,
+        _other_primary,
+    )
+    return next((event for step in steps if (event := step(state)) is not None), None)
+
+
+def with_whole(state: State, each: RangeView, learner: str) -> RangePlaced:
+    """A learner has everything: it takes the place of the server that leaves the range, or becomes
+    one more. Of two servers the one that is primary of fewer ranges becomes the primary."""
+    leaves = state.leaves.get(each.number, "")
+    learners = tuple(name for name in each.learners if name != learner)
+    if leaves in each.servers:
+        servers = tuple(learner if name == leaves else name for name in each.servers)
+        return RangePlaced(each.number, servers, learners)
+    primaries = _primaries(state)
+    if primaries[learner] + 2 <= primaries[each.servers[0]]:
+        return RangePlaced(each.number, (learner, *each.servers), learners)
+    return RangePlaced(each.number, (*each.servers, learner), learners)
+
+
+def _without_gone(state: State) -> AnyEvent | None:
+    live = {name for name, server in state.servers.items() if server.is_live}
+    targets = set(state.placeable)
+    for each in state.ranges:
+        servers = tuple(name for name in each.servers if name in live)
+        learners = tuple(name for name in each.learners if name in targets)
+        if (servers, learners) == (each.servers, each.learners):
+            continue
+        if not servers:
+            # The last in the view: it alone has surely all that was acknowledged.
+            return RangeLost(each.number, each.servers[0] if state.settings.has_log else "")
+        leaves = state.leaves.get(each.number, "")
+        leaves = leaves if learners and leaves in servers else ""
+        return RangePlaced(each.number, servers, learners, leaves)
+    return None
+
+
+def _rollback(state: State) -> AnyEvent | None:
+    is_due = any(not holder for holder in state.lost.values())
+    return RolledBack() if is_due and state.placeable else None
+
+
+def _first_ranges(state: State) -> AnyEvent | None:
+    servers = state.placeable
+    if state.ranges or not state.tables or not servers:
+        return None
+    even = -(-MIN_RANGES // len(servers)) * len(servers)
+    return RangesMade(state.settings.num_ranges or even)
+
+
+def _first_server(state: State) -> AnyEvent | None:
+    """A range that is new, or was lost and rolled back. It is empty, or loaded from the cut."""
+    for each in state.ranges:
+        if not each.servers and each.number not in state.lost and state.placeable:
+            primaries = _primaries(state)
+            name = min(state.placeable, key=lambda name: (primaries[name], name))
+            return RangePlaced(each.number, (name,))
+    return None
+
+
+def _leaver(state: State) -> AnyEvent | None:
+    """A server that leaves goes out of a range at once where no other one can take its place."""
+    for each in state.ranges:
+        staying = tuple(name for name in each.servers if not state.servers[name].is_leaving)
+        if staying == each.servers or not staying or each.learners:
+            continue
+        if len(staying) >= _num_wanted(state) or not _candidates(state, each):
+            return RangePlaced(each.number, staying)
+    return None
+
+
+def _learner(state: State) -> AnyEvent | None:
+    """A learner for a range that has too few servers, those with the fewest first; or for one whose
+    server leaves."""
+    if not _has_room(state):
+        return None
+    for each in sorted(state.ranges, key=lambda each: len(each.servers)):
+        leaving = [name for name in each.servers if state.servers[name].is_leaving]
+        staying = len(each.servers) - len(leaving)
+        if not each.servers or each.learners or staying >= _num_wanted(state):
+            continue
+        if learners := _candidates(state, each):
+            leaves = leaving[0] if leaving else ""
+            return RangePlaced(each.number, each.servers, (learners[0],), leaves)
+    return None
+
+
+def _balanced(state: State) -> AnyEvent | None:
+    """Move a range from the server with the most to that with the fewest; where none has two more
+    than another, drop what settings no longer ask for."""
+    for each in state.ranges:
+        if len(each.servers) > state.settings.num_replicas + 1 and not each.learners:
+            return RangePlaced(each.number, each.servers[:-1])
+    servers = state.placeable
+    if len(servers) < 2 or not _has_room(state):
+        return None
+    copies, primaries = _copies(state), _primaries(state)
+    most = max(servers, key=lambda name: (copies[name], primaries[name], name))
+    least = min(servers, key=lambda name: (copies[name], primaries[name], name))
+    if copies[most] - copies[least] < 2:
+        return None
+    movable = [
+        each
+        for each in state.ranges
+        if most in each.servers and least not in each.servers and not each.learners
+    ]
+    if not movable:
+        return None
+    prefers_primary = primaries[most] > primaries[least]
+    each = min(movable, key=lambda each: (each.servers[0] == most) != prefers_primary)
+    return RangePlaced(each.number, each.servers, (least,), most)
+
+
+def _other_primary(state: State) -> AnyEvent | None:
+    """Where nothing else is to be done, a backup becomes the primary in the place of a server that
+    is primary of two ranges more. It has all that was acknowledged, as after a death."""
+    if any(each.learners for each in state.ranges):
+        return None
+    primaries = _primaries(state)
+    targets = set(state.placeable)
+    for each in state.ranges:
+        for name in each.servers[1:]:
+            if name in targets and primaries[name] + 2 <= primaries[each.servers[0]]:
+                others = tuple(other for other in each.servers if other != name)
+                return RangePlaced(each.number, (name, *others))
+    return None
+
+
+def _num_wanted(state: State) -> int:
+    """Servers that a range should have, of those that there are."""
+    return min(state.settings.num_replicas + 1, max(1, len(state.placeable)))
+
+
+def _has_room(state: State) -> bool:
+    return sum(len(each.learners) for each in state.ranges) < state.settings.max_learners
+
+
+def _candidates(state: State, each: RangeView) -> list[str]:
+    """Servers that may become a learner of a range, the least loaded first."""
+    copies = _copies(state)
+    return sorted(
+        (name for name in state.placeable if name not in each.servers),
+        key=lambda name: (copies[name], name),
+    )
+
+
+def _copies(state: State) -> Counter[str]:
+    """How many ranges each server has, or will have when all learners are whole."""
+    copies = Counter(_flat((*each.servers, *each.learners) for each in state.ranges))
+    copies.subtract(state.leaves.values())
+    return copies
+
+
+def _primaries(state: State) -> Counter[str]:
+    return Counter(each.servers[0] for each in state.ranges if each.servers)
+
+
+def _flat(names: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    return (name for each in names for name in each)

@@ -1,0 +1,465 @@
+"""Commands in, events and state out."""
+
+import pytest
+
+from xain_parameters.errors import Evicted, Invalid, RolledBack, TableConflict
+from xain_parameters.scheduler import commands as c
+from xain_parameters.scheduler import state as e
+from xain_parameters.scheduler.decider import decide, is_saved
+from xain_parameters.scheduler.state import Settings, State, fold, view_of
+from xain_parameters.specs import Gap, Plugin, RangeView, TableSpec, View, openings
+
+TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
+
+
+class Group:
+    """A scheduler's state, and the events that led to it."""
+
+    def __init__(self, **settings: object) -> None:
+        self.first = State(Settings(), generation=7)
+        self.state = self.first
+        self.events: list[e.AnyEvent] = []
+        self.incarnation = 0
+        self(c.Start(Settings(**settings)))  # type: ignore[arg-type]
+
+    def __call__(self, command: c.Command) -> tuple[e.AnyEvent, ...]:
+        events, state = decide(self.state, command)
+        assert fold(self.state, events) == state
+        assert view_of(state).version >= view_of(self.state).version
+        self.events += events
+        self.state = state
+        return events
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            self.incarnation += 1
+            self(c.ServerJoined(name, f"{name}:1", self.incarnation))
+
+    def fill(self) -> None:
+        """All learners become whole."""
+        while learning := [each for each in self.state.ranges if each.learners]:
+            each = learning[0]
+            self(c.LearnerWhole(each.number, each.epoch, each.learners[0]))
+
+    def begin(self, name: str, staleness: int | None = 0, incarnation: int = 1) -> None:
+        self(c.WorkerJoined(name, incarnation, staleness))
+
+    def tick(self, name: str, clock: int, incarnation: int = 1) -> None:
+        self(c.Tick(name, incarnation, self.state.generation, clock))
+
+    def save(self, clocks: dict[str, int] | None = None) -> None:
+        """All ranges save their part of the open checkpoint, and the manifest is written."""
+        assert self.state.cut is not None
+        cut = self.state.cut.number
+        for each in self.state.ranges:
+            path = f"{each.number}.part"
+            saved = c.RangeSaved(self.state.generation, cut, each.number, path, clocks or {})
+            self(saved)
+        assert is_saved(self.state)
+        self(c.CutWritten(cut))
+
+    def primaries(self) -> list[str]:
+        return sorted(each.servers[0] for each in self.state.ranges if each.servers)
+
+
+def make_group(*servers: str, **settings: object) -> Group:
+    """With a table, so that there are ranges."""
+    group = Group(**settings)
+    group.join(*servers)
+    group(c.DeclareTable(TABLE))
+    group.fill()
+    return group
+
+
+# --- placement ---
+
+
+def test_first_table_spreads_ranges_evenly_over_servers() -> None:
+    assert make_group("a", "b").primaries() == ["a", "a", "b", "b"]
+    assert make_group("a", "b", "c").primaries() == ["a", "a", "b", "b", "c", "c"]
+    assert len(make_group("a", num_ranges=7).state.ranges) == 7
+
+
+def test_joining_server_takes_ranges_over_one_step_each() -> None:
+    group = make_group("a")
+    group.join("b")
+    learning = [each for each in group.state.ranges if each.learners]
+    assert [each.servers for each in learning] == [("a",), ("a",)]
+    each = learning[0]
+    group(c.LearnerWhole(each.number, each.epoch, "b"))
+    moved = group.state.range(each.number)
+    assert moved is not None
+    assert moved.servers == ("b",)
+    assert moved.epoch == each.epoch + 1
+    group.fill()
+    assert group.primaries() == ["a", "a", "b", "b"]
+
+
+def test_no_more_ranges_than_allowed_are_copied_at_a_time() -> None:
+    group = make_group("a", num_ranges=20, max_learners=3)
+    group.join("b")
+    assert sum(bool(each.learners) for each in group.state.ranges) == 3
+    group.fill()
+    assert group.primaries() == ["a"] * 10 + ["b"] * 10
+
+
+def test_stale_report_of_a_learner_changes_nothing() -> None:
+    group = make_group("a")
+    group.join("b")
+    each = next(each for each in group.state.ranges if each.learners)
+    assert group(c.LearnerWhole(each.number, each.epoch - 1, "b")) == ()
+    assert group(c.LearnerWhole(each.number, each.epoch, "z")) == ()
+
+
+def test_backup_becomes_primary_when_the_primary_dies() -> None:
+    group = make_group("a", "b", num_replicas=1)
+    assert all(len(each.servers) == 2 for each in group.state.ranges)
+    generation = group.state.generation
+    group(c.ServerDied("a"))
+    assert all(each.servers == ("b",) for each in group.state.ranges)
+    assert group.state.generation == generation
+    group.join("a")
+    group.fill()
+    assert all(set(each.servers) == {"a", "b"} for each in group.state.ranges)
+    assert group.primaries() == ["a", "a", "b", "b"]
+
+
+def test_servers_may_die_again_and_again() -> None:
+    group = make_group("a", "b", "c", num_replicas=1)
+    for _ in range(10):
+        for name in "abc":
+            group(c.ServerDied(name))
+            assert all(each.servers for each in group.state.ranges)
+            group.fill()
+            group.join(name)
+            group.fill()
+            assert all(len(each.servers) == 2 for each in group.state.ranges)
+    assert group.state.num_rollbacks == 0
+    assert group.primaries() == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_leaving_server_keeps_its_ranges_until_they_have_moved() -> None:
+    group = make_group("a", "b")
+    group(c.ServerLeft("a"))
+    assert not group.state.may_go("a")
+    assert group.primaries() == ["a", "a", "b", "b"]
+    group.fill()
+    assert group.state.may_go("a")
+    assert group.primaries() == ["b"] * 4
+    group(c.ServerDied("a"))
+    assert group.state.num_rollbacks == 0
+
+
+def test_leaving_server_with_a_backup_and_nowhere_to_move_goes_at_once() -> None:
+    group = make_group("a", "b", num_replicas=1)
+    group(c.ServerLeft("a"))
+    assert group.state.may_go("a")
+    assert group.primaries() == ["b"] * 4
+
+
+def test_only_server_that_leaves_stays_until_another_joins() -> None:
+    group = make_group("a")
+    group(c.ServerLeft("a"))
+    assert not group.state.may_go("a")
+    group.join("b")
+    group.fill()
+    assert group.state.may_go("a")
+    assert group.primaries() == ["b"] * 4
+
+
+def test_new_process_under_a_live_name_does_not_inherit_ranges() -> None:
+    group = make_group("a", "b", num_replicas=1)
+    group.join("a")  # its death was not noticed
+    assert all(each.servers == ("b",) for each in group.state.ranges)
+    with pytest.raises(Evicted):
+        group(c.ServerJoined("a", "a:1", 1))
+
+
+# --- loss ---
+
+
+def test_lost_range_without_log_rolls_all_back_once_a_server_is_there() -> None:
+    group = make_group("a", "b")
+    generation = group.state.generation
+    group(c.ServerDied("a"))
+    assert group.state.generation == generation + 1
+    assert group.primaries() == ["b"] * 4
+    assert group.state.rolled_back_to is None
+    group(c.ServerDied("b"))
+    assert group.state.generation == generation + 1
+    assert group.primaries() == []
+    group.join("c")
+    assert group.state.generation == generation + 2
+    assert group.primaries() == ["c"] * 4
+
+
+def test_lost_range_with_log_waits_for_its_server() -> None:
+    group = make_group("a", "b", has_log=True)
+    lost = [each.number for each in group.state.ranges if each.servers == ("a",)]
+    generation = group.state.generation
+    group(c.ServerDied("a"))
+    group.join("a")
+    assert group.primaries() == ["b", "b"]
+    group(c.ServerReturned("a", generation, dict.fromkeys(lost, 5)))
+    assert group.primaries() == ["a", "a", "b", "b"]
+    assert group.state.generation == generation
+
+
+def test_server_that_returns_without_its_log_rolls_back() -> None:
+    group = make_group("a", "b", has_log=True)
+    generation = group.state.generation
+    group(c.ServerDied("a"))
+    group.join("a")
+    group(c.ServerReturned("a", generation, {}))
+    assert group.state.generation == generation + 1
+    assert not group.state.lost
+
+
+def test_operator_gives_up_a_server_with_a_log() -> None:
+    group = make_group("a", "b", has_log=True)
+    group(c.ServerDied("a"))
+    group(c.GiveUpLost())
+    assert group.state.num_rollbacks == 1
+    assert group.primaries() == ["b"] * 4
+
+
+# --- tables ---
+
+
+def test_table_is_declared_once_by_name() -> None:
+    group = make_group("a")
+    assert group(c.DeclareTable(TABLE)) == ()
+    assert [table.number for table in group.state.tables] == [1]
+    with pytest.raises(TableConflict, match=r"'w' already, which is shape \(100, 4\)"):
+        group(c.DeclareTable(TableSpec(**{**fields(TABLE), "shape": (50, 8)})))  # type: ignore[arg-type]
+
+
+def fields(table: TableSpec) -> dict[str, object]:
+    return {name: getattr(table, name) for name in table.__struct_fields__}
+
+
+# --- clocks ---
+
+
+def test_slowest_live_worker_opens_clocks() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.begin("w2")
+    group.tick("w1", 0)
+    assert group.state.opened == 0
+    assert not group.state.may_begin("w1")
+    group.tick("w2", 0)
+    assert group.state.opened == 1
+    assert group.state.may_begin("w1")
+    assert group.state.may_begin("w2")
+
+
+def test_tick_that_comes_twice_counts_once() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.tick("w1", 0)
+    assert group(c.Tick("w1", 1, group.state.generation, 0)) == ()
+    assert group.state.workers["w1"].ticked == 1
+    with pytest.raises(Invalid, match="ends clock 5"):
+        group.tick("w1", 5)
+
+
+def test_each_worker_has_the_staleness_of_its_loop() -> None:
+    group = make_group("a")
+    group.begin("bsp", 0)
+    group.begin("ssp", 2)
+    group.begin("asp", None)
+    group.begin("slow", 0)
+    for clock in range(3):
+        group.tick("asp", clock)
+        group.tick("ssp", clock)
+    group.tick("bsp", 0)
+    assert group.state.may_begin("asp")
+    assert not group.state.may_begin("ssp")  # at 3, the slowest at 0
+    assert not group.state.may_begin("bsp")
+    group.tick("slow", 0)
+    assert group.state.may_begin("ssp")
+    assert group.state.may_begin("bsp")
+
+
+def test_dead_worker_holds_back_no_other() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.begin("w2")
+    group.tick("w1", 0)
+    group(c.WorkerDied("w2"))
+    assert group.state.opened == 1
+    assert group.state.may_begin("w1")
+    assert view_of(group.state).ended == {"w2": 0}
+
+
+def test_worker_that_comes_back_goes_on_at_its_clock() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.tick("w1", 0)
+    group(c.WorkerDied("w1"))
+    group.begin("w1", incarnation=2)
+    assert group.state.workers["w1"].ticked == 1
+    assert group.state.gaps == ()
+    with pytest.raises(Evicted):
+        group.tick("w1", 1, incarnation=1)
+    group.tick("w1", 1, incarnation=2)
+
+
+def test_worker_that_comes_back_too_late_leaves_a_gap() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.begin("w2")
+    group(c.WorkerDied("w2"))
+    group.tick("w1", 0)
+    group.tick("w1", 1)
+    group.begin("w2", incarnation=2)
+    assert group.state.workers["w2"].ticked == 2
+    assert group.state.gaps == (Gap("w2", 0, 2),)
+
+
+def test_worker_that_joins_in_the_middle_begins_at_the_slowest_clock() -> None:
+    group = make_group("a")
+    group.begin("w1", None)
+    group.begin("w2", None)
+    for clock in range(5):
+        group.tick("w1", clock)
+    for clock in range(3):
+        group.tick("w2", clock)
+    group.begin("w3", None)
+    assert group.state.workers["w3"].ticked == 3
+
+
+def test_process_within_the_lease_goes_on_as_though_nothing_was() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.tick("w1", 0)
+    before = view_of(group.state).ended
+    group.begin("w1", incarnation=2)
+    assert group.state.workers["w1"].ticked == 1
+    assert view_of(group.state).ended == before
+
+
+def test_loop_waits_for_workers_and_counts_those_that_have_left() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.begin("w2")
+    assert not group.state.may_begin("w1", num_workers=3)
+    group(c.WorkerLeft("w2", 1))  # without data
+    assert not group.state.may_begin("w1", num_workers=3)
+    group.begin("w3")
+    assert group.state.may_begin("w1", num_workers=3)
+
+
+def test_start_barrier_does_not_count_a_dead_worker() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group(c.WorkerDied("w1"))
+    group.begin("w2")
+    assert not group.state.may_begin("w2", num_workers=2)
+
+
+def test_start_barrier_counts_anew_when_all_have_left() -> None:
+    group = make_group("a")
+    group.begin("w1")
+    group.begin("w2")
+    group(c.WorkerLeft("w1", 1))
+    group(c.WorkerLeft("w2", 1))
+    group.begin("w1")
+    assert not group.state.may_begin("w1", num_workers=2)
+
+
+def test_all_pushes_count_when_all_workers_have_left() -> None:
+    group = make_group("a")
+    group.begin("w1", None)
+    group.begin("w2", None)
+    group.tick("w1", 0)
+    group.tick("w1", 1)
+    group(c.WorkerLeft("w1", 1))
+    group.tick("w2", 0)
+    group(c.WorkerLeft("w2", 1))
+    assert group.state.opened == 2
+
+
+# --- checkpoints ---
+
+
+def test_checkpoint_begins_with_every_interval() -> None:
+    group = make_group("a", checkpoint_interval=2)
+    group.begin("w1")
+    group.tick("w1", 0)
+    assert group.state.cut is None
+    group.tick("w1", 1)
+    assert group.state.cut is not None
+    assert group.state.cut.workers == ("w1",)
+    for clock in range(2, 7):  # the next one waits for this one
+        group.tick("w1", clock)
+    assert group.state.last_cut == 1
+    group.save({"w1": 2})
+    assert group.state.last_cut == 2
+    assert [cut.number for cut in group.state.cuts] == [1]
+
+
+def test_rollback_goes_to_the_last_whole_checkpoint() -> None:
+    group = make_group("a")
+    group.begin("w1", 3)
+    group.begin("w2", 3)
+    for clock in range(4):
+        group.tick("w1", clock)
+    group.tick("w2", 0)
+    group(c.CheckpointDue())
+    group.save({"w1": 4, "w2": 2})
+    group.tick("w2", 1)
+    group(c.CheckpointDue())  # in the middle of this one the server is lost
+    old = group.state.generation
+    group.join("b")
+    group(c.ServerDied("a"))
+    assert group.state.rolled_back_to == 1
+    assert group.state.cut is None
+    assert group.state.clocks == {"w1": 4, "w2": 2}
+    assert group.state.opened == 2
+    with pytest.raises(RolledBack) as caught:
+        group(c.Tick("w2", 1, old, 2))
+    assert caught.value.clock == 2
+    group.tick("w2", 2)
+
+
+def test_worker_that_died_before_its_mark_is_in_the_checkpoint_with_its_clocks() -> None:
+    group = make_group("a")
+    group.begin("w1", None)
+    group.begin("w2", None)
+    group.tick("w2", 0)
+    group(c.CheckpointDue())
+    group(c.WorkerDied("w2"))
+    group.save({"w1": 1})
+    (cut,) = group.state.cuts
+    assert cut.clocks == {"w1": 1, "w2": 1}
+    assert cut.clock == 1
+
+
+def test_checkpoint_of_nothing_is_refused() -> None:
+    with pytest.raises(Invalid, match="nothing to save"):
+        Group()(c.CheckpointDue())
+
+
+# --- what servers make of a view ---
+
+
+def test_openings_keep_the_pushes_after_a_gap() -> None:
+    view = View(1, 1, (), (), {}, ended={"dead": 7}, gaps=(Gap("w1", 8, 9), Gap("w2", 5, 12)))
+    assert list(openings(view, 8, 14)) == [
+        (9, {"dead": 7, "w1": 8, "w2": 5}),
+        (12, {"dead": 7, "w2": 5}),
+        (14, {"dead": 7}),
+    ]
+    assert list(openings(view, 14, 14)) == []
+
+
+def test_scheduler_that_starts_again_has_higher_views() -> None:
+    group = make_group("a")
+    before = view_of(group.state)
+    group(c.Start(group.state.settings))
+    assert view_of(group.state).version > before.version
+    assert view_of(group.state).number >> 32 == (before.number >> 32) + 1
+    assert isinstance(before.ranges[0], RangeView)
+    assert fold(group.first, group.events) == group.state
