@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,14 +92,48 @@ def containers(name: str) -> list[Document]:
     return [c for pod in pod_templates(name).values() for c in of_pod(pod)]
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
-def test_manifests_are_valid(file):
-    """Every document fits Kubernetes' own schema, without unknown fields."""
+def require_valid(file: Path, *options: str) -> None:
+    """Fail unless every document of the file fits Kubernetes' own schema, without unknown fields."""
     program = Path(sys.executable).with_name("kubernetes-validate")
     done = subprocess.run(
-        [program, "--strict", file], capture_output=True, text=True, check=False, timeout=60
+        [program, "--strict", *options, file],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.name)
+def test_manifests_are_valid(file):
+    """Every document fits the schema of the newest Kubernetes."""
+    require_valid(file)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no program called kubectl")
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_rendered_kustomizations_are_valid(name, tmp_path):
+    """`kubectl kustomize` renders what the other tests read from the files, and every document fits
+    the schemas of the oldest Kubernetes that docs/kubernetes.md names and of the newest."""
+    command = ("kubectl", "kustomize", str(KUBERNETES / name))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(done.stdout, encoding="utf-8")
+    require_valid(file)
+    require_valid(file, "--kubernetes-version=1.30")
+
+    rendered = [document for document in documents(file) if document["kind"] != "ConfigMap"]
+    titles = sorted((d["kind"], d["metadata"]["name"]) for d in rendered)
+    assert titles == sorted((d["kind"], d["metadata"]["name"]) for d in resources(name))
+    images = {image["name"]: image["newName"] for image in kustomization(name).get("images", ())}
+    expected = []
+    for container in containers(name):
+        image, _, tag = container["image"].partition(":")
+        expected.append(f"{images.get(image, image)}:{tag}")
+    pods = [d["spec"]["template"] for d in rendered if "template" in d.get("spec", {})]
+    assert sorted(c["image"] for pod in pods for c in of_pod(pod)) == sorted(expected)
 
 
 def test_nothing_is_left_out():
