@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -178,6 +179,8 @@ TORCH += ("filelock", "fsspec", "typing_extensions.py")
 
 def torch_mounts() -> tuple[str, ...]:
     """Mounts of the installed PyTorch at /opt/torch, which an image without it imports."""
+    if engine.TORCH_OPTIONS in os.environ:
+        return ()  # the image has its own
     pytest.importorskip("torch", reason="`make setup-torch` installs PyTorch")
     mounts = []
     for name in TORCH:
@@ -189,16 +192,22 @@ def torch_mounts() -> tuple[str, ...]:
     return ("--env=PYTHONPATH=/opt/torch", *mounts)
 
 
-def test_neural_network_trains_between_containers(containers):
-    """Two participants of the image `neural` train a network of a list of layers on the halves of a
-    data set; the coordinator has no PyTorch."""
-    mounts = torch_mounts()
+@pytest.mark.parametrize("mode", ["federated", "pipeline"])
+def test_neural_network_trains_between_containers(containers, mode):
+    """Two participants of the image `neural` train a network of a list of layers: each on a half of
+    a data set, or both together in two stages on all of it. The coordinator has no PyTorch, and a
+    participant has the memory that the manifests of Kubernetes give it."""
+    is_pipeline = mode == "pipeline"
+    epochs = 10 if is_pipeline else 2
+    rounds = 3 if is_pipeline else 15
     coordinator = containers.start(
         COORDINATOR,
         "--workload=neural",
         "--min-participants=2",
-        "--rounds=15",
-        "--set=rounds.epochs=2",
+        f"--rounds={rounds}",
+        f"--set=rounds.epochs={epochs}",
+        f"--set=workload.options.mode={mode}",
+        f"--set=aggregation.rule={'assemble' if is_pipeline else 'weighted_average'}",
         "--set=workload.options.learning_rate=0.05",
         options=(f"--volume={containers.volume()}:/var/lib/xain", "--network-alias=coordinator"),
     )
@@ -207,16 +216,16 @@ def test_neural_network_trains_between_containers(containers):
         containers.start(
             NEURAL,
             *("--coordinator=coordinator:50051", "--data=breast_cancer", f"--id=site-{index}"),
-            *("--partition=iid", "--num-parts=2", f"--index={index}"),
+            *(() if is_pipeline else ("--partition=iid", "--num-parts=2", f"--index={index}")),
             "--set=data.test_fraction=0.2",
-            options=mounts,
+            options=("--memory=1g", *torch_mounts()),
         )
         for index in range(2)
     ]
     for participant in participants:
         assert containers.wait(participant) == 0, engine.logs(participant)
     models = json.loads(docker("exec", coordinator, "xain-coordinator", "status", "--json"))
-    (measured,) = [one for one in models["rounds"] if one["round"] == 15]
+    (measured,) = [one for one in models["rounds"] if one["round"] == rounds]
     assert measured["evaluation"]["metrics"]["accuracy"] > 0.9
 
 

@@ -104,11 +104,17 @@ async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "wards.skops").stat().st_size > 0
 
 
-LONG = ("--workload", "sgd", "--data", "iris", "--rounds", "1000000")
+# Rounds without end. A worker that was killed keeps its lease, so that from then on each round
+# lasts until its deadline, and takes little processor time.
+LONG = (
+    *("--workload", "sgd", "--data", "iris", "--rounds", "1000000"),
+    *("--set=rounds.deadline_s=1", "--set=server.heartbeat_timeout_s=600"),
+)
 # Its worker has joined and waits for another one, without a round that takes processor time.
 WAITING = (
     *("--workload", "sgd", "--data", "iris", "--workers", "1"),
     *("--set=rounds.start_participants=2", "--set=rounds.max_participants=2"),
+    "--set=rounds.start_timeout_s=86400",
 )
 
 
@@ -124,10 +130,6 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
     ):
         for shown in (first, second):
             await shown.until(lambda output: "launch: ready: all " in output)
-        async with launched(tmp_path, f"--name={one}", *LONG) as third:
-            assert await third.end() == 1
-        assert f"a launch called {one} is running" in third.output
-
         os.kill(pid_of(one, "worker-1"), signal.SIGKILL)
         await first.until(
             lambda output: (
@@ -135,6 +137,9 @@ async def test_deaths_are_reported_and_two_names_run_side_by_side(
                 and "model_published" in output.partition("worker-1 was killed")[2]
             )
         )
+        async with launched(tmp_path, f"--name={one}", *LONG) as third:
+            assert await third.end() == 1
+        assert f"a launch called {one} is running" in third.output
         os.kill(pid_of(one, "coordinator"), signal.SIGKILL)
         await first.until(
             lambda output: (

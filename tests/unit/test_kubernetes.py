@@ -93,7 +93,7 @@ def containers(name: str) -> list[Document]:
 
 
 def require_valid(file: Path, *options: str) -> None:
-    """Fail unless every document of the file fits Kubernetes' own schema, without unknown fields."""
+    """Fail unless every document fits Kubernetes' own schema, without unknown fields."""
     program = Path(sys.executable).with_name("kubernetes-validate")
     done = subprocess.run(
         [program, "--strict", *options, file],

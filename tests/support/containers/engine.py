@@ -19,11 +19,14 @@ ROOT = Path(__file__).parents[3]
 COORDINATOR = "xain-coordinator:0.1.0"
 PARTICIPANT = "xain-participant-sgd:0.1.0"
 BAGGING = "xain-participant-bagging:0.1.0"
-NEURAL = "xain-participant-neural:0.1.0"  # PyTorch, of several GB, is mounted by the tests
+NEURAL = "xain-participant-neural:0.1.0"
 BASE = "python:3.11-slim"
 
 # Where this is set a missing engine is a failure, not a reason to skip.
 REQUIRED = "XAIN_REQUIRE_DOCKER"
+# Build argument of the image `neural`. Without it the image has no PyTorch, which takes minutes to
+# install, and the tests mount that of their own environment.
+TORCH_OPTIONS = "XAIN_TORCH_OPTIONS"
 
 PATIENCE_S = 180.0
 BUILD_S = 900.0
@@ -120,7 +123,7 @@ def _build(image: str) -> None:
         target = image.partition(":")[0].rpartition("-")[2]
         words += ["--file=participant/Dockerfile", f"--target={target}"]
     if image == NEURAL:
-        words.append("--build-arg=TORCH_OPTIONS=none")
+        words.append(f"--build-arg=TORCH_OPTIONS={os.environ.get(TORCH_OPTIONS, 'none')}")
     # The host's network, where a bridge may reach no package index.
     docker("build", "--network=host", f"--tag={image}", *words, ".", timeout=BUILD_S)
 
