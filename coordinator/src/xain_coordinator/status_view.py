@@ -3,6 +3,7 @@ one JSON object."""
 
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,16 @@ def fetch(address: str, *, everything: bool = False, num_rounds: int = _MAX_ROUN
 
     Raises NoStatus within DEADLINE_S or little more.
     """
+    # In a thread of its own, where no signal raises KeyboardInterrupt: between the start of a call
+    # and that of gRPC's own thread, it would leave a channel whose close() never returns.
+    pool = ThreadPoolExecutor(1, "status")
+    try:
+        return pool.submit(_fetch, address, everything, num_rounds).result()
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _fetch(address: str, everything: bool, num_rounds: int) -> Snapshot:
     limits = (_ALL, _ALL) if everything else (num_rounds, _MAX_MODELS)
     page_size = 0 if everything else _MAX_PARTICIPANTS
     gives_up_at = time.monotonic() + DEADLINE_S

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
@@ -336,6 +338,34 @@ def test_status_asks_at_the_port_that_participants_ask_at(
     with restored():
         told = run("report", "--address", given, "--html", "no.html").stderr
     assert told == f"xain-coordinator report: asked {asked}\n"
+
+
+INTERRUPTED = """
+import os, signal
+from grpc import _channel
+from xain_coordinator import status_view
+
+begin = _channel._run_channel_spin_thread
+
+def interrupted(state):
+    os.kill(os.getpid(), signal.SIGINT)
+    begin(state)
+
+_channel._run_channel_spin_thread = interrupted
+try:
+    status_view.fetch("127.0.0.1:9")
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_ctrl_c_at_the_start_of_a_call_ends_the_question() -> None:
+    """The signal comes after gRPC has registered a call and before its thread for the calls runs,
+    where a KeyboardInterrupt would leave a channel that waits for that thread for ever."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "ended\n", done.stderr
+    assert done.returncode == 0
 
 
 def test_check_config(tmp_path: Path) -> None:

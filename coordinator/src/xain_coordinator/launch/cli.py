@@ -251,7 +251,9 @@ def _follow(launch: Launch, request: Request) -> int:
         url = f"http://{launch.http_address}"
         _say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
     snapshot = launch.watch()
-    for line in result_lines(launch, snapshot, request.work):
+    with launch.held():  # a signal within a call of gRPC may leave a channel that never closes
+        lines = result_lines(launch, snapshot, request.work)
+    for line in lines:
         _say(line)
     return 0 if snapshot.status.cause == "completed" else EXIT_FAILED
 

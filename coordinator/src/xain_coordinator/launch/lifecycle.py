@@ -65,7 +65,7 @@ class Launch:
         self._backend = backend
         self._view = view
         self._say = say
-        self._held = held
+        self.held = held
         self._coordinator: Running | None = None
         self._workers: dict[str, Running] = {}
         self._listens = (0, 0)
@@ -78,7 +78,7 @@ class Launch:
     def start(self) -> None:
         """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
         request, backend = self._request, self._backend
-        with self._held():
+        with self.held():
             backend.prepare(request.workers, request.work)
         self._listens = backend.ports(request.ports, http=request.serve)
         self._start_coordinator(is_restart=False)
@@ -93,11 +93,11 @@ class Launch:
                 request.worker_values,
                 serve=request.serve,
             )
-            with self._held():
+            with self.held():
                 self._workers[worker.name] = backend.start(program)
 
     def _start_coordinator(self, *, is_restart: bool) -> None:
-        with self._held():
+        with self.held():
             self._coordinator = self._backend.start(self._program(is_restart=is_restart))
         self.address = ""
         deadline = time.monotonic() + START_TIMEOUT_S
