@@ -1,7 +1,6 @@
 """Compare stored objects with the size and the digest that they were written with."""
 
 from collections.abc import Callable, Iterable
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from xain_coordinator.admission import chunks
 from xain_coordinator.bundles import open_weights
 from xain_coordinator.core.values import Update, WeightsRef
 from xain_coordinator.ports import KeyNotFound, StoreError, WeightsStore
+from xain_proto.np.codec import parse_npy_header
 
 
 def why_damaged(
@@ -49,8 +49,10 @@ def parse_vector(data: bytes, ref: WeightsRef) -> NDArray[Any]:
     """The vector in the bytes of an object. Raises StoreError if they are damaged."""
     if xxhash.xxh3_128_hexdigest(data) != ref.digest:
         raise StoreError(f"{ref.key} is damaged: its bytes have another digest")
-    vector: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
-    return vector
+    header = parse_npy_header(data)
+    if header is None:
+        raise StoreError(f"{ref.key} is damaged: it ends within its header")
+    return np.ndarray(header.shape, header.dtype, data, header.data_offset).copy()
 
 
 def damaged_updates(

@@ -9,6 +9,7 @@ length of the file as uint64, and the file. Numbers are little-endian. A file is
 """
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -258,6 +259,11 @@ def _nodes(schema: object) -> Iterator[dict[str, Any]]:
             waiting.extend(reversed(at))
 
 
+# Python up to 3.12 may fail with SystemError when two threads parse a literal, as numpy does with
+# the header of an array (python/cpython#106905).
+_PARSING = threading.Lock()
+
+
 def _array(name: str, content: bytes) -> NDArray[Any]:
     """An array in numpy's format, whose header agrees with its size. Raises InvalidEnsemble."""
     file = BytesIO(content)
@@ -267,14 +273,15 @@ def _array(name: str, content: bytes) -> NDArray[Any]:
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
-        shape, _, dtype = read(file)
+        with _PARSING:
+            shape, is_fortran, dtype = read(file)
         size = dtype.itemsize
         for length in shape:
             size *= length
         if dtype.hasobject or size != len(content) - file.tell():
             raise InvalidEnsemble(f"array {name} has another size than its header says")
-        file.seek(0)
-        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        order: Any = "F" if is_fortran else "C"
+        array = np.ndarray(shape, dtype, content, file.tell(), order=order).copy(order="K")
     except (ValueError, KeyError, TypeError, SyntaxError) as error:
         if isinstance(error, InvalidEnsemble):
             raise
