@@ -4,10 +4,11 @@ compare states bit by bit."""
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from xain_parameters.keys import END
-from xain_parameters.messages import Pull, Push
+from xain_parameters.messages import Entry, Pull, Push
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec
 from xain_parameters.tables import initialisers, rules
@@ -120,3 +121,72 @@ def step(rule: rules.Rule, row: dict[str, Any], pushed: list[float], real: type)
         row["values"][i] = w
     if "steps" in row:
         row["steps"] += 1
+
+
+def state_of(replica: Replica) -> Any:
+    """All of a replica beside its rows, in a form that can be compared."""
+    held = sorted(replica._held, key=lambda each: each.order)
+    return (
+        replica.sequence,
+        replica.opened,
+        {worker: msgspec.structs.asdict(known) for worker, known in replica._known.items()},
+        [(each.meta, each.piece().body.tobytes()) for each in held],
+    )
+
+
+class Oracle:
+    """Rows by table and key, updated one number at a time."""
+
+    def __init__(self, tables: list[TableSpec]) -> None:
+        self.tables = {spec.number: spec for spec in tables}
+        self.rules = {spec.number: rules.made(spec.update) for spec in tables}
+        self.rows: dict[int, dict[int, dict[str, Any]]] = {spec.number: {} for spec in tables}
+        self.held: list[Any] = []
+        for spec in tables:
+            if spec.is_dense:
+                for key in range(spec.bound or 0):
+                    self.row(spec, key)
+
+    def row(self, spec: TableSpec, key: int) -> dict[str, Any]:
+        if key not in self.rows[spec.number]:
+            init = initialisers.made(spec.init)
+            values = init.rows(keys_of([key]), spec.dim, np.dtype(spec.dtype))
+            zero = np.dtype(spec.dtype).type(0)
+            row: dict[str, Any] = {"values": list(values[0])}
+            for name, kind in self.rules[spec.number].state.items():
+                row[name] = 0 if kind == "count" else [zero] * spec.dim
+            self.rows[spec.number][key] = row
+        return self.rows[spec.number][key]
+
+    def apply(self, entry: Entry, keys: Any, values: Any) -> None:
+        if entry.kind == "push":
+            if entry.is_held:
+                self.held.append((entry, keys, values))
+            else:
+                self._update(entry, keys, values)
+        elif entry.kind == "open":
+            due = [each for each in self.held if each[0].clock < entry.clock]
+            self.held = [each for each in self.held if each[0].clock >= entry.clock]
+            for each in sorted(due, key=lambda e: (e[0].clock, e[0].worker, e[0].table, e[0].part)):
+                self._update(*each)
+
+    def _update(self, entry: Entry, keys: Any, values: Any) -> None:
+        spec = self.tables[entry.table]
+        numbers = range(entry.start, entry.stop) if keys is None else keys.tolist()
+        for key, pushed in zip(numbers, values.tolist(), strict=True):
+            step(self.rules[spec.number], self.row(spec, key), pushed, np.dtype(spec.dtype).type)
+
+    def assert_equals(self, replica: Replica) -> None:
+        for number, rows in self.rows.items():
+            found: dict[int, dict[str, Any]] = {}
+            for keys, fields in replica.rows(number):
+                for i, key in enumerate(keys.tolist()):
+                    found[key] = {name: array[i].tolist() for name, array in fields.items()}
+            assert found.keys() == rows.keys()
+            is_exact = not isinstance(self.rules[number], rules.Adam)
+            for key, row in rows.items():
+                for name, expected in row.items():
+                    if is_exact:
+                        assert found[key][name] == expected
+                    else:
+                        np.testing.assert_allclose(found[key][name], expected, rtol=2e-5, atol=1e-7)

@@ -37,3 +37,7 @@ class Evicted(ParameterError):
 
 class Closed(ParameterError):
     """The client or the server was closed."""
+
+
+class Damaged(ParameterError):
+    """A checkpoint file was cut short or changed. The text names the file and the piece of it."""

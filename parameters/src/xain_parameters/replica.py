@@ -15,7 +15,16 @@ import numpy as np
 
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
-from xain_parameters.messages import Entry, Mark, Pull, Push, Tile, Values
+from xain_parameters.messages import (
+    Entry,
+    Mark,
+    Pull,
+    Push,
+    Tile,
+    Values,
+    decode_head,
+    encode_head,
+)
 from xain_parameters.specs import RangeView, TableSpec
 from xain_parameters.tables.dense import BoundedPart
 from xain_parameters.tables.part import Array, Bytes, Piece
@@ -90,6 +99,97 @@ class _Held:
         return Piece("held", msgspec.msgpack.encode(self.meta), self.keys, body)
 
 
+class CutHead(msgspec.Struct, frozen=True):
+    """The begin of a checkpoint's file: the range and the tables that it is of.
+
+    last: the last position of the range. sequence: of the last entry that the state has; the pushes
+        recorded in the file came later.
+    """
+
+    cut: int
+    generation: int
+    range: int
+    start: int
+    last: int  # msgpack has no room for a stop of 2**64
+    sequence: int
+    tables: list[TableSpec]
+
+
+class Cut:
+    """A checkpoint of a range: the state at the first mark (Chandy and Lamport 1985), and the
+    pushes that came later by workers that had not passed the mark.
+
+    `pieces` is read step by step while entries are applied, and when all workers have passed the
+    mark, or have ended, `finish` gives what is left. Training goes on meanwhile: rows are saved
+    before they are first changed.
+    """
+
+    def __init__(self, number: int, replica: "Replica") -> None:
+        self.number = number
+        self.sequence = replica.sequence
+        self.is_open = True
+        self.marked: set[str] = set()
+        self._recorded: list[tuple[Entry, Keys | None, Array]] = []
+        self._parts = dict(replica._parts)
+        self._snapshots = {number: part.snapshot() for number, part in self._parts.items()}
+        head = CutHead(
+            number,
+            replica.generation,
+            replica.number,
+            replica.span.start,
+            replica.span.stop - 1,
+            self.sequence,
+            replica.tables,
+        )
+        empty = np.empty(0, np.uint8)
+        self._first = [
+            Piece("cut", msgspec.msgpack.encode(head), None, empty),
+            replica._state_piece(list(self._parts)),
+            *(held.piece() for held in replica._held),
+        ]
+        self._is_read = False
+
+    def pieces(self) -> Iterator[Piece]:
+        """The state at the first mark. Entries may be applied between two steps. Raises Abandoned
+        if the range has been split meanwhile."""
+        yield from self._first
+        self._first = []
+        for number, part in self._parts.items():
+            pieces = part.pieces(self._snapshots[number])
+            while self.is_open and (piece := next(pieces, None)) is not None:
+                yield piece
+            if not self.is_open:
+                raise Abandoned(self.number)
+            self._snapshots[number].close()
+        self._is_read = True
+
+    def finish(self) -> Iterator[Piece]:
+        """End the checkpoint: the recorded pushes. `pieces` must have been read to its end."""
+        if not self.is_open:
+            raise Abandoned(self.number)
+        assert self._is_read, "finish() before the end of pieces()"
+        self.close()
+        for entry, keys, values in self._recorded:
+            body = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            yield Piece("recorded", encode_head(entry), keys, body)
+
+    def record(self, entry: Entry, keys: Keys | None, values: Array) -> None:
+        self._recorded.append((entry, keys, values))
+
+    def close(self) -> None:
+        """Give the checkpoint up, or end it: nothing is saved or recorded from now on."""
+        self.is_open = False
+        for snapshot in self._snapshots.values():
+            snapshot.close()
+
+
+class Abandoned(Exception):
+    """A checkpoint was given up before it was whole."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"checkpoint {number} was given up")
+
+
 _decode_state = msgspec.msgpack.Decoder(_State).decode
 _decode_held = msgspec.msgpack.Decoder(_HeldMeta).decode
 
@@ -101,6 +201,9 @@ class Replica:
     opened: held pushes of clocks below have been applied.
     epoch: of the range; the owner sets it, and entries and tiles carry it.
     is_whole: not a learner that still lacks tiles.
+    keeps_cuts: whether a mark begins a checkpoint here; on at the primary, which writes them. The
+        others only remember who has passed which mark.
+    cuts: the checkpoints that have begun, by number, until `end_cut`.
     """
 
     def __init__(
@@ -119,6 +222,8 @@ class Replica:
         self.sequence = 0
         self.opened = 0
         self.is_whole = is_whole
+        self.keeps_cuts = False
+        self.cuts: dict[int, Cut] = {}
         self._has_state = is_whole
         self._last_cut = 0
         self._parts: dict[int, AnyPart] = {}
@@ -280,6 +385,12 @@ class Replica:
         if entry.cut:
             self._pass(entry.worker, entry.cut)
         self._remember(entry)
+        for cut in self.cuts.values():
+            if self._known[entry.worker].cut < cut.number:
+                cut.record(entry, keys, values)
+        self._hold_or_apply(entry, part, keys, values)
+
+    def _hold_or_apply(self, entry: Entry, part: AnyPart, keys: Keys | None, values: Array) -> None:
         if entry.is_held and entry.clock >= self.opened:
             meta = _HeldMeta(
                 entry.clock,
@@ -330,9 +441,113 @@ class Replica:
         self._begin_cut(cut)
         known = self._known.setdefault(worker, _Known())
         known.cut = max(known.cut, cut)
+        for each in self.cuts.values():
+            if each.number <= cut:
+                each.marked.add(worker)
 
     def _begin_cut(self, cut: int) -> None:
-        self._last_cut = max(self._last_cut, cut)
+        if cut <= self._last_cut:
+            return
+        if self.keeps_cuts and self.is_whole:
+            self.cuts[cut] = Cut(cut, self)
+        self._last_cut = cut
+
+    def end_cut(self, number: int) -> None:
+        """Forget a checkpoint: it is written, or given up."""
+        cut = self.cuts.pop(number, None)
+        if cut is not None:
+            cut.close()
+
+    def load(self, files: Iterable[Iterable[Piece]], *, with_recorded: bool = True) -> None:
+        """Fill this new replica with the checkpoints of ranges that together have all of its own.
+
+        Rows, held pushes and recorded pushes outside of this range are left out, and tables that
+        are not declared here. with_recorded: False for a replay of a log, which has these pushes.
+        """
+        opened = []
+        for pieces in files:
+            recorded = []
+            for piece in pieces:
+                match piece.name:
+                    case "cut":
+                        pass
+                    case "state":
+                        state = _decode_state(piece.body.tobytes())
+                        opened.append(state.opened)
+                        self.opened = state.opened
+                        self._merge_state(state)
+                    case "recorded":
+                        recorded.append(piece)
+                    case _:
+                        self._take(piece)
+            for piece in recorded if with_recorded else ():
+                self._load_recorded(piece)
+        # What one range still held may have been opened in another.
+        self.opened = min(opened, default=0)
+
+    def _merge_state(self, state: _State) -> None:
+        """Of a worker's newest clock, pushes are known that any of the checkpoints knows."""
+        self.sequence = max(self.sequence, state.sequence)
+        self._last_cut = max(self._last_cut, state.last_cut)
+        for worker, other in state.known.items():
+            known = self._known.setdefault(worker, other)
+            if other.clock > known.clock:
+                known.clock, known.parts = other.clock, other.parts
+            elif other.clock == known.clock:
+                known.parts |= other.parts
+            if other.incarnation > known.incarnation:
+                known.incarnation, known.loose = other.incarnation, other.loose
+                known.settled = other.settled
+            elif other.incarnation == known.incarnation:
+                known.loose |= other.loose
+                known.settled = max(known.settled, other.settled)
+            known.cut = max(known.cut, other.cut)
+
+    def _load_recorded(self, piece: Piece) -> None:
+        entry = decode_head(piece.meta)
+        assert isinstance(entry, Entry)
+        self._remember(entry)
+        part = self._parts.get(entry.table)
+        if part is None:
+            return
+        keys = _none_if_block(entry, piece.keys)
+        num_rows = entry.stop - entry.start if keys is None else len(keys)
+        keys, start, stop, values = part.restricted(
+            keys, entry.start, entry.stop, part.shaped(num_rows, piece.body)
+        )
+        if len(values):
+            entry = msgspec.structs.replace(entry, start=start, stop=stop)
+            self._hold_or_apply(entry, part, keys, values)
+
+    def split(self, left: RangeView, right: RangeView) -> tuple["Replica", "Replica"]:
+        """Two replicas of the ranges that this one is split into, at the same entry. This one must
+        not be used any more but for pulls that are under way; its open checkpoints are given up."""
+        assert self.is_whole
+        for number in list(self.cuts):
+            self.end_cut(number)
+        first, second = (self._half(view) for view in (left, right))
+        return first, second
+
+    def _half(self, view: RangeView) -> "Replica":
+        half = Replica(view, (), self.generation)
+        assert self.span.start <= view.start < view.stop <= self.span.stop
+        half._parts = {
+            number: part.split_off(part.spec, half.number, half.span)
+            for number, part in self._parts.items()
+        }
+        half._set_state(_decode_state(self._state_piece([]).body.tobytes()))
+        half.keeps_cuts = self.keeps_cuts
+        for held in self._held:
+            half._hold(held.meta, held.keys, held.values)
+        return half
+
+    def _hold(self, meta: _HeldMeta, keys: Keys | None, values: Array) -> None:
+        """Hold what of a push lies in this range."""
+        part = self._parts[meta.table]
+        keys, start, stop, values = part.restricted(keys, meta.start, meta.stop, values)
+        if len(values):
+            meta = msgspec.structs.replace(meta, start=start, stop=stop)
+            self._held.append(_Held(meta, keys, values))
 
     # --- learners ---
 
@@ -397,10 +612,11 @@ class Replica:
                     part.put(piece)
             case "held":
                 meta = _decode_held(piece.meta)
-                part = self._parts[meta.table]
+                part = self._parts.get(meta.table)
                 keys = piece.keys if meta.has_keys else None
                 num_rows = meta.stop - meta.start if keys is None else len(keys)
-                self._held.append(_Held(meta, keys, part.shaped(num_rows, piece.body)))
+                if part is not None:
+                    self._hold(meta, keys, part.shaped(num_rows, piece.body))
 
 
 def _none_if_block(request: Push | Pull | Entry, keys: Keys | None) -> Keys | None:

@@ -127,6 +127,25 @@ class BoundedPart(Part):
             put(self._fields["values"], new, self.init.rows(keys, self.spec.dim, self.dtype))
         seen[new] = True
 
+    def restricted(
+        self, keys: Keys | None, start: int, stop: int, values: Array
+    ) -> tuple[Keys | None, int, int, Array]:
+        if keys is None:
+            first = max(start, self.low)
+            last = max(first, min(stop, self.high))
+            return None, first, last, values[first - start : last - start]
+        here = slice(*np.searchsorted(keys, np.array([self.low, self.high], np.uint64)))
+        return keys[here], 0, 0, values[here]
+
+    def split_off(self, spec: TableSpec, number: int, span: Range) -> "BoundedPart":
+        """The part of a smaller range, which has the same memory: do not use this one any more."""
+        part = BoundedPart(spec, number, span, is_filling=True)
+        here = slice(part.low - self.low, part.high - self.low)
+        part._fields = {name: field[here] for name, field in self._fields.items()}
+        part._seen = None if self._seen is None else self._seen[here]
+        part.is_filling = False
+        return part
+
     def snapshot(self) -> Snapshot:
         return Snapshot(self, self.high - self.low)
 

@@ -147,6 +147,12 @@ class Part(ABC):
         if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
             raise Invalid(f"{self.where}: a pushed value is not finite")
 
+    @abstractmethod
+    def restricted(
+        self, keys: Keys | None, start: int, stop: int, values: Array
+    ) -> tuple[Keys | None, int, int, Array]:
+        """What of a push, made for a range that this one is a part of, lies here."""
+
     # --- rows ---
 
     @property
@@ -170,6 +176,9 @@ class Part(ABC):
         return fields
 
     # --- pieces ---
+
+    @abstractmethod
+    def snapshot(self) -> "Snapshot": ...
 
     @abstractmethod
     def pieces(self, snapshot: "Snapshot | None" = None) -> Iterator[Piece]:

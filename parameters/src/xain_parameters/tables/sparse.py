@@ -111,8 +111,8 @@ class OpenPart(Part):
         if len(keys) and self.span != (0, END):
             positions = mixed(keys)
             if positions.min() < self.span.start or positions.max() > self.span.stop - 1:
-                outside = (positions < self.span.start) | (positions > self.span.stop - 1)
-                raise Invalid(f"{self.where}: key {keys[outside][0]} is not in this range")
+                key = keys[~self._is_here(keys)][0]
+                raise Invalid(f"{self.where}: key {key} is not in this range")
         return len(keys)
 
     def check_ascending(self, keys: Keys) -> None:
@@ -191,6 +191,26 @@ class OpenPart(Part):
             live.insert(rows[rows != 0])
         self._live = live
 
+    def _is_here(self, keys: Keys) -> NDArray[np.bool_]:
+        positions = mixed(keys)
+        return (positions >= self.span.start) & (positions <= self.span.stop - 1)
+
+    def restricted(
+        self, keys: Keys | None, start: int, stop: int, values: Array
+    ) -> tuple[Keys | None, int, int, Array]:
+        assert keys is not None
+        here = np.flatnonzero(self._is_here(keys))
+        return keys[here], 0, 0, values[here]
+
+    def split_off(self, spec: TableSpec, number: int, span: Range) -> "OpenPart":
+        """The part of a smaller range."""
+        part = OpenPart(spec, number, span)
+        end = self.num_rows + 1
+        part._grow(int(part._is_here(self._live.keys[1:end]).sum()) + 1)
+        for piece in self.pieces():
+            part.put(piece)
+        return part
+
     def snapshot(self) -> Snapshot:
         return Snapshot(self, self.num_rows + 1)
 
@@ -207,9 +227,7 @@ class OpenPart(Part):
             at = stop
 
     def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None:
-        positions = mixed(keys)
-        is_here = (positions >= self.span.start) & (positions <= self.span.stop - 1)
-        here = np.flatnonzero(is_here)
+        here = np.flatnonzero(self._is_here(keys))
         keys = keys[here]
         rows = self._live.find(keys)
         new = np.flatnonzero(rows == 0)
