@@ -56,6 +56,7 @@ MAX_QUEUED = 16
 RECONNECT_S = 5.0
 MAX_REASON = 300  # characters
 _TOLERANCE = 1e-6  # of shares that add up to 1
+_SHUTTING_DOWN = "the coordinator is shutting down"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,6 +303,8 @@ class RemotePredictor:
             async with asyncio.timeout(max(0.0, min(wait_s, timeout_s))):
                 while name not in self._streams and not self._is_closed:
                     await self._arrived.wait()
+        if self._is_closed:
+            raise _NoAnswer(_SHUTTING_DOWN)
         if name not in self._streams:
             raise _NoAnswer("it is not connected")
         return self._streams[name]
@@ -374,7 +377,7 @@ class RemotePredictor:
         """End all streams: the server stops."""
         self._is_closed = True
         for stream in self._streams.values():
-            stream.end("the coordinator is shutting down")
+            stream.end(_SHUTTING_DOWN)
         self._arrived.set()
 
 
