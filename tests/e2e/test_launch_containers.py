@@ -67,7 +67,10 @@ async def test_killed_launch_is_found_by_its_label_and_bagging_trains(
         'subnet = "192.168.211.0/28"\n'
     )
     common = ("--config=launch.toml", "--data=wards", "--with=docker")
-    async with launched(tmp_path, *common, "--workload=sgd", "--rounds=1000000") as shown:
+    # They wait for a third worker, and take no processor time.
+    waiting = [f"--set=rounds.{key}_participants=3" for key in ("start", "max")]
+    waiting.append("--set=rounds.start_timeout_s=86400")
+    async with launched(tmp_path, *common, "--workload=sgd", *waiting) as shown:
         await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
         told = labelled(name)
         assert told.keys() == {"coordinator", "north", "south"}
