@@ -1,0 +1,35 @@
+"""Stages on GPUs, where there are any."""
+
+import numpy as np
+import pytest
+
+from xain_participant.participant import Assignment, ProcessGroup
+from xain_participant.stage_trainer import StageTrainer
+from xain_workloads.data import load
+from xain_workloads.errors import DataError
+from xain_workloads.neural import NeuralWorkload
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `make setup-torch`")
+
+
+def test_stage_is_trained_on_the_gpu_where_there_is_one() -> None:
+    """A GPU gives the weights of the CPU but for rounding. Without one `device = "cuda"` is
+    refused."""
+    data = load("iris")
+    trainer = StageTrainer("127.0.0.1")
+
+    def trained(attempt: int, device: str) -> np.ndarray:
+        options = {"mode": "pipeline", "learning_rate": 0.01, "device": device}
+        model = NeuralWorkload.from_options(options).initial_model([data.profile()])
+        group = ProcessGroup(attempt, 0, 1, trainer.address)
+        assignment = Assignment("s1", 0, process_group=group)
+        return trainer.train(assignment, model, data, epochs=1, epoch_base=0).vector
+
+    try:
+        if not torch.cuda.is_available():
+            with pytest.raises(DataError, match='device is "cuda", and not every participant has'):
+                trained(1, "cuda")
+            pytest.skip("torch finds no GPU on this machine")
+        np.testing.assert_allclose(trained(1, "cuda"), trained(2, "cpu"), atol=1e-4)
+    finally:
+        trainer.end()
