@@ -163,8 +163,8 @@ def test_buffers_are_used_again_and_bounded():
     del part
     again = buffers.take(1 << 19)
     assert again.ctypes.data == address
-    held = [buffers.take(1 << 20) for _ in range(20)]
-    assert len({each.ctypes.data for each in held}) == 20
+    held = [buffers.take(1 << 20) for _ in range(40)]
+    assert len({each.ctypes.data for each in held}) == 40
     assert len(buffers._kept) == Buffers.NUM_KEPT
 
 
@@ -287,7 +287,7 @@ def test_close_ends_all_connections_and_threads():
         server.close()
     assert silent.recv(1) == b""
     silent.close()
-    wait_until(lambda: threads() == before)
+    wait_until(lambda: threads() <= before)
 
 
 # --- hostile frames ---
@@ -342,7 +342,7 @@ def test_malformed_frames_end_their_connection_and_nothing_else(store, seed):
         assert said.head.text == "still here"
     wait_until(lambda: store.listener.num_connections == 0)
     gc.collect()
-    wait_until(lambda: (threads(), num_descriptors()) == before)
+    wait_until(lambda: threads() <= before[0] and num_descriptors() <= before[1])
 
 
 def num_descriptors() -> int:

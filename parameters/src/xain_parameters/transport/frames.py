@@ -84,7 +84,7 @@ class Buffers:
     buffer is known to be free by its reference count: every array that lies in it holds one.
     """
 
-    NUM_KEPT: Final = 4
+    NUM_KEPT: Final = 16  # a server keeps its latest entries in use
     KEPT_BYTES: Final = 256 << 20
     SMALL_BYTES: Final = 32 << 10  # malloc has these at hand
 

@@ -1,0 +1,217 @@
+"""The asynchronous face. Each call runs in a thread of the client's own, so many may be open at
+once; pushes are numbered in the order of their calls."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from xain_parameters.client import sync
+from xain_parameters.client.core import Core, Ticket
+from xain_parameters.specs import TableSpec
+from xain_parameters.tables.initialisers import Initialiser, Zeros
+from xain_parameters.tables.rules import Add, Rule
+
+NUM_THREADS: Final = 32
+
+Array: TypeAlias = NDArray[Any]
+T = TypeVar("T")
+
+
+class Server:
+    """The parameter server, as one worker sees it. Made by connect."""
+
+    def __init__(self, make: Callable[[], sync.Server]) -> None:
+        self._make = make
+        self._made: sync.Server | None = None
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parameters")
+
+    @property
+    def _server(self) -> sync.Server:
+        if self._made is None:
+            raise RuntimeError("connect() is used with `async with`")
+        return self._made
+
+    async def _run(self, work: Callable[..., T], *arguments: Any, **more: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, functools.partial(work, *arguments, **more)
+        )
+
+    async def _push(self, ticket: Ticket, work: Callable[..., None], *arguments: Any) -> None:
+        begun = self._threads.submit(work, *arguments)
+        try:
+            await asyncio.wrap_future(begun)
+        except asyncio.CancelledError:
+            if begun.cancelled():  # before a thread was free for it
+                self._server._core.answered(ticket, None)
+            raise
+
+    @property
+    def worker(self) -> str:
+        return self._server.worker
+
+    @property
+    def servers(self) -> list[str]:
+        return self._server.servers
+
+    async def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        update: Rule = Add(),  # noqa: B008  a value
+        init: Initialiser = Zeros(),  # noqa: B008  a value
+        dtype: DTypeLike = np.float32,
+    ) -> "Dense":
+        """See sync.Server.dense."""
+        made = await self._run(
+            self._server.dense, name, shape, update=update, init=init, dtype=dtype
+        )
+        return Dense(self, made)
+
+    async def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        update: Rule = Add(),  # noqa: B008
+        init: Initialiser = Zeros(),  # noqa: B008
+        bound: int | None = None,
+        dtype: DTypeLike = np.float32,
+    ) -> "Table":
+        """See sync.Server.table."""
+        made = await self._run(
+            self._server.table, name, dim, update=update, init=init, bound=bound, dtype=dtype
+        )
+        return Table(self, made)
+
+    def clocks(
+        self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
+    ) -> AsyncIterator[int]:
+        """See sync.Server.clocks."""
+        return _Clocks(self, self._server._core, staleness, workers, stop)
+
+    async def checkpoint(self) -> int:
+        """See sync.Server.checkpoint."""
+        return await self._run(self._server.checkpoint)
+
+    async def command(self, server: str, number: int, text: str) -> str:
+        """See sync.Server.command."""
+        return await self._run(self._server.command, server, number, text)
+
+    async def close(self) -> None:
+        """Ends what is under way, also calls that wait."""
+        made, self._made = self._made, None
+        if made is not None:
+            await asyncio.to_thread(made.close)
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def __aenter__(self) -> Self:
+        self._made = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Clocks:
+    """An iterator instead of a generator: one that a loop has left ends when it is dropped, at
+    once, so that nobody waits for this worker."""
+
+    def __init__(
+        self,
+        server: Server,
+        core: Core,
+        staleness: int | None,
+        workers: int | None,
+        stop: int | None,
+    ) -> None:
+        self._server = server
+        self._core = core
+        self._staleness = staleness
+        self._workers = 1 if workers is None else workers
+        self._stop = stop
+        self._has_begun = self._has_ended = False
+
+    def __aiter__(self) -> "_Clocks":
+        return self
+
+    async def __anext__(self) -> int:
+        if self._has_ended:
+            raise StopAsyncIteration
+        run = self._server._run
+        try:
+            if self._has_begun:
+                clock = await run(self._core.next_clock)
+            else:
+                self._has_begun = True
+                clock = await run(self._core.begin_clocks, self._staleness, self._workers)
+        except BaseException:
+            self._end()
+            raise
+        if self._stop is not None and clock >= self._stop:
+            self._has_ended = True
+            await run(self._core.end_clocks)
+            raise StopAsyncIteration
+        return clock
+
+    def _end(self) -> None:
+        if self._has_begun and not self._has_ended and not self._core.is_closed:
+            self._server._threads.submit(self._core.end_clocks)
+        self._has_ended = True
+
+    def __del__(self) -> None:
+        self._end()
+
+
+class Dense:
+    """See sync.Dense."""
+
+    def __init__(self, server: Server, made: sync.Dense) -> None:
+        self._server = server
+        self._made = made
+
+    @property
+    def spec(self) -> TableSpec:
+        return self._made.spec
+
+    async def pull(self, out: Array | None = None) -> Array:
+        core = self._made._core
+        return await self._server._run(core.pull_rows, self.spec, core.pull_ticket(), out)
+
+    async def push(self, values: Array) -> None:
+        core = self._made._core
+        ticket = core.push_ticket(self.spec)
+        await self._server._push(ticket, core.push_rows, self.spec, ticket, values)
+
+    get = pull
+    add = push
+
+
+class Table:
+    """See sync.Table."""
+
+    def __init__(self, server: Server, made: sync.Table) -> None:
+        self._server = server
+        self._made = made
+
+    @property
+    def spec(self) -> TableSpec:
+        return self._made.spec
+
+    async def pull(self, ids: ArrayLike) -> Array:
+        core = self._made._core
+        return await self._server._run(core.pull_keys, self.spec, core.pull_ticket(), ids)
+
+    async def push(self, ids: ArrayLike, values: Array) -> None:
+        core = self._made._core
+        ticket = core.push_ticket(self.spec)
+        await self._server._push(ticket, core.push_keys, self.spec, ticket, ids, values)
+
+    get = pull
+    add = push

@@ -1,0 +1,361 @@
+"""What all faces of the client do: numbered pushes, clocks, checks, pulls in the caller's order."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from xain_messaging.logger import get_logger
+from xain_parameters.client.cuts import summed, unique
+from xain_parameters.client.ports import Progress, Scheduler
+from xain_parameters.client.requests import Piece, Requests
+from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
+from xain_parameters.keys import Keys
+from xain_parameters.messages import Mark, Pull, Push
+from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.transport.connection import Request
+
+# Requests are cut into pieces of this size. While one is on its way the server applies the one
+# before, and a small request of another worker never waits for a large one.
+PIECE_BYTES: Final = 4 << 20
+# Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
+PIECES: Final = 1 << 20
+KEY_BYTES: Final = 8
+DTYPES: Final = ("float32", "float64")
+
+Array: TypeAlias = NDArray[Any]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A push or pull as it was asked for: its clock, and its number among the pushes.
+
+    clock: -1 outside of clocks. opened: valid in this generation only.
+    """
+
+    generation: int
+    opened: int
+    clock: int = -1
+    is_held: bool = False
+    cut: int = 0
+    number: int = 0
+
+
+class Core:
+    """One worker. Its methods may be called from any thread, those of clocks by one at a time."""
+
+    def __init__(self, scheduler: Scheduler, timeout_s: float) -> None:
+        self.scheduler = scheduler
+        self._requests = Requests(scheduler, timeout_s)
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition(threading.Lock())
+        self._progress = Progress(-1, 0, 0, scheduler.view.generation)
+        self._is_held = False
+        self._numbers: Counter[int] = Counter()  # of pushes of this clock, by table
+        self._num_free = 0  # pushes outside of clocks so far, to all tables
+        self._open: set[int] = set()  # of those, the ones that are not answered
+        self._num_open = 0  # pushes of this clock that are not answered
+        self._failure: ParameterError | None = None  # of a push of this clock
+        self._is_in_clocks = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.end_clocks()
+        self._requests.close()
+        self.scheduler.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    # --- tables ---
+
+    def declare(
+        self,
+        name: str,
+        bound: int | None,
+        dim: int,
+        dtype: str,
+        update: Plugin,
+        init: Plugin,
+        shape: tuple[int, ...] | None,
+    ) -> TableSpec:
+        if dtype not in DTYPES:
+            raise Invalid(f"table {name!r}: dtype {dtype}; there are {', '.join(DTYPES)}")
+        if dim < 1 or (bound is not None and bound < 1):
+            raise Invalid(f"table {name!r}: a table has at least one row of one value")
+        is_dense = shape is not None
+        table = TableSpec(0, name, bound, dim, is_dense, dtype, update, init, shape or ())
+        return self.scheduler.declare(table, self._timeout_s)
+
+    def checkpoint(self) -> int:
+        return self.scheduler.checkpoint(self._timeout_s)
+
+    # --- clocks ---
+
+    def begin_clocks(self, staleness: int | None, num_workers: int) -> int:
+        """Returns the clock to begin with."""
+        if staleness is not None and staleness < 0:
+            raise Invalid(f"staleness must not be negative: {staleness}")
+        with self._changed:
+            if self._is_in_clocks:
+                raise Invalid("this worker is in a loop over clocks already")
+            self._is_in_clocks = True
+        try:
+            progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over)
+            return self._begin(progress, is_held=staleness == 0)
+        except BaseException:
+            self.end_clocks()
+            raise
+
+    def next_clock(self) -> int:
+        """Complete the clock when all of its pushes are acknowledged; returns the next one, which
+        is an earlier one after a rollback. Raises what one of the pushes failed with."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_open or self._is_over)
+            if self._is_over:
+                raise Closed("the loop over clocks has ended")
+            if self._failure is not None:
+                raise self._failure
+        clock, generation = self._progress.clock, self._progress.generation
+        progress = self.scheduler.tick(clock, generation, lambda: self._is_over)
+        if progress.generation != generation:
+            log.warning("rolled_back", clock=clock, goes_on_at=progress.clock)
+        return self._begin(progress, is_held=self._is_held)
+
+    def end_clocks(self) -> None:
+        """End the loop, also while it waits in another thread. Harmless outside of one."""
+        with self._changed:
+            if not self._is_in_clocks:
+                return
+            self._is_in_clocks = False
+            self._progress = self._progress._replace(clock=-1)
+            self._changed.notify_all()
+        self.scheduler.end()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or not self._is_in_clocks
+
+    def _begin(self, progress: Progress, *, is_held: bool) -> int:
+        with self._changed:
+            last_cut = self._progress.cut
+            self._progress = progress
+            self._is_held = is_held
+            self._numbers.clear()
+            self._failure = None
+        if progress.cut > last_cut:
+            self._mark(progress)
+        return progress.clock
+
+    def _mark(self, progress: Progress) -> None:
+        def head(piece: Piece, range_: RangeView, view: View) -> Mark:
+            return Mark(
+                0, view.version, range_.number, progress.opened, progress.cut, progress.clock
+            )
+
+        try:
+            self._requests.run_ranges(head, generation=progress.generation)
+        except RolledBack:
+            log.info("checkpoint_abandoned", cut=progress.cut)  # the next tick tells the clock
+
+    # --- pushes ---
+
+    def push_ticket(self, table: TableSpec) -> Ticket:
+        """Number a push, in the order of the calls. It must be pushed with this ticket."""
+        with self._changed:
+            progress = self._progress
+            if progress.clock >= 0:
+                number = self._numbers[table.number]
+                self._numbers[table.number] += 1
+                self._num_open += 1
+            else:
+                number = self._num_free
+                self._num_free += 1
+                self._open.add(number)
+            return Ticket(
+                progress.generation,
+                progress.opened,
+                progress.clock,
+                self._is_held and progress.clock >= 0,
+                progress.cut,
+                number,
+            )
+
+    def answered(self, ticket: Ticket, error: BaseException | None) -> None:
+        """A push has ended, or will never begin."""
+        with self._changed:
+            if ticket.clock < 0:
+                self._open.discard(ticket.number)
+                return
+            self._num_open -= 1
+            # Invalid pushes have changed nothing; others may be at some servers only.
+            if isinstance(error, ParameterError) and not isinstance(error, Invalid):
+                self._failure = error
+            self._changed.notify_all()
+
+    def push_rows(self, table: TableSpec, ticket: Ticket, values: Array) -> None:
+        """Push to all rows of a dense array."""
+        try:
+            checked = _checked(table, values, table.shape).reshape(-1, table.dim)
+            size = _rows_in(table.dim * checked.itemsize)
+            pieces = [
+                Piece(
+                    ticket.number * PIECES + index,
+                    start,
+                    min(start + size, len(checked)),
+                    values=checked[start : start + size],
+                )
+                for index, start in enumerate(range(0, len(checked), size))
+            ]
+            self._push(table, ticket, pieces)
+        except BaseException as error:
+            self.answered(ticket, error)
+            raise
+        self.answered(ticket, None)
+
+    def push_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike, values: Array) -> None:
+        try:
+            keys = _keys_of(table, ids)
+            shape = (*np.shape(ids), table.dim)
+            if table.dim == 1 and np.shape(values) == np.shape(ids):
+                shape = np.shape(ids)
+            checked = _checked(table, values, shape).reshape(-1, table.dim)
+            given = len(keys)
+            keys, checked = summed(keys, checked)
+            if table.update.name == "assign" and len(keys) < given:
+                raise Invalid(f"table {table.name!r}: a key is assigned twice in one push")
+            size = _rows_in(table.dim * checked.itemsize + KEY_BYTES)
+            pieces = [
+                Piece(
+                    ticket.number * PIECES + index,
+                    keys=keys[start : start + size],
+                    values=checked[start : start + size],
+                )
+                for index, start in enumerate(range(0, len(keys), size))
+            ]
+            self._push(table, ticket, pieces)
+        except BaseException as error:
+            self.answered(ticket, error)
+            raise
+        self.answered(ticket, None)
+
+    def _push(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
+        is_clocked = ticket.clock >= 0
+        settled = 0
+        if not is_clocked:
+            with self._changed:
+                settled = min(self._open) * PIECES
+
+        def head(piece: Piece, range_: RangeView, view: View) -> Request:
+            return Push(
+                0,
+                view.version,
+                range_.number,
+                table.number,
+                ticket.opened if view.generation == ticket.generation else 0,
+                ticket.clock,
+                piece.part,
+                ticket.is_held,
+                0 if is_clocked else self.scheduler.incarnation,
+                settled,
+                ticket.cut if view.generation == ticket.generation else 0,
+                piece.start,
+                piece.stop,
+            )
+
+        try:
+            generation = ticket.generation if is_clocked else None
+            self._requests.run(table, pieces, head, generation=generation)
+        except RolledBack:
+            # This clock comes again, or an earlier one: see next_clock.
+            log.info("push_dropped", table=table.name, clock=ticket.clock, reason="rolled back")
+
+    # --- pulls ---
+
+    def pull_ticket(self) -> Ticket:
+        with self._changed:
+            return Ticket(self._progress.generation, self._progress.opened)
+
+    def pull_rows(self, table: TableSpec, ticket: Ticket, out: Array | None) -> Array:
+        """All rows of a dense array."""
+        if out is None:
+            out = np.empty(table.shape, table.dtype)
+        elif not (isinstance(out, np.ndarray) and out.flags.c_contiguous and out.flags.writeable):
+            raise Invalid(f"table {table.name!r}: out must be a writable C-contiguous array")
+        else:
+            _checked(table, out, table.shape)
+        rows = out.reshape(-1, table.dim)
+        size = _rows_in(rows.itemsize * table.dim)
+        pieces = [
+            Piece(start=start, stop=min(start + size, len(rows)), out=rows[start : start + size])
+            for start in range(0, len(rows), size)
+        ]
+        self._pull(table, ticket, pieces)
+        return out
+
+    def pull_keys(self, table: TableSpec, ticket: Ticket, ids: ArrayLike) -> Array:
+        """The rows of ids, (*ids.shape, dim)."""
+        keys, inverse = unique(_keys_of(table, ids))
+        rows = np.empty((len(keys), table.dim), table.dtype)
+        size = _rows_in(rows.itemsize * table.dim + KEY_BYTES)
+        pieces = [
+            Piece(keys=keys[start : start + size], out=rows[start : start + size])
+            for start in range(0, len(keys), size)
+        ]
+        self._pull(table, ticket, pieces)
+        if inverse is not None:
+            rows = rows.take(inverse, axis=0)
+        return rows.reshape(*np.shape(ids), table.dim)
+
+    def _pull(self, table: TableSpec, ticket: Ticket, pieces: Sequence[Piece]) -> None:
+        def head(piece: Piece, range_: RangeView, view: View) -> Request:
+            opened = ticket.opened if view.generation == ticket.generation else 0
+            return Pull(
+                0, view.version, range_.number, table.number, opened, piece.start, piece.stop
+            )
+
+        self._requests.run(table, pieces, head)
+
+    # --- commands ---
+
+    def command(self, server: str, number: int, text: str) -> str:
+        """A user's own request to one server. Raises Unavailable."""
+        return self._requests.command(server, number, text)
+
+
+def _rows_in(row_bytes: int) -> int:
+    return max(1, PIECE_BYTES // row_bytes)
+
+
+def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
+    """Raises Invalid, naming the table and what it takes."""
+    array = np.asarray(values)
+    if array.dtype != table.dtype:
+        raise Invalid(f"table {table.name!r} has {table.dtype}, not {array.dtype}")
+    if array.shape != shape:
+        raise Invalid(f"table {table.name!r}: values of shape {array.shape} instead of {shape}")
+    return np.ascontiguousarray(array)
+
+
+def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:
+    """(n,) uint64. Raises Invalid."""
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" and array.size:
+        raise Invalid(f"table {table.name!r} takes whole numbers as keys, not {array.dtype}")
+    flat = array.reshape(-1)
+    if array.dtype.kind == "i" and len(flat) and int(flat.min()) < 0:
+        raise Invalid(f"table {table.name!r}: key {flat.min()} is negative")
+    keys = np.ascontiguousarray(flat.astype(np.uint64, copy=False))
+    if table.bound is not None and len(keys) and int(keys.max()) >= table.bound:
+        raise Invalid(f"table {table.name!r}: key {keys.max()}; keys are below {table.bound}")
+    return keys

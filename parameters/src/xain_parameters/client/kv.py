@@ -1,0 +1,329 @@
+"""ps-lite's layer: sorted unique keys, timestamps, callbacks, priorities, commands.
+
+Source: reference of ps-lite's KVWorker and SimpleApp. Other than there: keys that are not ascending
+are refused, a wait has a timeout, the last key 2**64 - 1 works, and an error of a request is raised
+by wait.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from xain_parameters.client.cuts import is_ascending
+from xain_parameters.client.sync import Server, Table
+from xain_parameters.errors import Closed, Invalid, Unavailable
+from xain_parameters.tables.initialisers import Initialiser, Zeros
+from xain_parameters.tables.rules import Add, Rule
+
+NUM_THREADS: Final = 4
+SERVERS: Final = "servers"  # the group of all servers
+
+Array: TypeAlias = NDArray[Any]
+Callback: TypeAlias = Callable[[], None]
+# By the number of values: which of the keys have as many, and where these values lie.
+_Groups: TypeAlias = list[tuple[int, NDArray[np.intp], NDArray[np.intp]]]
+
+
+class KVWorker:
+    """Pushes and pulls of keys and values, each with a timestamp to wait for.
+
+    app_id: workers of the same app_id share their values; several may be in one process.
+    update, init: of all values, as in Server.table; ps-lite's servers add.
+
+    Values lie one key after another in a flat array: as many for each key, or lens[i] for keys[i].
+    Keys of different lengths have nothing to do with each other.
+    Requests run side by side, those of higher priority first; wait for one before another that
+    depends on it.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        app_id: int = 0,
+        *,
+        update: Rule = Add(),  # noqa: B008  a value
+        init: Initialiser = Zeros(),  # noqa: B008  a value
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        self._server = server
+        self._app_id = app_id
+        self._update = update
+        self._init = init
+        self._dtype = np.dtype(dtype)
+        self._lock = threading.Lock()
+        self._tables: dict[int, Table] = {}
+        self._timestamps = itertools.count()
+        self._requests: dict[int, Future[Any]] = {}
+        self._queue = _Queue()
+
+    def push(
+        self,
+        keys: ArrayLike,
+        vals: Array,
+        lens: Sequence[int] | None = None,
+        *,
+        callback: Callback | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Returns a timestamp. The arrays must not change until it is waited for.
+
+        keys: unique and ascending. callback: called in a thread of the worker just before wait
+        returns; not if the push fails. Raises Invalid at once for what cannot be right.
+        """
+        checked = _keys(keys)
+        values = self._values(vals)
+        groups = _groups(len(checked), lens, len(values))
+        tickets = [(dim, self._table(dim)) for dim, _, _ in groups]
+        core = self._server._core
+        numbered = [(table, core.push_ticket(table.spec)) for _, table in tickets]
+
+        def work() -> None:
+            for (table, ticket), (dim, which, where) in zip(numbered, groups, strict=True):
+                rows = values[where].reshape(-1, dim)
+                core.push_keys(table.spec, ticket, checked[which], rows)
+
+        def drop() -> None:
+            for _, ticket in numbered:
+                core.answered(ticket, None)
+
+        return self._begin(work, callback, priority, drop)
+
+    def pull(
+        self,
+        keys: ArrayLike,
+        vals: Array | None = None,
+        lens: Sequence[int] | int = 1,
+        *,
+        callback: Callback | None = None,
+        priority: int = 0,
+    ) -> int:
+        """Returns a timestamp, for which wait returns the values, flat.
+
+        lens: values of each key, or of every key. vals: filled with the values; its size must be
+        theirs.
+        """
+        checked = _keys(keys)
+        lengths = [lens] * len(checked) if isinstance(lens, int) else lens
+        size = int(np.sum(lengths, dtype=np.int64))
+        out = np.empty(size, self._dtype) if vals is None else self._values(vals)
+        groups = _groups(len(checked), lengths, len(out))
+        return self._begin(lambda: self._pull(checked, groups, out), callback, priority)
+
+    def push_pull(
+        self,
+        keys: ArrayLike,
+        vals: Array,
+        outs: Array | None = None,
+        lens: Sequence[int] | None = None,
+        *,
+        callback: Callback | None = None,
+        priority: int = 0,
+    ) -> int:
+        """A push and, after it, a pull of the same keys: wait returns the values after the push."""
+        checked = _keys(keys)
+        values = self._values(vals)
+        groups = _groups(len(checked), lens, len(values))
+        out = np.empty(len(values), self._dtype) if outs is None else self._values(outs)
+        if len(out) != len(values):
+            raise Invalid(f"outs has {len(out)} values, vals {len(values)}")
+        core = self._server._core
+        numbered = [(self._table(dim), which, where, dim) for dim, which, where in groups]
+        tickets = [core.push_ticket(table.spec) for table, *_ in numbered]
+
+        def work() -> Array:
+            for (table, which, where, dim), ticket in zip(numbered, tickets, strict=True):
+                rows = values[where].reshape(-1, dim)
+                core.push_keys(table.spec, ticket, checked[which], rows)
+            return self._pull(checked, groups, out)
+
+        def drop() -> None:
+            for ticket in tickets:
+                core.answered(ticket, None)
+
+        return self._begin(work, callback, priority, drop)
+
+    def wait(self, timestamp: int, timeout_s: float = 60.0) -> Any:
+        """Wait until a request has ended; returns its values, its answers, or None for a push.
+
+        Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
+        waited for again. A timestamp that was waited for is None again.
+        """
+        with self._lock:
+            request = self._requests.get(timestamp)
+        if request is None:
+            return None
+        try:
+            result = request.result(timeout_s)
+        except TimeoutError:
+            if not request.done():
+                text = f"request {timestamp} has no answer after {timeout_s:g} s"
+                raise Unavailable(text) from None
+            raise
+        finally:
+            if request.done():
+                with self._lock:
+                    self._requests.pop(timestamp, None)
+        return result
+
+    def request(
+        self,
+        head: int,
+        body: str = "",
+        group: str = SERVERS,
+        *,
+        callback: Callback | None = None,
+        priority: int = 0,
+    ) -> int:
+        """A command to each server of a group: all of them, or the one of that name. wait returns
+        their answers by name."""
+        names = self._server.servers if group == SERVERS else [group]
+
+        def work() -> dict[str, str]:
+            return {name: self._server.command(name, head, body) for name in names}
+
+        return self._begin(work, callback, priority)
+
+    def close(self) -> None:
+        """Ends waiting requests with Closed; waits for those that are under way."""
+        self._queue.close()
+
+    def _begin(
+        self,
+        work: Callable[[], Any],
+        callback: Callback | None,
+        priority: int,
+        drop: Callback = lambda: None,
+    ) -> int:
+        request: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = work()
+                if callback is not None:
+                    callback()
+            except BaseException as error:
+                request.set_exception(error)
+            else:
+                request.set_result(result)
+
+        def end() -> None:
+            drop()
+            request.set_exception(Closed("the worker was closed"))
+
+        timestamp = next(self._timestamps)
+        with self._lock:
+            self._requests[timestamp] = request
+        self._queue.put(priority, run, end)
+        return timestamp
+
+    def _pull(self, keys: Array, groups: _Groups, out: Array) -> Array:
+        core = self._server._core
+        for dim, which, where in groups:
+            table = self._table(dim)
+            out[where] = core.pull_keys(table.spec, core.pull_ticket(), keys[which]).reshape(-1)
+        return out
+
+    def _table(self, dim: int) -> Table:
+        with self._lock:
+            if dim not in self._tables:
+                name = f"kv{self._app_id}/{dim}"
+                self._tables[dim] = self._server.table(
+                    name, dim, update=self._update, init=self._init, dtype=self._dtype
+                )
+            return self._tables[dim]
+
+    def _values(self, vals: object) -> Array:
+        values = np.asarray(vals)
+        if values.dtype != self._dtype or values.ndim != 1:
+            raise Invalid(f"values are a flat array of {self._dtype}, not {values.dtype}")
+        return values
+
+
+def _keys(keys: ArrayLike) -> Array:
+    array = np.asarray(keys)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise Invalid("keys are a flat array of whole numbers")
+    if not is_ascending(array):
+        raise Invalid("keys must be unique and ascending")
+    return array
+
+
+def _groups(num_keys: int, lens: Sequence[int] | None, num_values: int) -> _Groups:
+    if not num_keys:
+        if num_values:
+            raise Invalid(f"{num_values} values for no keys")
+        return []
+    if lens is None:
+        if num_values % num_keys or not num_values:
+            raise Invalid(
+                f"{num_values} values for {num_keys} keys: as many for each, or pass lens"
+            )
+        lengths = np.full(num_keys, num_values // num_keys)
+    else:
+        lengths = np.asarray(lens, np.int64)
+        if len(lengths) != num_keys or (lengths < 1).any() or lengths.sum() != num_values:
+            raise Invalid(f"lens must be {num_keys} positive numbers, {num_values} together")
+    starts = np.cumsum(lengths) - lengths
+    groups: _Groups = []
+    for dim in np.unique(lengths).tolist():
+        which = np.flatnonzero(lengths == dim)
+        where = (starts[which][:, None] + np.arange(dim)).reshape(-1)
+        groups.append((dim, which, where))
+    return groups
+
+
+class _Queue:
+    """Runs work in a few threads: of what waits, the highest priority first, and among equals what
+    came first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int, Callback, Callback]] = []
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
+        self._is_closed = False
+
+    def put(self, priority: int, run: Callback, end: Callback) -> None:
+        with self._changed:
+            if self._is_closed:
+                end()
+                return
+            heapq.heappush(self._waiting, (-priority, next(self._numbers), run, end))
+            if self._num_idle < len(self._waiting) and len(self._threads) < NUM_THREADS:
+                thread = threading.Thread(target=self._work, name="kv", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        with self._changed:
+            self._is_closed = True
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for _, _, _, end in waiting:
+            end()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._num_idle += 1
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                self._num_idle -= 1
+                if not self._waiting:
+                    return
+                _, _, run, _ = heapq.heappop(self._waiting)
+                self._changed.notify_all()
+            run()
+            del run

@@ -1,0 +1,328 @@
+"""Requests to the servers of all ranges at once, sent again wherever a server fails or a range
+moves."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from dataclasses import replace as with_
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_messaging.logger import get_logger
+from xain_parameters.client.cuts import cut_keys, cut_rows
+from xain_parameters.client.ports import Scheduler
+from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
+from xain_parameters.keys import Keys, Range
+from xain_parameters.messages import Command, Message, Refused, Said
+from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.transport.channel import hello
+from xain_parameters.transport.connection import Broken, Connection, Request
+
+CONNECT_TIMEOUT_S: Final = 2.0
+LOOK_S: Final = 0.25  # while an answer is awaited: whether the range has moved meanwhile
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+NO_ANSWER: Final = "no answer"
+
+Array: TypeAlias = NDArray[Any]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A request, or what is left of it, before it is cut by range.
+
+    part: number of the push. start, stop: rows of a dense array; otherwise keys, ascending.
+    values: of a push, a row for each. out: of a pull, rows for each, C-contiguous; where `target`
+    is given instead, the rows go to target[index] when they have come.
+    """
+
+    part: int = 0
+    start: int = 0
+    stop: int = 0
+    keys: Keys | None = None
+    values: Array | None = None
+    out: Array | None = None
+    target: Array | None = None
+    index: NDArray[np.intp] | None = None
+
+    def cut(self, table: TableSpec, ranges: list[Range]) -> "Iterator[tuple[int, Piece]]":
+        """(index of a range, the piece of it)."""
+        if self.keys is None:
+            assert table.bound is not None
+            for number, low, high in cut_rows(self.start, self.stop, ranges, table.bound):
+                part = slice(low - self.start, high - self.start)
+                yield (
+                    number,
+                    with_(
+                        self,
+                        start=low,
+                        stop=high,
+                        values=None if self.values is None else self.values[part],
+                        out=None if self.out is None else self.out[part],
+                    ),
+                )
+            return
+        for number, chosen in cut_keys(self.keys, ranges, table.bound):
+            piece = with_(
+                self,
+                keys=self.keys[chosen],
+                values=None if self.values is None else self.values[chosen],
+            )
+            if isinstance(chosen, slice):
+                yield (
+                    number,
+                    with_(
+                        piece,
+                        out=None if self.out is None else self.out[chosen],
+                        index=None if self.index is None else self.index[chosen],
+                    ),
+                )
+            elif self.out is not None:
+                yield number, with_(piece, out=None, target=self.out, index=chosen)
+            else:
+                index = chosen if self.index is None else self.index[chosen]
+                yield number, with_(piece, index=index)
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start if self.keys is None else len(self.keys)
+
+
+# The head of a request for a piece of a range, under a view.
+MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    piece: Piece
+    range: RangeView
+    server: str
+    connection: Connection
+    future: "Future[Message]"
+
+
+class Requests:
+    """Sends requests for one worker, from any thread.
+
+    Raises of its methods: Unavailable, naming table and range, if a server did not answer within
+    timeout_s; Invalid as the server says; RolledBack(-1) if the group was rolled back while
+    `generation` was asked for; Evicted; Closed.
+    """
+
+    def __init__(self, scheduler: Scheduler, timeout_s: float) -> None:
+        self.scheduler = scheduler
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._connecting: dict[str, threading.Lock] = {}
+        self._connections: dict[str, Connection] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def run(
+        self,
+        table: TableSpec,
+        pieces: Iterable[Piece],
+        head: MakeHead,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        """Ask for all pieces, and return when all are answered.
+
+        generation: the request has a meaning in this one only; None: in any.
+        """
+        row_bytes = table.dim * np.dtype(table.dtype).itemsize
+
+        def ask(view: View, piece: Piece) -> Iterator[_Asked | Piece]:
+            ranges = [each.range for each in view.ranges]
+            if not ranges:
+                yield piece
+                return
+            for number, sub in piece.cut(table, ranges):
+                is_pull = sub.values is None
+                yield self._ask(
+                    view, view.ranges[number], sub, head, row_bytes * sub.num_rows * is_pull
+                )
+
+        self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
+
+    def run_ranges(self, head: MakeHead, *, generation: int | None = None) -> None:
+        """Ask every range the same; a range that has moved is asked again with all others."""
+
+        def ask(view: View, piece: Piece) -> Iterator[_Asked | Piece]:
+            for each in view.ranges:
+                yield self._ask(view, each, piece, head, 0)
+
+        self._until_done("all tables", [Piece()], ask, generation)
+
+    def command(self, server: str, number: int, text: str) -> str:
+        """A user's own request to one server; returns what it says. Sent again after a broken
+        connection, so it may be done twice."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            view = self.scheduler.view
+            if server not in view.addresses:
+                raise Unavailable(f"there is no server {server!r}")
+            connection = self.connection(view, server)
+            left = deadline - time.monotonic()
+            if connection is not None:
+                try:
+                    head = connection.ask(Command(0, number, text)).result(max(0.0, left)).head
+                    break
+                except (Broken, TimeoutError):
+                    pass
+            if left <= 0:
+                raise Unavailable(f"server {server!r} did not answer within {self.timeout_s:g} s")
+            self.scheduler.newer_view(view.version, min(LONGEST_PAUSE_S, left))
+        if isinstance(head, Refused):
+            raise Invalid(f"server {server!r}: {head.text}")
+        assert isinstance(head, Said)
+        return head.text
+
+    def _ask(
+        self, view: View, range_: RangeView, piece: Piece, head: MakeHead, num_bytes: int
+    ) -> "_Asked | Piece":
+        if not range_.servers:
+            return piece
+        server = range_.servers[0]
+        connection = self.connection(view, server)
+        if connection is None:
+            return piece
+        values = piece.values
+        if values is not None and not values.flags.c_contiguous:
+            values = np.ascontiguousarray(values)
+        request = head(piece, range_, view)
+        future = connection.ask(request, piece.keys, values, num_bytes=num_bytes, out=piece.out)
+        return _Asked(piece, range_, server, connection, future)
+
+    def _until_done(
+        self,
+        what: str,
+        todo: list[Piece],
+        ask: Callable[[View, Piece], Iterator[_Asked | Piece]],
+        generation: int | None,
+    ) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        pause_s = FIRST_PAUSE_S
+        why, place = "no server has it", ""
+        while todo:
+            if self._is_closed:
+                raise Closed("the client was closed")
+            view = self.scheduler.view
+            if generation is not None and view.generation != generation:
+                raise RolledBack(-1)
+            again: dict[int, Piece] = {}  # by identity: what several ranges need is asked once
+            asked: list[_Asked] = []
+            for piece in todo:
+                for each in ask(view, piece):
+                    if isinstance(each, _Asked):
+                        asked.append(each)
+                    else:
+                        again[id(each)] = each
+            try:
+                for each in asked:
+                    refused = self._answer(each, view, deadline)
+                    if refused is not None:
+                        again[id(each.piece)] = each.piece
+                        if refused != NO_ANSWER or not place:
+                            why = refused
+                        place = f", range {each.range.number} at {each.server!r}"
+            except BaseException:
+                for each in asked:
+                    each.connection.abandon(each.future)
+                raise
+            todo = list(again.values())
+            if todo:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(f"{what}{place}: {why} within {self.timeout_s:g} s")
+                self.scheduler.newer_view(view.version, min(pause_s, left))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _answer(self, asked: _Asked, view: View, deadline: float) -> str | None:
+        """Take the answer; returns why the piece has to be asked for again, or None."""
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                message = asked.future.result(max(0.0, min(left, LOOK_S)))
+                break
+            except Broken as error:
+                return str(error)
+            except TimeoutError:
+                # A server that is cut off answers nobody; its ranges get other servers.
+                if left <= 0 or self._is_closed or not _has(self.scheduler.view, asked, view):
+                    asked.connection.abandon(asked.future)
+                    return NO_ANSWER
+        head = message.head
+        if not isinstance(head, Refused):
+            piece = asked.piece
+            if piece.target is not None and message.values is not None:
+                rows = message.values.view(piece.target.dtype)
+                piece.target[piece.index] = rows.reshape(-1, piece.target.shape[1])
+            return None
+        match head.why:
+            case "invalid":
+                raise Invalid(head.text)
+            case "evicted":
+                raise Evicted(head.text)
+            case _:  # "moved", "busy", "rolled back": the next view tells
+                return head.text or head.why
+
+    def connection(self, view: View, server: str) -> Connection | None:
+        """The connection to a server; None if it cannot be reached now."""
+        address = view.addresses.get(server)
+        if address is None:
+            return None
+        with self._lock:
+            if self._is_closed:
+                raise Closed("the client was closed")
+            known = self._connections.get(server)
+            connecting = self._connecting.setdefault(server, threading.Lock())
+        if known is not None and not known.is_broken and known.address == address:
+            return known
+        with connecting:
+            with self._lock:
+                known = self._connections.get(server)
+            if known is not None:
+                if not known.is_broken and known.address == address:
+                    return known
+                known.close()
+            scheduler = self.scheduler
+            greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
+            try:
+                made = Connection(address, greeting, timeout_s=CONNECT_TIMEOUT_S)
+            except Unavailable as error:
+                log.debug("server_unreachable", server=server, error=str(error))
+                return None
+            with self._lock:
+                if not self._is_closed:
+                    self._connections[server] = made
+                    return made
+            made.close()
+            raise Closed("the client was closed")
+
+
+def _has(view: View, asked: _Asked, before: View) -> bool:
+    """Whether the server that was asked still has that range."""
+    if view.generation != before.generation:
+        return False
+    address = view.addresses.get(asked.server)
+    return address == asked.connection.address and any(
+        each.number == asked.range.number and each.servers[:1] == (asked.server,)
+        for each in view.ranges
+    )

@@ -1,0 +1,171 @@
+"""The synchronous face: see client.asynchronous, which has the same names.
+
+with parameters.connect_sync("HOST:50052", worker="w3") as server:
+    w = server.dense("w", shape=(785, 10), update=Adam(1e-3))
+    for clock in server.clocks(staleness=2, stop=100):
+        x = w.pull()
+        w.push(gradient(x))
+"""
+
+from collections.abc import Iterator
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from xain_parameters.client.core import Core
+from xain_parameters.specs import TableSpec
+from xain_parameters.tables import initialisers, rules
+from xain_parameters.tables.initialisers import Initialiser, Zeros
+from xain_parameters.tables.rules import Add, Rule
+
+Array: TypeAlias = NDArray[Any]
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(number of rows, values in a row) of a dense array of this shape."""
+    if not shape:
+        return 1, 1
+    return shape[0], int(np.prod(shape[1:], dtype=np.int64))
+
+
+class Server:
+    """The parameter server, as one worker sees it. Made by connect_sync."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def worker(self) -> str:
+        return self._core.scheduler.worker
+
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        update: Rule = Add(),  # noqa: B008  a value
+        init: Initialiser = Zeros(),  # noqa: B008  a value
+        dtype: DTypeLike = np.float32,
+    ) -> "Dense":
+        """Declare a dense array, or find it where it was declared the same. It is spread over the
+        servers by its first axis. Raises TableConflict where it was declared otherwise."""
+        num_rows, dim = rows_of(shape)
+        spec = self._core.declare(
+            name,
+            num_rows,
+            dim,
+            np.dtype(dtype).name,
+            rules.plugin(update),
+            initialisers.plugin(init),
+            tuple(shape),
+        )
+        return Dense(self._core, spec)
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        update: Rule = Add(),  # noqa: B008
+        init: Initialiser = Zeros(),  # noqa: B008
+        bound: int | None = None,
+        dtype: DTypeLike = np.float32,
+    ) -> "Table":
+        """Declare a table whose rows are made when their keys are first pulled or pushed.
+
+        bound: keys are 0 to bound - 1, and are found faster; None: any 64-bit key.
+        """
+        spec = self._core.declare(
+            name,
+            bound,
+            dim,
+            np.dtype(dtype).name,
+            rules.plugin(update),
+            initialisers.plugin(init),
+            None,
+        )
+        return Table(self._core, spec)
+
+    def clocks(
+        self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
+    ) -> Iterator[int]:
+        """The clocks of this worker. Beginning the next one completes the one before, and waits for
+        the others: with staleness 0 for all of them (BSP), with s until the slowest is at most s
+        behind (SSP), with None for nobody (ASP).
+
+        workers: wait for as many before the first. stop: end after clock stop - 1.
+        A loop that is left by break, return or an error does not complete its clock: under BSP the
+        pushes of that clock do not count. After a loss of servers without replicas or log the
+        clocks go on at that of the last checkpoint.
+        """
+        core = self._core
+        clock = core.begin_clocks(staleness, 1 if workers is None else workers)
+        try:
+            while stop is None or clock < stop:
+                yield clock
+                clock = core.next_clock()
+        finally:
+            core.end_clocks()
+
+    def checkpoint(self) -> int:
+        """Make a checkpoint of all tables, and return its number when it is whole."""
+        return self._core.checkpoint()
+
+    def command(self, server: str, number: int, text: str) -> str:
+        """A request of the user's own to one server; returns its answer."""
+        return self._core.command(server, number, text)
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the servers that there are now."""
+        return sorted(self._core.scheduler.view.addresses)
+
+    def close(self) -> None:
+        self._core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Dense:
+    """A dense array, all of whose values exist."""
+
+    def __init__(self, core: Core, spec: TableSpec) -> None:
+        self._core = core
+        self.spec = spec
+
+    def pull(self, out: Array | None = None) -> Array:
+        """out: C-contiguous array of its shape and dtype that is filled and returned."""
+        return self._core.pull_rows(self.spec, self._core.pull_ticket(), out)
+
+    def push(self, values: Array) -> None:
+        """Returns when the push is as durable as the group promises. Raises Invalid for another
+        shape or dtype, or values that are not finite; then nothing has changed."""
+        self._core.push_rows(self.spec, self._core.push_ticket(self.spec), values)
+
+    get = pull
+    add = push
+
+
+class Table:
+    """Rows by key."""
+
+    def __init__(self, core: Core, spec: TableSpec) -> None:
+        self._core = core
+        self.spec = spec
+
+    def pull(self, ids: ArrayLike) -> Array:
+        """The rows of ids, in their order, (*ids.shape, dim). ids: integers in any order; the same
+        may come several times."""
+        return self._core.pull_keys(self.spec, self._core.pull_ticket(), ids)
+
+    def push(self, ids: ArrayLike, values: Array) -> None:
+        """values: (*ids.shape, dim), or as ids with dim 1. Values of the same id are added up."""
+        self._core.push_keys(self.spec, self._core.push_ticket(self.spec), ids, values)
+
+    get = pull
+    add = push

@@ -1,0 +1,408 @@
+"""The client against small servers on real sockets, whose ranges the tests move as they like."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import numpy as np
+import pytest
+
+from support.fault_proxy import FaultProxy
+from support.parameter_group import Group
+from xain_parameters.client import asynchronous
+from xain_parameters.client.core import PIECE_BYTES, Core
+from xain_parameters.client.sync import Server
+from xain_parameters.errors import Closed, Invalid, TableConflict, Unavailable
+from xain_parameters.messages import Mark, Push, Refused
+from xain_parameters.tables.initialisers import Constant, Uniform
+from xain_parameters.tables.rules import SGD, Adagrad, Assign
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 4])
+@pytest.mark.parametrize("num_workers", [1, 8])
+def test_pull_equals_the_sum_of_all_pushes(num_servers, num_workers):
+    """Workers of one process push repeatedly, to a dense array of several pieces, to a table of
+    open keys and to one with a bound."""
+    group = Group(num_servers)
+    shape = (PIECE_BYTES // 200, 77)
+    chance = np.random.default_rng(7)
+    ids = chance.integers(0, 1 << 63, 3_000).astype(np.uint64) * 2 + 1
+    ids[0], ids[1] = 2**64 - 1, 0
+    small = chance.permutation(10_000)[:3_000]
+
+    def work(number: int) -> None:
+        with group.worker(f"w{number}") as server:
+            w = server.dense("w", shape)
+            table = server.table("open", dim=3)
+            bounded = server.table("bounded", dim=1, bound=10_000)
+            for _ in range(2):
+                w.push(np.full(shape, number + 1, np.float32))
+                table.push(ids, np.full((len(ids), 3), number + 1, np.float32))
+                bounded.push(small, np.full(len(small), number + 1, np.float32))
+
+    with ThreadPoolExecutor(num_workers) as threads:
+        list(threads.map(work, range(num_workers)))
+    total = 2 * sum(range(1, num_workers + 1))
+    with group.worker() as server:
+        w = server.dense("w", shape)
+        out = np.empty(shape, np.float32)
+        assert w.pull(out=out) is out
+        assert (out == total).all()
+        assert (server.table("open", dim=3).pull(ids) == total).all()
+        rows = server.table("bounded", dim=1, bound=10_000).pull(np.arange(10_000))
+        assert (rows[small] == total).all()
+        assert rows.sum() == total * len(small)
+    group.close()
+
+
+def test_rows_come_in_the_order_of_the_ids_with_duplicates(group):
+    """Ids of any shape and integer type; duplicate ids of a push are added up."""
+    with group.worker() as server:
+        for table in (
+            server.table("open", dim=2, init=Uniform(1.0, seed=3)),
+            server.table("bounded", dim=2, bound=100, init=Uniform(1.0, seed=3)),
+        ):
+            every = table.pull(np.arange(100))
+            ids = np.array([[7, 7, 3], [99, 0, 7]], np.int32)
+            np.testing.assert_array_equal(table.pull(ids), every[ids])
+            grads = np.ones((2, 3, 2), np.float32)
+            table.push(ids, grads)
+            expected = every.copy()
+            np.add.at(expected, ids, 1)
+            np.testing.assert_array_equal(table.pull(np.arange(100)), expected)
+            assert table.pull([]).shape == (0, 2)
+            table.push([], np.empty((0, 2), np.float32))
+
+
+def test_tables_keep_rules_and_dtypes(group):
+    with group.worker() as server:
+        w = server.dense("w", (5,), update=SGD(0.5), init=Constant(2.0), dtype=np.float64)
+        w.push(np.ones(5))
+        np.testing.assert_array_equal(w.pull(), np.full(5, 1.5))
+        scalar = server.dense("loss", ())
+        scalar.push(np.float32(3))
+        assert scalar.pull() == 3
+        table = server.table("t", dim=1, update=Assign())
+        table.push([5, 3], np.array([1, 2], np.float32))
+        np.testing.assert_array_equal(table.pull([3, 5, 4])[:, 0], [2, 1, 0])
+        with pytest.raises(Invalid, match="'t': a key is assigned twice"):
+            table.push([5, 5], np.array([1, 2], np.float32))
+
+
+def test_wrong_requests_name_the_table_and_change_nothing(group):
+    with group.worker() as server:
+        w = server.dense("w", (4, 2))
+        table = server.table("t", dim=2, bound=10)
+        nan = np.full((4, 2), np.nan, np.float32)
+        for wrong, why in (
+            (lambda: w.push(np.zeros((2, 4), np.float32)), r"'w'.*\(2, 4\) instead of \(4, 2\)"),
+            (lambda: w.push(np.zeros((4, 2))), "'w' has float32, not float64"),
+            (lambda: w.push(nan), "'w'"),
+            (lambda: w.pull(out=np.zeros((2, 4), np.float32)), r"\(2, 4\)"),
+            (lambda: w.pull(out=np.zeros((2, 4), np.float32).T), "C-contiguous"),
+            (lambda: table.push([1], np.zeros((1, 3), np.float32)), "'t'"),
+            (lambda: table.push([10], np.zeros((1, 2), np.float32)), "'t': key 10"),
+            (lambda: table.pull([-1]), "'t': key -1 is negative"),
+            (lambda: table.pull([0.5]), "'t' takes whole numbers"),
+            (lambda: server.dense("x", (0, 3)), "at least one row"),
+            (lambda: server.dense("x", (3,), dtype=np.int32), "int32"),
+            (lambda: server.clocks(staleness=-1).__next__(), "negative"),
+        ):
+            with pytest.raises(Invalid, match=why):
+                wrong()
+        with pytest.raises(TableConflict):
+            server.dense("w", (4, 2), update=Adagrad(0.1))
+        assert not w.pull().any()
+        assert not table.pull(np.arange(10)).any()
+
+
+def test_pieces_of_a_push_have_numbers_that_depend_on_its_calls_only(group):
+    """A worker that restarts and pushes the same in the same clock changes nothing, wherever the
+    ranges are by then."""
+    shape = (3 * PIECE_BYTES // 8, 2)
+
+    def push(server: Server) -> list[tuple[int, int]]:
+        w = server.dense("w", shape)
+        table = server.table("t", dim=1)
+        group.heard.clear()
+        for clock in server.clocks(stop=1):
+            assert clock == 0
+            w.push(np.ones(shape, np.float32))
+            table.push([9, 4], np.ones(2, np.float32))
+            w.push(np.ones(shape, np.float32))
+            table.push([9, 4], np.ones(2, np.float32))
+            if fails:
+                break
+        return sorted({(head.table, head.part) for _, _, head in group.heard})
+
+    fails = True
+    with group.worker() as server:
+        first = push(server)
+    group.move(1, ("s1",))
+    fails = False
+    with group.worker(incarnation=2) as server:
+        assert push(server) == first
+        assert (server.dense("w", shape).pull() == 2).all()
+        assert (server.table("t", dim=1).pull([4, 9]) == 2).all()
+
+
+def test_range_that_moved_is_asked_at_its_new_server(group):
+    """Also one that is split meanwhile, or has no server for a while."""
+    with group.worker() as server:
+        w = server.dense("w", (1_000, 2))
+        w.push(np.ones((1_000, 2), np.float32))
+        for number in (1, 2, 3, 4):
+            group.move(number, ("s1",))
+        w.push(np.ones((1_000, 2), np.float32))
+        group.move(2, ())
+        timer = threading.Timer(0.2, group.move, (2, ("s0",)))
+        timer.start()
+        w.push(np.ones((1_000, 2), np.float32))
+        timer.join()
+        np.testing.assert_array_equal(w.pull(), np.full((1_000, 2), 3))
+
+
+def test_part_of_a_push_that_is_refused_is_cut_by_the_newest_ranges(group):
+    """A range is split between the view that the push was cut by and its arrival."""
+    with group.worker() as server:
+        table = server.table("t", dim=1)
+        ids = np.arange(1_000)
+
+        def split_first(where: str, head: object) -> Refused | None:
+            if isinstance(head, Push):
+                group.refuse = lambda where, head: None
+                group.split(3)
+            return None
+
+        group.refuse = split_first
+        table.push(ids, np.ones(1_000, np.float32))
+        assert (table.pull(ids) == 1).all()
+        ranges = {head.range for _, _, head in group.heard if isinstance(head, Push)}
+        assert ranges == {1, 2, 4, 5, 6}
+
+
+def test_busy_server_is_asked_again(group):
+    busy = iter([True] * 5)
+    group.refuse = lambda where, head: Refused(0, "busy", "") if next(busy, False) else None
+    with group.worker() as server:
+        w = server.dense("w", (10,))
+        w.push(np.ones(10, np.float32))
+        assert (w.pull() == 1).all()
+
+
+def test_unavailable_names_table_and_range(group):
+    with group.worker(timeout_s=0.3) as server:
+        w = server.dense("w", (10,))
+        group.refuse = lambda where, head: Refused(0, "busy", "busy") if head.range == 3 else None
+        with pytest.raises(Unavailable, match=r"'w', range 3 at 's0': busy within 0.3 s"):
+            w.push(np.ones(10, np.float32))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_push_counts_once_while_connections_are_cut(seed):
+    """A proxy before each of two servers cuts connections at any moment; answers get lost."""
+    group = Group(2)
+    chance = Random(seed)
+    with (
+        FaultProxy(group.listeners["s0"].port) as first,
+        FaultProxy(group.listeners["s1"].port) as second,
+    ):
+        group.change(addresses={"s0": f"127.0.0.1:{first.port}", "s1": f"127.0.0.1:{second.port}"})
+        is_over = threading.Event()
+
+        def work(number: int) -> None:
+            shape = (300_000, 2)
+            with group.worker(f"w{number}") as server:
+                w = server.dense("w", shape)
+                table = server.table("t", dim=1)
+                for _ in range(30):
+                    w.push(np.ones(shape, np.float32))
+                    table.push(np.arange(2_000), np.ones(2_000, np.float32))
+
+        def cut() -> None:
+            while not is_over.wait(chance.uniform(0, 0.05)):
+                chance.choice((first, second)).cut_one(chance)
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(work, range(3)))
+        is_over.set()
+        cutter.join()
+        assert first.num_accepted + second.num_accepted > 12
+        with group.worker() as server:
+            assert (server.dense("w", (300_000, 2)).pull() == 90).all()
+            assert (server.table("t", dim=1).pull(np.arange(2_000)) == 90).all()
+    group.close()
+
+
+def test_silent_server_is_left_as_soon_as_its_ranges_have_another(group):
+    """Its connection stays open, as those to a host that is cut off."""
+    with FaultProxy(group.listeners["s0"].port) as proxy:
+        addresses = group.view.addresses
+        group.change(addresses={**addresses, "s0": f"127.0.0.1:{proxy.port}"})
+        with group.worker() as server:
+            w = server.dense("w", (1_000,))
+            w.push(np.ones(1_000, np.float32))
+            proxy.blackhole()
+            timer = threading.Timer(0.3, lambda: [group.move(n, ("s1",)) for n in (1, 3)])
+            timer.start()
+            w.push(np.ones(1_000, np.float32))
+            timer.join()
+            assert (w.pull() == 2).all()
+            proxy.heal()
+
+
+# --- clocks ---
+
+
+def test_bulk_synchronous_pull_sees_exactly_the_clocks_before(group):
+    def work(number: int) -> None:
+        with group.worker(f"w{number}") as server:
+            w = server.dense("w", (100,))
+            for clock in server.clocks(staleness=0, workers=3, stop=10):
+                assert (w.pull() == 3 * clock).all()
+                w.push(np.ones(100, np.float32))
+                assert (w.pull() == 3 * clock).all()
+            assert (w.pull() == 30).all()
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+
+
+def test_stale_pull_sees_all_clocks_before_the_bound(group):
+    def work(number: int) -> None:
+        with group.worker(f"w{number}") as server:
+            w = server.dense("w", (100,))
+            for clock in server.clocks(staleness=2, workers=3, stop=20):
+                pulled = w.pull()
+                assert (pulled >= 2 * max(0, clock - 2) + clock).all()
+                w.push(np.ones(100, np.float32))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+
+
+def test_worker_that_leaves_its_loop_holds_up_nobody(group):
+    """By break and by an error alike."""
+    with group.worker("a") as a, group.worker("b") as b, group.worker("c") as c:
+        loops = [server.clocks(workers=3) for server in (a, b, c)]
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(next, loops)) == [0, 0, 0]
+        loops[1].close()
+        with pytest.raises(ZeroDivisionError):
+            loops[2].throw(ZeroDivisionError())
+        assert [next(loops[0]) for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(Invalid, match="already"):
+            next(a.clocks())
+
+
+def test_clocks_go_on_at_the_clock_of_a_rollback(group):
+    """Pushes of the clock that was lost are dropped, and its pulls see the tables as they are."""
+    with group.worker() as server:
+        w = server.dense("w", (10,))
+        seen = []
+        for clock in server.clocks(stop=5):
+            seen.append(clock)
+            if len(seen) == 4:
+                group.roll_back(1)
+                assert (w.pull() == 0).all()
+            w.push(np.ones(10, np.float32))
+        assert seen == [0, 1, 2, 3, 1, 2, 3, 4]
+        assert (w.pull() == 4).all()
+
+
+def test_every_range_gets_the_mark_of_a_checkpoint_before_later_pushes(group):
+    with group.worker() as server:
+        w = server.dense("w", (10,))
+        for clock in server.clocks(stop=3):
+            w.push(np.ones(10, np.float32))
+            if clock == 0:
+                assert server.checkpoint() == 1
+    heads = [head for _, _, head in group.heard if isinstance(head, Mark | Push)]
+    marks = [index for index, head in enumerate(heads) if isinstance(head, Mark)]
+    assert sorted(heads[index].range for index in marks) == [1, 2, 3, 4]
+    assert all(heads[index].clock == 1 for index in marks)
+    for index, head in enumerate(heads):
+        if isinstance(head, Push):
+            assert (head.clock >= 1) == (index > max(marks))
+            assert head.cut == (1 if head.clock >= 1 else 0)
+
+
+def test_failed_push_fails_its_clock(group):
+    """A clock is not completed when a push of it has been lost, even if the caller goes on."""
+    with group.worker(timeout_s=0.2) as server:
+        w = server.dense("w", (10,))
+        clocks = server.clocks()
+        assert next(clocks) == 0
+        group.refuse = lambda where, head: Refused(0, "busy", "")
+        with pytest.raises(Unavailable):
+            w.push(np.ones(10, np.float32))
+        with pytest.raises(Unavailable):
+            next(clocks)
+        assert group.workers["w0"].ticked == 0
+
+
+# --- the asynchronous face ---
+
+
+def connected(group: Group, name: str = "w0") -> asynchronous.Server:
+    return asynchronous.Server(lambda: Server(Core(group.scheduler(name), 60.0)))
+
+
+async def test_asynchronous_face_trains_as_the_synchronous_one(group):
+    async def work(name: str) -> None:
+        async with connected(group, name) as server:
+            w = await server.dense("w", shape=(785, 10))
+            emb = await server.table("user", dim=4)
+            async for clock in server.clocks(workers=3, stop=5):
+                assert (await w.pull() == 6 * clock).all()
+                ids = np.array([5, 1, 5])
+                assert (await emb.pull(ids) == 3 * clock * np.array([[2], [1], [2]])).all()
+                g = np.ones((785, 10), np.float32)
+                pushes = [w.push(g), w.push(g), emb.push(ids, np.ones((3, 4), np.float32))]
+                await asyncio.gather(*pushes)
+            assert await server.checkpoint() > 0
+
+    await asyncio.gather(*(work(f"w{i}") for i in range(3)))
+
+
+async def test_asynchronous_loop_that_is_left_holds_up_nobody(group):
+    async with connected(group, "a") as a, connected(group, "b") as b:
+
+        async def leave() -> None:
+            async for clock in b.clocks(workers=2):
+                if clock == 2:
+                    break
+
+        leaving = asyncio.create_task(leave())
+        seen = [clock async for clock in a.clocks(workers=2, stop=6)]
+        assert seen == [0, 1, 2, 3, 4, 5]
+        await leaving
+
+
+async def test_cancelled_calls_end_with_the_client(group):
+    """A push that nobody answers, and a clock that nobody opens."""
+    server = connected(group)
+    await server.__aenter__()
+    w = await server.dense("w", shape=(10,))
+    waiting = asyncio.create_task(anext(server.clocks(workers=2)))
+    await asyncio.sleep(0)
+    group.refuse = lambda where, head: Refused(0, "busy", "")
+    pushing = asyncio.create_task(w.push(np.ones(10, np.float32)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await server.close()
+    with pytest.raises(Closed):
+        await pushing
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

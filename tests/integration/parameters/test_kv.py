@@ -1,0 +1,177 @@
+"""ps-lite's key-value semantics."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from support.parameter_group import Group
+from xain_parameters.client.kv import KVWorker
+from xain_parameters.errors import Closed, Invalid, Unavailable
+from xain_parameters.messages import Push, Refused
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    made = Group(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kv(group) -> Iterator[KVWorker]:
+    with group.worker() as server:
+        made = KVWorker(server)
+        yield made
+        made.close()
+
+
+def test_repeated_pushes_are_summed(kv):
+    """ps-lite's own test: many keys, pushed repeatedly, pulled once; the last key too."""
+    keys = np.sort(np.random.default_rng(1).integers(0, 1 << 62, 10_000).astype(np.uint64))
+    keys[-1] = 2**64 - 1
+    keys[0] = 0
+    vals = np.arange(len(keys), dtype=np.float32)
+    for timestamp in [kv.push(keys, vals) for _ in range(50)]:
+        assert kv.wait(timestamp) is None
+    out = np.empty(len(keys), np.float32)
+    assert kv.wait(kv.pull(keys, out)) is out
+    np.testing.assert_array_equal(out, 50 * vals)
+
+
+def test_keys_may_have_values_of_different_lengths(kv):
+    keys, lens = [3, 5, 9], [2, 1, 2]
+    vals = np.arange(5, dtype=np.float32)
+    kv.wait(kv.push(keys, vals, lens))
+    np.testing.assert_array_equal(kv.wait(kv.push_pull(keys, vals, lens=lens)), 2 * vals)
+    np.testing.assert_array_equal(kv.wait(kv.pull(keys, lens=lens)), 2 * vals)
+    kv.wait(kv.push([1, 2], np.ones(6, np.float32)))  # three for each
+    np.testing.assert_array_equal(kv.wait(kv.pull([1, 2], lens=3)), np.ones(6))
+
+
+def test_wrong_keys_and_values_are_refused_at_once(kv):
+    one = np.ones(1, np.float32)
+    for wrong in (
+        lambda: kv.push([2, 1], np.ones(2, np.float32)),
+        lambda: kv.push([1, 1], np.ones(2, np.float32)),
+        lambda: kv.push([1, 2, 3], np.ones(4, np.float32)),
+        lambda: kv.push([1, 2], np.ones(2, np.float32), [1, 2]),
+        lambda: kv.push([1], np.ones(1)),
+        lambda: kv.push([0.5], one),
+        lambda: kv.pull([1, 2], one),
+        lambda: kv.push_pull([1], one, np.ones(2, np.float32)),
+    ):
+        with pytest.raises(Invalid):
+            wrong()
+
+
+def test_empty_keys_finish_at_once(kv):
+    nothing = np.empty(0, np.float32)
+    called = threading.Event()
+    kv.wait(kv.push([], nothing, callback=called.set))
+    assert called.is_set()
+    assert len(kv.wait(kv.pull([], nothing))) == 0
+
+
+def test_callback_runs_before_wait_returns_and_errors_come_from_wait(group, kv):
+    order = []
+    timestamp = kv.push([1], np.ones(1, np.float32), callback=lambda: order.append("callback"))
+    kv.wait(timestamp)
+    order.append("wait")
+    assert order == ["callback", "wait"]
+    assert kv.wait(timestamp) is None
+    failing = kv.push([1], np.full(1, np.nan, np.float32), callback=lambda: order.append("never"))
+    with pytest.raises(Invalid, match="kv0/1"):
+        kv.wait(failing)
+    assert order == ["callback", "wait"]
+
+
+def test_wait_ends_after_its_timeout_and_may_be_repeated(group, kv):
+    kv.wait(kv.pull([1]))
+    free = threading.Event()
+
+    def block(where: str, head: object) -> Refused | None:
+        return None if free.is_set() else Refused(0, "busy", "")
+
+    group.refuse = block
+    timestamp = kv.push([1], np.ones(1, np.float32))
+    with pytest.raises(Unavailable, match="no answer"):
+        kv.wait(timestamp, timeout_s=0.05)
+    free.set()
+    assert kv.wait(timestamp) is None
+    assert kv.wait(kv.pull([1])) == 1
+
+
+def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
+    """While all threads of the worker are busy, requests wait by priority."""
+    kv.wait(kv.pull([1]))
+    free = threading.Event()
+    group.refuse = lambda where, head: None if free.is_set() else Refused(0, "busy", "")
+    one = np.ones(1, np.float32)
+    blocked = [kv.push([key], one) for key in range(4)]
+    order = []
+    lock = threading.Lock()
+
+    def done(name: str) -> None:
+        with lock:
+            order.append(name)
+
+    later = [
+        kv.push([10], one, callback=lambda: done("low 1"), priority=0),
+        kv.push([11], one, callback=lambda: done("low 2"), priority=0),
+        kv.push([12], one, callback=lambda: done("high"), priority=5),
+    ]
+    with kv._queue._changed:
+        assert kv._queue._changed.wait_for(lambda: len(kv._queue._waiting) == 3, 30)
+        waiting = sorted(kv._queue._waiting)
+    assert [-entry[0] for entry in waiting] == [5, 0, 0]
+    assert [entry[1] for entry in waiting[1:]] == sorted(entry[1] for entry in waiting[1:])
+    free.set()
+    for timestamp in blocked + later:
+        kv.wait(timestamp)
+    assert sorted(order) == ["high", "low 1", "low 2"]
+
+
+def test_several_clients_of_one_process_share_their_app_only(group):
+    keys = np.arange(100)
+    ones = np.ones(100, np.float32)
+
+    def work(number: int) -> None:
+        with group.worker(f"w{number}") as server:
+            for app in (0, 1):
+                kv = KVWorker(server, app)
+                for _ in range(5):
+                    kv.wait(kv.push(keys, (app + 1) * ones))
+                kv.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    with group.worker() as server:
+        for app in (0, 1):
+            kv = KVWorker(server, app)
+            assert (kv.wait(kv.pull(keys)) == 20 * (app + 1)).all()
+            kv.close()
+
+
+def test_commands_go_to_a_group_or_to_one_server(kv):
+    assert kv.wait(kv.request(7, "hello")) == {"s0": "s0 7 hello", "s1": "s1 7 hello"}
+    assert kv.wait(kv.request(8, "", "s1")) == {"s1": "s1 8 "}
+    with pytest.raises(Unavailable, match="no server 's9'"):
+        kv.wait(kv.request(8, "", "s9"))
+
+
+def test_closed_worker_ends_its_requests(group):
+    with group.worker() as server:
+        kv = KVWorker(server)
+        kv.wait(kv.pull([1]))
+        group.refuse = lambda where, head: (
+            Refused(0, "busy", "") if isinstance(head, Push) else None
+        )
+        timestamps = [kv.push([1], np.ones(1, np.float32)) for _ in range(10)]
+        server.close()
+        kv.close()
+        for timestamp in timestamps:
+            with pytest.raises(Closed):
+                kv.wait(timestamp)
