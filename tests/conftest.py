@@ -11,6 +11,7 @@ import pytest
 from botocore.loaders import create_loader
 from hypothesis import settings
 
+from support.logs import restored
 from support.s3_servers import MinioGateway, S3Server, SeaweedFS
 
 # No example fails for the time that it takes, which is the machine's matter.
@@ -31,6 +32,12 @@ def _read_once() -> Iterator[None]:
     """What botocore knows of S3: each store would read it anew, which takes longer than most of
     the tests that open one."""
     with mock.patch("botocore.session.create_loader", functools.cache(create_loader)):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _logs_restored() -> Iterator[None]:
+    with restored():
         yield
 
 

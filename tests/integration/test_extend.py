@@ -8,20 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from integration.conftest import config_for
-from support.logs import restored
 from support.wire import Member
 from xain_coordinator import cli
 from xain_coordinator.app import Coordinator
 from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.other_rules import OtherRules, require_same_rules
 from xain_proto.fl import coordinator_pb2 as pb
-
-
-@pytest.fixture(autouse=True)
-def logs():
-    """As they were before the command."""
-    with restored():
-        yield
 
 
 def extend(folder: Path, rounds: str, *flags: str) -> Result:

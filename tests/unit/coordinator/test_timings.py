@@ -1,26 +1,16 @@
 """`xain-coordinator timings`: percentiles of a latency stream."""
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.logs import restored
 from xain_coordinator import cli
 from xain_coordinator.timings import read
 
 HEARTBEAT = "/xain_proto.fl.Coordinator/Heartbeat"
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    with restored():
-        yield
-    logging.captureWarnings(False)
 
 
 def run(*arguments: str) -> Result:

@@ -2,24 +2,15 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import structlog
 from pydantic import SecretStr
 
-from support.logs import restored
 from xain_messaging.logger import get_logger
 from xain_messaging.process.logs import LoggingSettings, configure, copied
 from xain_messaging.process.settings import ConfigError, load
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    structlog.reset_defaults()  # structlog's own capture_logs() leaves it configured
-    with restored():
-        yield
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -4,21 +4,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from support.logs import restored
 from xain_participant.cli import app
 from xain_participant.state import StateDirectory
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    with restored():
-        yield
 
 
 def run(*arguments: str) -> Result:
