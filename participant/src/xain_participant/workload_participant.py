@@ -74,9 +74,11 @@ class WorkloadParticipant(Participant):
     def on_model(self, layout: Layout, metadata: Mapping[str, str]) -> None:
         """Raises ValueError if the metadata name a workload or options that we do not know."""
         self._layout = layout
-        self._metadata = metadata
         self._personal.on_model(layout, metadata)
+        if metadata == self._metadata:
+            return  # as in the round before
         self._workload = from_metadata(metadata) if "workload" in metadata else None
+        self._metadata = metadata
 
     def on_round(self, assignment: Assignment) -> None:
         self._assignment = assignment

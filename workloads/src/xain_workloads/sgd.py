@@ -237,7 +237,7 @@ class SgdWorkload:
                 "intercept": derivatives.mean(axis=0) * self.options.fit_intercept,
             }
             vector: Vector = flatten(arrays, model.layout)
-            metrics = self._metrics(scores, target, scale)
+            metrics = self._metrics(scores, target, scale, losses)
             metrics["objective"] = float(losses.mean()) + self.options.alpha * value
         if not np.isfinite([*metrics.values()]).all() or not np.isfinite(vector).all():
             raise Diverged(
@@ -357,10 +357,14 @@ class SgdWorkload:
         estimator.intercept_ = intercept
         return estimator
 
-    def _metrics(self, scores: Array, target: NDArray[Any], scale: Scale) -> dict[str, float]:
-        """scores: (n, k). target: (n,), as training has it: positions of classes, or scaled."""
+    def _metrics(
+        self, scores: Array, target: NDArray[Any], scale: Scale, losses: Array | None = None
+    ) -> dict[str, float]:
+        """scores: (n, k). target: (n,), as training has it: positions of classes, or scaled.
+        losses: (n,), as _losses() gives them; computed if None."""
         if self.options.task == "classification":
-            losses, _ = self._losses(scores, target)
+            if losses is None:
+                losses, _ = self._losses(scores, target)
             return {
                 "accuracy": float(np.mean(best_class(scores) == target)),
                 "loss": float(losses.mean()),

@@ -81,11 +81,12 @@ def coded_target(task: str, classes: tuple[str, ...], data: Dataset) -> NDArray[
     if not classes:
         return data.target
     position = {name: code for code, name in enumerate(classes)}
-    labels, codes = np.unique(data.target, return_inverse=True)
-    for label in labels.tolist():
-        if label not in position:
-            raise DataError(f"label {label!r} is none of the model's classes: {list(classes)}")
-    return np.array([position[label] for label in labels.tolist()], dtype=np.int64)[codes]
+    try:
+        return np.array([position[label] for label in data.target.tolist()], dtype=np.int64)
+    except KeyError as error:
+        raise DataError(
+            f"label {error.args[0]!r} is none of the model's classes: {list(classes)}"
+        ) from None
 
 
 def require_width(num_features: int, features: Array) -> None:
