@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, TypeVar, cast
 
 import grpc
+import grpc.experimental
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from numpy.typing import NDArray
@@ -77,6 +78,9 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 0),
     # Several participants in one process are several peers, each with its own connection.
     ("grpc.use_local_subchannel_pool", 1),
+    # The thread that reads a stream waits for its messages itself. By default another thread waits
+    # for them and wakes it, which costs each message of Watch as much again.
+    (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 
 

@@ -47,6 +47,17 @@ def test_it_trains_what_the_metadata_declare(iris: Dataset, model: Model) -> Non
     }
 
 
+def test_workload_follows_the_metadata_of_each_model(iris: Dataset, model: Model) -> None:
+    """Options that change between two rounds count from the second one on, and back."""
+    participant = WorkloadParticipant(iris, seed=3)
+    other = create("sgd", {"alpha": 0.1}).initial_model([iris.profile()])
+    for one, workload in ((model, create("sgd")), (other, create("sgd", {"alpha": 0.1}))) * 2:
+        for _ in range(2):
+            vector, _ = train(participant, one)
+            expected = workload.train(one, iris, epochs=2, epoch_base=0, seed=3)
+            assert vector.tobytes() == expected.vector.tobytes()
+
+
 def test_profile_has_the_statistics_of_the_columns(iris: Dataset) -> None:
     """A Dataset is taken as a table of number columns."""
     table = Table.from_dataset(iris)
