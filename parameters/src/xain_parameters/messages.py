@@ -184,20 +184,66 @@ class Tile(Head, frozen=True, array_like=True, tag=33):
     is_last: bool
 
 
-class Have(Head, frozen=True, array_like=True, tag=34):
-    """A backup or learner has all entries up to `sequence`, as durably as it keeps them."""
+class Probe(Head, frozen=True, array_like=True, tag=34):
+    """The primary asks a backup or learner what it has, at the begin of an epoch and of each
+    connection. The answer is Have with the same `probe`. The backup takes entries and tiles only
+    from the connection of the last probe, so a deposed primary is not heard.
+
+    probe: higher with each probe of a server.
+    """
+
+    range: int
+    epoch: int
+    probe: int
+
+
+class Have(Head, frozen=True, array_like=True, tag=35):
+    """A backup or learner has all entries up to `sequence`, as durably as it keeps them.
+
+    made_in: the epoch in which the entry `sequence` was made. One primary makes the entries of an
+        epoch, so equal (made_in, sequence) mean equal states.
+    is_whole: False: a learner that still lacks tiles.
+    received: the last entry that has come, durable or not; tiles: how many have come.
+    """
+
+    range: int
+    epoch: int
+    probe: int
+    sequence: int
+    made_in: int
+    is_whole: bool
+    received: int
+    tiles: int
+
+
+class Begin(Head, frozen=True, array_like=True, tag=36):
+    """The primary begins a stream of entries for a backup or learner. is_fill: tiles come too, and
+    what the receiver has is of no use. probe: of each Have from here on. tables: each of
+    specs.decode_table."""
+
+    range: int
+    epoch: int
+    probe: int
+    is_fill: bool
+    tables: tuple[bytes, ...]
+
+
+class Declare(Head, frozen=True, array_like=True, tag=37):
+    """A table that entries behind this message may change. spec: of specs.decode_table."""
+
+    range: int
+    epoch: int
+    spec: bytes
+
+
+class Whole(Head, frozen=True, array_like=True, tag=38):
+    """The receiver has got everything by now: it is a whole copy at `sequence`, whose entry was made
+    in the epoch `made_in`."""
 
     range: int
     epoch: int
     sequence: int
-
-
-class Behind(Head, frozen=True, array_like=True, tag=35):
-    """A backup cannot take an entry: it lacks the ones before it, or knows a newer epoch."""
-
-    range: int
-    epoch: int
-    sequence: int
+    made_in: int
 
 
 Values: TypeAlias = NDArray[Any]
@@ -225,8 +271,11 @@ AnyHead = (
     | Said
     | Entry
     | Tile
+    | Probe
     | Have
-    | Behind
+    | Begin
+    | Declare
+    | Whole
 )
 encode_head: Callable[[Head], bytes] = msgspec.msgpack.Encoder().encode
 decode_head: Callable[[bytes | memoryview], AnyHead] = msgspec.msgpack.Decoder(AnyHead).decode

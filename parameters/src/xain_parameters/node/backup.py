@@ -1,0 +1,144 @@
+"""A backup or learner of a range: it takes the entries and tiles of the primary."""
+
+from xain_parameters.messages import Begin, Declare, Entry, Have, Message, Probe, Tile, Whole
+from xain_parameters.node.copy import Copy
+from xain_parameters.node.ports import Host, RangeLog, Source
+from xain_parameters.replica import Replica
+from xain_parameters.specs import RangeView, TableSpec, decode_table, encoded
+
+
+class Backup:
+    """The backup's or learner's side of one range in one epoch.
+
+    What this server had before is kept until a new copy is whole: the old primary may have
+    acknowledged it, and until then the new one acknowledges nothing.
+    """
+
+    def __init__(
+        self,
+        copy: Copy | None,
+        range_: RangeView,
+        generation: int,
+        host: Host,
+        log: RangeLog | None,
+    ) -> None:
+        self.copy = copy
+        self._range = range_
+        self._generation = generation
+        self._host = host
+        self._log = log
+        self._source: Source | None = None
+        self._probe = 0
+        self._is_begun = False
+        self._filling: Replica | None = None
+        self._num_tiles = 0
+
+    def probed(self, source: Source, probe: Probe) -> None:
+        if probe.probe <= self._probe:
+            return
+        self._source, self._probe = source, probe.probe
+        self._is_begun = False
+        self._filling = None
+        if self.copy is not None:
+            self.copy.abandon_segment()
+        self._answer()
+
+    def take(self, source: Source, message: Message) -> None:
+        """Take a message of the stream. Others than the last probe's are ignored."""
+        if source != self._source:
+            return
+        match message.head:
+            case Begin() as begin:
+                self._begin(begin)
+            case _ if not self._is_begun:
+                return  # of the stream before the last probe
+            case Declare(spec=spec):
+                self._declare(decode_table(spec))
+            case Entry():
+                self._take_entry(message)
+            case Tile() as tile:
+                self._take_tile(message, tile)
+            case Whole() as whole:
+                self._take_whole(whole)
+        self._answer()
+
+    def synced(self) -> None:
+        if self._source is not None:
+            self._answer()
+
+    def _begin(self, begin: Begin) -> None:
+        self._is_begun = True
+        self._probe = begin.probe
+        tables = [decode_table(spec) for spec in begin.tables]
+        if not begin.is_fill:
+            for table in tables:
+                self._declare(table)
+            return
+        if self.copy is not None:
+            self.copy.abandon_segment()
+        self._num_tiles = 0
+        self._filling = self._host.make(self._range, tables, self._generation, is_whole=False)
+        if self._log is not None:
+            self._log.begin(self._range, self._generation)
+            for spec in begin.tables:
+                self._log.append_next(Message(Declare(self._range.number, 0, spec)))
+
+    def _declare(self, table: TableSpec) -> None:
+        if self._filling is None:
+            assert self.copy is not None
+            self.copy.declare(table)
+        else:
+            self._filling.declare(table)
+            if self._log is not None:
+                message = Message(Declare(self._range.number, 0, encoded(table)))
+                self._log.append_next(message)
+
+    def _take_entry(self, message: Message) -> None:
+        entry = message.head
+        assert isinstance(entry, Entry)
+        if self._filling is not None:
+            self._filling.apply(entry, message.keys, message.values)
+            if self._log is not None:
+                self._log.append_next(message)
+            return
+        assert self.copy is not None
+        assert entry.sequence == self.copy.replica.sequence + 1, (entry, self.copy.made_in)
+        self.copy.advance(message)
+
+    def _take_tile(self, message: Message, tile: Tile) -> None:
+        assert self._filling is not None
+        self._num_tiles += 1
+        self._filling.take(tile, message.keys, message.values)
+        if self._log is not None:
+            self._log.append_next(message)
+
+    def _take_whole(self, whole: Whole) -> None:
+        assert self._filling is not None
+        assert self._filling.is_whole
+        assert self._filling.sequence == whole.sequence
+        copy = Copy(self._range, self._generation, self._filling, whole.made_in, self._log)
+        if self._log is not None:
+            copy.synced = -1  # until the disk has all of it
+            self._log.finish(Message(whole))
+        self.copy, self._filling = copy, None
+
+    def _answer(self) -> None:
+        assert self._source is not None
+        copy = self.copy
+        filling = self._filling
+        if filling is not None or copy is None:
+            sequence, made_in = -1, 0
+            received = -1 if filling is None else filling.sequence
+        else:
+            sequence, made_in, received = copy.synced, copy.made_in, copy.replica.sequence
+        have = Have(
+            self._range.number,
+            self._range.epoch,
+            self._probe,
+            sequence,
+            made_in,
+            is_whole=copy is not None and filling is None,
+            received=received,
+            tiles=self._num_tiles,
+        )
+        self._host.emit(self._source, Message(have))

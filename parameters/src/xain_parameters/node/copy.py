@@ -1,0 +1,158 @@
+"""The data of one range at one server: replica, log and the latest entries."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from xain_messaging.logger import get_logger
+from xain_parameters.errors import Invalid
+from xain_parameters.messages import Declare, Entry, Message, Whole
+from xain_parameters.node.ports import RangeLog
+from xain_parameters.replica import Replica
+from xain_parameters.specs import RangeView, TableSpec, encoded
+
+logger = get_logger(__name__)
+
+# The latest entries are kept to bring servers up to date that lack only these: after a failover, a
+# broken connection, a restart. A server that lacks more is filled by tiles.
+MAX_TAIL_ENTRIES = 256
+MAX_TAIL_BYTES = 16 << 20
+
+
+def num_bytes(message: Message) -> int:
+    return sum(0 if array is None else array.nbytes for array in (message.keys, message.values))
+
+
+def tiles_of(replica: Replica, epoch: int) -> Iterator[Message]:
+    for tile, keys, body in replica.tiles(epoch):
+        yield Message(tile, keys, body)
+
+
+class Tail:
+    """The latest entries of a range, in order and without a gap."""
+
+    def __init__(self, sequence: int, made_in: int) -> None:
+        self._before = (sequence, made_in)  # the entry before the first
+        self._entries: deque[Message] = deque()
+        self._num_bytes = 0
+
+    def append(self, message: Message) -> None:
+        self._entries.append(message)
+        self._num_bytes += num_bytes(message)
+        while len(self._entries) > MAX_TAIL_ENTRIES or self._num_bytes > MAX_TAIL_BYTES:
+            first = self._entries.popleft()
+            assert isinstance(first.head, Entry)
+            self._before = (first.head.sequence, first.head.epoch)
+            self._num_bytes -= num_bytes(first)
+
+    def after(self, sequence: int, made_in: int) -> list[Message] | None:
+        """The entries that a server lacks whose last one is (sequence, made_in); None if they are
+        not here, or the server has others."""
+        if self._before == (sequence, made_in):
+            return list(self._entries)
+        for index, message in enumerate(self._entries):
+            assert isinstance(message.head, Entry)
+            if message.head.sequence == sequence:
+                is_same = message.head.epoch == made_in
+                return list(self._entries)[index + 1 :] if is_same else None
+        return None
+
+
+class Copy:
+    """A whole replica and what belongs to it.
+
+    made_in: the epoch in which the last entry was made, 0 before the first.
+    synced: the last entry that this server keeps as durably as the group promises.
+    """
+
+    def __init__(
+        self,
+        range_: RangeView,
+        generation: int,
+        replica: Replica,
+        made_in: int,
+        log: RangeLog | None,
+    ) -> None:
+        self._range = range_
+        self._generation = generation
+        self.replica = replica
+        self.made_in = made_in
+        self.log = log
+        self.synced = replica.sequence
+        self.tail = Tail(replica.sequence, made_in)
+        self._moving: Iterator[Message] | None = None  # tiles that go to a new segment of the log
+
+    @property
+    def tables(self) -> tuple[bytes, ...]:
+        return tuple(encoded(table) for table in self.replica.tables)
+
+    def declare(self, table: TableSpec) -> Message | None:
+        """The record of a new table; None: it is known, or there is no memory for it."""
+        if table.number in {each.number for each in self.replica.tables}:
+            return None
+        try:
+            self.replica.declare(table)
+        except Invalid as error:
+            logger.error(
+                "table_refused", table=table.name, range=self._range.number, why=str(error)
+            )
+            return None
+        message = Message(Declare(self._range.number, 0, encoded(table)))
+        if self.log is not None:
+            self.log.append(message)
+        return message
+
+    def advance(self, message: Message) -> None:
+        """Take the next entry into log, replica and tail."""
+        entry = message.head
+        assert isinstance(entry, Entry)
+        if self.log is not None:
+            self.log.append(message)
+        self.replica.apply(entry, message.keys, message.values)
+        self.made_in = entry.epoch
+        self.tail.append(message)
+        if self.log is None:
+            self.synced = entry.sequence
+        elif self._moving is None and self.log.wants_new_segment():
+            self.begin_segment()
+
+    # --- a new segment of the log, which begins with the state as tiles ---
+
+    def begin_segment(self) -> None:
+        assert self.log is not None
+        self.log.begin(self._range, self._generation)
+        for spec in self.tables:
+            self.log.append_next(Message(Declare(self._range.number, 0, spec)))
+        self._moving = tiles_of(self.replica, 0)
+        self.continue_segment()
+
+    def continue_segment(self) -> None:
+        """Write the next tile. Called whenever the disk has taken what was written before, so that
+        the entries between find room."""
+        if self._moving is None:
+            return
+        assert self.log is not None
+        tile = next(self._moving, None)
+        if tile is not None:
+            self.log.append_next(tile)
+        else:
+            self._moving = None
+            sequence = self.replica.sequence
+            self.log.finish(Message(Whole(self._range.number, 0, sequence, self.made_in)))
+
+    def write_segment(self) -> None:
+        """A new segment at once: of a replica that is empty, loaded or split off."""
+        if self.log is None:
+            return
+        self.begin_segment()
+        while self._moving is not None:
+            self.continue_segment()
+
+    def abandon_segment(self) -> None:
+        """Give up a new segment that is not whole."""
+        self._moving = None
+        if self.log is not None:
+            self.log.abandon()
+
+    def end(self) -> None:
+        if self.log is not None:
+            self.log.drop()

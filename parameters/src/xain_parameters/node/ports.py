@@ -1,0 +1,75 @@
+"""What a server node needs from the process around it."""
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple, Protocol
+
+from xain_parameters.messages import Message
+from xain_parameters.replica import Replica
+from xain_parameters.specs import RangeView, TableSpec
+
+
+class Source(NamedTuple):
+    """The sender of a message. connection: tells its connections apart; messages of one connection
+    are in order and none is missing, until it breaks."""
+
+    name: str
+    connection: Hashable
+    incarnation: int = 0
+
+
+class RangeLog(Protocol):
+    """The log of a range at a server: a segment on disk, and while a new one is begun two. No
+    method blocks. What is durable is told by ServerNode.synced."""
+
+    def append(self, message: Message) -> None:
+        """Add a record to the segment, and to the new one if there is one."""
+
+    def begin(self, range_: RangeView, generation: int) -> None:
+        """Begin a new segment; an unfinished one is dropped."""
+
+    def append_next(self, message: Message) -> None:
+        """Add a record to the new segment only."""
+
+    def abandon(self) -> None:
+        """Drop the new segment, if there is one."""
+
+    def finish(self, message: Message) -> None:
+        """Add the record Whole to the new segment, which takes the place of the old one."""
+
+    def wants_new_segment(self) -> bool:
+        """Whether the segment has grown so much that a new one is worth its cost."""
+        ...
+
+    def drop(self) -> None:
+        """Remove the log: the range is no longer here."""
+
+
+class Host(Protocol):
+    """No method blocks."""
+
+    def emit(self, destination: Source | str, message: Message) -> None:
+        """Send a message: back on the connection of a source, or to a server by its name. Where it
+        cannot be sent, ServerNode.lost is called for that server."""
+
+    def open_log(self, range_: int) -> RangeLog | None:
+        """The log of a range; None in a group without logs."""
+
+    def make(
+        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
+    ) -> Replica:
+        """An empty replica; not is_whole: one that is filled by tiles."""
+        ...
+
+    def load(self, range_: RangeView, generation: int, cut: int) -> None:
+        """Read a range from a checkpoint, and call ServerNode.loaded."""
+
+    def want_view(self, version: tuple[int, int]) -> None:
+        """Ask the scheduler for its view: there is one at least as new as `version`."""
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        """Tell the scheduler that a learner has everything, and that this primary acknowledges
+        nothing without it."""
+
+    def command(self, source: Source, message: Message) -> str:
+        """Answer a user's own request."""
+        ...

@@ -1,0 +1,221 @@
+"""The primary of a range: entries go to its backups and learners, and requests are answered when
+all have them."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from xain_parameters.messages import (
+    Begin,
+    Declare,
+    Done,
+    Entry,
+    Have,
+    Head,
+    Message,
+    Probe,
+    Refused,
+    Whole,
+)
+from xain_parameters.node.copy import Copy, num_bytes, tiles_of
+from xain_parameters.node.ports import Host, Source
+from xain_parameters.specs import RangeView, TableSpec
+
+# Entries that a server has not confirmed. More than these, and requests are refused as "busy": the
+# memory of the queues between is bounded by the slowest server.
+MAX_IN_FLIGHT = 256
+MAX_IN_FLIGHT_BYTES = 64 << 20
+MAX_TILES_IN_FLIGHT = 4  # to a learner
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """A backup or learner.
+
+    is_counted: acknowledgements wait for it. So for each backup, and for a learner from the moment
+        on that it may be whole: the scheduler may make it the primary without asking here.
+    probe: the last one sent; 0: it is to be sent again.
+    is_streaming: it has answered the probe, and gets entries and tiles.
+    have: what counts for acknowledgements. received: what has come, durable or not.
+    whole_at: of a learner, the last of the entries that make it whole; None: not yet, or the
+        scheduler knows it.
+    """
+
+    name: str
+    is_counted: bool
+    is_learner: bool
+    probe: int = 0
+    is_streaming: bool = False
+    have: int = -1
+    received: int = -1
+    whole_at: int | None = None
+    tiles: Iterator[Message] | None = None
+    num_tiles: int = 0
+    tiles_had: int = 0
+
+
+class Primary:
+    """The primary's side of one range in one epoch."""
+
+    def __init__(self, copy: Copy, range_: RangeView, host: Host, first_probe: int) -> None:
+        self.copy = copy
+        self._range = range_
+        self._host = host
+        self._last_probe = first_probe
+        backups = [_Peer(name, is_counted=True, is_learner=False) for name in range_.servers[1:]]
+        learners = [_Peer(name, is_counted=False, is_learner=True) for name in range_.learners]
+        self._peers = {peer.name: peer for peer in backups + learners}
+        self._in_flight: deque[tuple[int, int]] = deque()  # sequence, bytes
+        self._num_bytes = 0
+        self._promised: deque[tuple[int, Source, int]] = deque()  # sequence, source, request
+
+    # --- requests ---
+
+    @property
+    def is_busy(self) -> bool:
+        return len(self._in_flight) >= MAX_IN_FLIGHT or self._num_bytes >= MAX_IN_FLIGHT_BYTES
+
+    def commit(self, message: Message) -> None:
+        """Make a step the next entry of the range."""
+        entry = message.head
+        assert isinstance(entry, Entry)
+        entry = msgspec.structs.replace(entry, epoch=self._range.epoch)
+        message = Message(entry, message.keys, message.values)
+        # Sent first: the others work while this server does. Nothing is acknowledged before all
+        # have it, in whatever order.
+        for peer in self._peers.values():
+            if peer.is_streaming:
+                self._host.emit(peer.name, message)
+        self.copy.advance(message)
+        size = num_bytes(message)
+        self._in_flight.append((entry.sequence, size))
+        self._num_bytes += size
+
+    def promise(self, source: Source, request: int) -> None:
+        """Answer the request when all that has been committed so far is durable."""
+        self._promised.append((self.copy.replica.sequence, source, request))
+
+    def settle(self, *, is_leased: bool) -> None:
+        """Answer the requests that are durable. A server without lease answers none: another
+        one may be the primary by now."""
+        reached = self._received
+        while self._in_flight and self._in_flight[0][0] <= reached:
+            self._num_bytes -= self._in_flight.popleft()[1]
+        if not is_leased:
+            return
+        durable = self._durable
+        while self._promised and self._promised[0][0] <= durable:
+            _, source, request = self._promised.popleft()
+            self._host.emit(source, Message(Done(request)))
+
+    @property
+    def _durable(self) -> int:
+        had = [peer.have for peer in self._peers.values() if peer.is_counted]
+        return min([self.copy.synced, *had])
+
+    @property
+    def _received(self) -> int:
+        had = [peer.received for peer in self._peers.values() if peer.is_streaming]
+        return min([self.copy.synced, *had])
+
+    def take_over(self, before: "Primary") -> None:
+        """Go on with the requests of the epoch before, in which this server was the primary too."""
+        self._promised = before._promised
+        self._in_flight = before._in_flight
+        self._num_bytes = before._num_bytes
+
+    def end(self, version: tuple[int, int]) -> None:
+        """This server is no longer the primary: open requests go to the next one."""
+        for _, source, request in self._promised:
+            refused = Refused(request, "moved", "the range has another primary", version)
+            self._host.emit(source, Message(refused))
+        self._promised.clear()
+
+    # --- the other servers ---
+
+    def probe(self) -> None:
+        """Ask each server that is to be asked what it has."""
+        for peer in self._peers.values():
+            if peer.probe == 0:
+                self._last_probe += 1
+                peer.probe = self._last_probe
+                self._send(peer, Probe(self._range.number, self._range.epoch, peer.probe))
+
+    def lost(self, server: str) -> None:
+        """A connection broke, and what was under way on it is gone."""
+        peer = self._peers.get(server)
+        if peer is not None:
+            peer.probe = 0
+            peer.is_streaming = False
+            peer.tiles = peer.whole_at = None
+
+    def had(self, server: str, have: Have) -> None:
+        peer = self._peers.get(server)
+        if peer is None or have.probe != peer.probe or have.epoch != self._range.epoch:
+            return
+        if not peer.is_streaming:
+            self._begin(peer, have)
+            return
+        if have.is_whole:
+            peer.have = have.sequence
+        peer.received = have.received
+        peer.tiles_had = have.tiles
+        if peer.whole_at is not None and peer.have >= peer.whole_at:
+            peer.whole_at = None
+            self._host.report_whole(self._range.number, self._range.epoch, peer.name)
+        self._fill(peer)
+
+    def declare(self, table: TableSpec) -> None:
+        message = self.copy.declare(table)
+        if message is not None:
+            assert isinstance(message.head, Declare)
+            declared = msgspec.structs.replace(message.head, epoch=self._range.epoch)
+            for peer in self._peers.values():
+                if peer.is_streaming:
+                    self._send(peer, declared)
+
+    def _begin(self, peer: _Peer, have: Have) -> None:
+        """Bring a server up to date: by the entries that it lacks, or by tiles."""
+        copy, range_ = self.copy, self._range
+        lacking = copy.tail.after(have.received, have.made_in) if have.is_whole else None
+        self._last_probe += 1
+        peer.probe = self._last_probe
+        peer.is_streaming = True
+        peer.received = have.received
+        begin = Begin(range_.number, range_.epoch, peer.probe, lacking is None, copy.tables)
+        self._send(peer, begin)
+        if lacking is None:
+            peer.have = peer.received = -1
+            peer.tiles = tiles_of(copy.replica, range_.epoch)
+            peer.num_tiles = peer.tiles_had = 0
+            self._fill(peer)  # the first tile before any entry
+            return
+        peer.have = have.sequence
+        for message in lacking:
+            self._host.emit(peer.name, message)
+        self._count(peer)
+
+    def _fill(self, peer: _Peer) -> None:
+        while peer.tiles is not None and peer.num_tiles - peer.tiles_had < MAX_TILES_IN_FLIGHT:
+            tile = next(peer.tiles, None)
+            if tile is None:
+                peer.tiles = None
+                self._count(peer)
+                sequence, made_in = self.copy.replica.sequence, self.copy.made_in
+                range_ = self._range
+                self._send(peer, Whole(range_.number, range_.epoch, sequence, made_in))
+            else:
+                peer.num_tiles += 1
+                self._host.emit(peer.name, tile)
+
+    def _count(self, peer: _Peer) -> None:
+        """Acknowledge nothing from now on that a server does not have, which is being told the last
+        of what it lacks."""
+        peer.is_counted = True
+        if peer.is_learner:
+            peer.whole_at = self.copy.replica.sequence
+
+    def _send(self, peer: _Peer, head: Head) -> None:
+        self._host.emit(peer.name, Message(head))

@@ -1,0 +1,416 @@
+"""A server node without I/O: messages and views in, messages out.
+
+The process around it (see server.py) calls it from several threads; the simulator calls it on a
+virtual clock. Requests of one range are handled one at a time, under the lock of the range; pulls
+read without it.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+from xain_parameters.errors import Invalid
+from xain_parameters.messages import (
+    NO_KEYS,
+    Begin,
+    Command,
+    Declare,
+    Entry,
+    Have,
+    Mark,
+    Message,
+    Probe,
+    Pull,
+    Push,
+    Refused,
+    Rows,
+    Said,
+    Tile,
+    Whole,
+)
+from xain_parameters.node.backup import Backup
+from xain_parameters.node.copy import Copy, num_bytes
+from xain_parameters.node.ports import Host, Source
+from xain_parameters.node.primary import Primary
+from xain_parameters.replica import Replica
+from xain_parameters.specs import RangeView, View, openings
+
+# Requests that wait for a newer view than this server has; more are refused as "busy".
+MAX_WAITING = 1024
+MAX_WAITING_BYTES = 256 << 20
+# Probes of primaries that have a newer view: one for each range is kept.
+MAX_EARLY_PROBES = 1 << 16
+
+Request = Pull | Push | Mark
+
+
+@dataclass(slots=True, eq=False)
+class _Hosted:
+    """A range at this server. role None: its data are being loaded, or are lost."""
+
+    view: RangeView
+    generation: int
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    role: Primary | Backup | None = None
+    copy: Copy | None = None  # before the first role
+
+
+class ServerNode:
+    """name, incarnation: of this server; the incarnation is higher after each start."""
+
+    def __init__(self, name: str, incarnation: int, host: Host) -> None:
+        self._name = name
+        self._incarnation = incarnation
+        self._host = host
+        self._lock = threading.RLock()  # of views, and of requests that wait for one
+        self._view: View | None = None
+        self._hosted: dict[int, _Hosted] = {}
+        self._recovered: dict[tuple[int, int], Copy] = {}  # by generation and range
+        self._waiting: list[tuple[Source, Message]] = []
+        self._num_waiting_bytes = 0
+        self._early: dict[int, tuple[Source, Probe]] = {}
+        self._leased_until = 0.0
+
+    def view_of(self, number: int) -> RangeView | None:
+        """A range of this server as it knows it; None: it is not here."""
+        hosted = self._hosted.get(number)
+        return None if hosted is None else hosted.view
+
+    def replica_of(self, number: int) -> Replica | None:
+        """The whole replica of a range of this server, if there is one."""
+        hosted = self._hosted.get(number)
+        copy = None if hosted is None else self._copy(hosted)
+        return None if copy is None else copy.replica
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return (0, 0) if self._view is None else self._view.version
+
+    # --- from the log, before the first view ---
+
+    def recovered(self, range_: RangeView, generation: int, replica: Replica, made_in: int) -> None:
+        """Take a range that the log had. RangeView: number and positions count."""
+        log = self._host.open_log(range_.number)
+        self._recovered[generation, range_.number] = Copy(range_, generation, replica, made_in, log)
+
+    def holdings(self) -> tuple[int, dict[int, int]]:
+        """Of the ranges that this server has, and is not named for: their generation, and the last
+        entry of each. The scheduler is told of them when this server joins."""
+        generation = max((each for each, _ in self._recovered), default=0)
+        return generation, {
+            number: copy.replica.sequence
+            for (of, number), copy in self._recovered.items()
+            if of == generation
+        }
+
+    # --- from the scheduler ---
+
+    def renew(self, until: float, now: float) -> None:
+        """The scheduler takes this server for alive until then, and names no other primary."""
+        self._leased_until = until
+        self.tick(now)
+
+    def take_view(self, view: View, now: float) -> None:
+        with self._lock:
+            if view.version <= self.version:
+                return
+            is_new_generation = self._view is None or view.generation > self._view.generation
+            if is_new_generation:
+                for number in list(self._hosted):
+                    self._leave(number, view)
+            self._view = view
+            mine = {
+                each.number: each
+                for each in view.ranges
+                if self._name in each.servers or self._name in each.learners
+            }
+            for number in [each for each in self._hosted if each not in mine]:
+                self._leave(number, view)
+            for range_ in mine.values():
+                self._take_range(range_, view, now)
+            self._forget_recovered(view)
+            waiting, self._waiting = self._waiting, []
+            self._num_waiting_bytes = 0
+        for source, message in waiting:
+            self.handle(source, message, now)
+
+    def loaded(self, number: int, generation: int, replica: Replica, now: float) -> None:
+        """Take a range as it was in the checkpoint that the generation began from."""
+        hosted = self._hosted.get(number)
+        if hosted is None or hosted.generation != generation or hosted.role is not None:
+            return
+        with hosted.lock:
+            self._start(hosted, replica, now)
+
+    # --- from the disk ---
+
+    def synced(self, number: int, sequence: int, now: float) -> None:
+        """The log of a range has all entries up to `sequence` on disk."""
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            return
+        with hosted.lock:
+            copy = self._copy(hosted)
+            if copy is not None:
+                copy.synced = max(copy.synced, sequence)
+                copy.continue_segment()
+            match hosted.role:
+                case Primary() as primary:
+                    primary.settle(is_leased=now < self._leased_until)
+                case Backup() as backup:
+                    backup.synced()
+
+    # --- from the network ---
+
+    def lost(self, server: str) -> None:
+        """The connection to a server broke. It is asked again at the next tick."""
+        for hosted in list(self._hosted.values()):
+            with hosted.lock:
+                if isinstance(hosted.role, Primary):
+                    hosted.role.lost(server)
+
+    def tick(self, now: float) -> None:
+        """Called every 50 ms or so. Servers whose connection broke are asked again."""
+        for hosted in list(self._hosted.values()):
+            with hosted.lock:
+                if isinstance(hosted.role, Primary):
+                    hosted.role.probe()
+                    hosted.role.settle(is_leased=now < self._leased_until)
+
+    def handle(self, source: Source, message: Message, now: float) -> None:
+        match message.head:
+            case Pull() | Push() | Mark() as request:
+                self._handle_request(source, request, message, now)
+            case Entry() | Tile() | Begin() | Declare() | Whole() as head:
+                hosted = self._hosted.get(head.range)
+                if hosted is not None:
+                    with hosted.lock:
+                        if isinstance(hosted.role, Backup):
+                            hosted.role.take(source, message)
+            case Have() as have:
+                hosted = self._hosted.get(have.range)
+                if hosted is not None:
+                    with hosted.lock:
+                        if isinstance(hosted.role, Primary):
+                            hosted.role.had(source.name, have)
+                            hosted.role.settle(is_leased=now < self._leased_until)
+            case Probe() as probe:
+                self._handle_probe(source, probe)
+            case Command() as command:
+                text = self._host.command(source, message)
+                self._host.emit(source, Message(Said(command.request, text)))
+
+    # --- requests of workers ---
+
+    def _handle_request(
+        self, source: Source, request: Request, message: Message, now: float
+    ) -> None:
+        view = self._view
+        if view is None or request.view > view.version:
+            self._wait(source, request, message)
+            return
+        if request.view[0] < view.generation:
+            self._refuse(source, request, "rolled back")
+            return
+        if source.name in view.ended:
+            self._refuse(source, request, "evicted")
+            return
+        hosted = self._hosted.get(request.range)
+        if hosted is None or hosted.view.servers[:1] != (self._name,):
+            self._refuse(source, request, "moved")
+            return
+        if now >= self._leased_until or not isinstance(hosted.role, Primary):
+            self._refuse(source, request, "busy")
+            return
+        if isinstance(request, Pull):
+            self._pull(source, hosted, request, message, now)
+        else:
+            with hosted.lock:
+                self._change(source, hosted, request, message, now)
+
+    def _pull(
+        self, source: Source, hosted: _Hosted, request: Pull, message: Message, now: float
+    ) -> None:
+        copy = self._copy(hosted)
+        assert copy is not None
+        if request.opened > copy.replica.opened:
+            with hosted.lock:
+                primary = hosted.role
+                if not isinstance(primary, Primary):
+                    self._refuse(source, request, "moved")
+                    return
+                if primary.is_busy:
+                    self._refuse(source, request, "busy")
+                    return
+                self._open(primary, request.opened)
+                primary.settle(is_leased=now < self._leased_until)
+        try:
+            rows = copy.replica.pull(request, message.keys)
+        except Invalid as error:
+            self._refuse(source, request, "invalid", str(error))
+            return
+        self._host.emit(source, Message(Rows(request.request), None, rows))
+
+    def _change(
+        self, source: Source, hosted: _Hosted, request: Push | Mark, message: Message, now: float
+    ) -> None:
+        primary = hosted.role
+        if not isinstance(primary, Primary):
+            self._refuse(source, request, "moved")
+            return
+        if primary.is_busy:
+            self._refuse(source, request, "busy")
+            return
+        replica = primary.copy.replica
+        if request.opened > replica.opened:
+            self._open(primary, request.opened)
+        keys = NO_KEYS if message.keys is None else message.keys
+        try:
+            if isinstance(request, Push):
+                entry = replica.prepare(source.name, request, keys, message.values)
+            else:
+                entry = replica.mark(source.name, request)
+        except Invalid as error:
+            self._refuse(source, request, "invalid", str(error))
+            return
+        # A known one changes nothing, and is answered when the first one is durable.
+        if entry is not None:
+            primary.commit(Message(entry, message.keys, message.values))
+        primary.promise(source, request.request)
+        primary.settle(is_leased=now < self._leased_until)
+
+    def _open(self, primary: Primary, clock: int) -> None:
+        assert self._view is not None
+        replica = primary.copy.replica
+        for each, ended in openings(self._view, replica.opened, clock):
+            entry = replica.open(each, ended)
+            if entry is not None:
+                primary.commit(Message(entry))
+
+    def _wait(self, source: Source, request: Request, message: Message) -> None:
+        with self._lock:
+            if request.view <= self.version:
+                waits = False  # the view has come in between
+            elif len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES:
+                self._refuse(source, request, "busy")
+                return
+            else:
+                waits = True
+                self._waiting.append((source, message))
+                self._num_waiting_bytes += num_bytes(message)
+        if waits:
+            self._host.want_view(request.view)
+        else:
+            self._refuse(source, request, "busy")
+
+    def _refuse(self, source: Source, request: Request, why: str, text: str = "") -> None:
+        refused = Refused(request.request, why, text, self.version)
+        self._host.emit(source, Message(refused))
+
+    # --- ranges of this server ---
+
+    def _take_range(self, range_: RangeView, view: View, now: float) -> None:
+        hosted = self._hosted.get(range_.number)
+        if hosted is None:
+            hosted = self._hosted[range_.number] = _Hosted(range_, view.generation)
+            hosted.copy = self._recovered.pop((view.generation, range_.number), None)
+            with hosted.lock:
+                if hosted.copy is None and self._name in range_.servers:
+                    self._begin_range(hosted, view, now)
+                else:
+                    self._take_role(hosted, now)
+        elif range_.epoch > hosted.view.epoch:
+            with hosted.lock:
+                hosted.view = range_
+                self._take_role(hosted, now)
+        with hosted.lock:
+            for table in view.tables:
+                if isinstance(hosted.role, Primary):
+                    hosted.role.declare(table)
+
+    def _begin_range(self, hosted: _Hosted, view: View, now: float) -> None:
+        """Begin with the checkpoint, or empty. A server that a range names, and that was not its
+        learner before, is the first one in this generation: see the scheduler's placement."""
+        if view.rolled_back_to is not None:
+            self._host.load(hosted.view, view.generation, view.rolled_back_to)
+        else:
+            replica = self._host.make(hosted.view, view.tables, view.generation, is_whole=True)
+            self._start(hosted, replica, now)
+
+    def _start(self, hosted: _Hosted, replica: Replica, now: float) -> None:
+        log = self._host.open_log(hosted.view.number)
+        hosted.copy = Copy(hosted.view, hosted.generation, replica, 0, log)
+        hosted.copy.write_segment()
+        self._take_role(hosted, now)
+
+    def _take_role(self, hosted: _Hosted, now: float) -> None:
+        """Begin an epoch as its view says."""
+        range_ = hosted.view
+        before = hosted.role
+        copy = self._copy(hosted)
+        if copy is not None:
+            copy.abandon_segment()
+        is_primary = range_.servers[:1] == (self._name,)
+        if is_primary:
+            assert copy is not None, f"primary of {range_} without its data"
+            # Higher than those of an earlier process of this name.
+            first_probe = self._incarnation << 32
+            primary = Primary(copy, range_, self._host, first_probe)
+            if isinstance(before, Primary):
+                primary.take_over(before)
+            hosted.role = primary
+            primary.probe()
+            primary.settle(is_leased=now < self._leased_until)
+        else:
+            if isinstance(before, Primary):
+                before.end(self.version)
+            log = copy.log if copy is not None else self._host.open_log(range_.number)
+            hosted.role = Backup(copy, range_, hosted.generation, self._host, log)
+            source, probe = self._early.pop(range_.number, (None, None))
+            if source is not None and probe is not None:
+                self._handle_probe(source, probe)
+        if hosted.role is not None:
+            hosted.copy = None
+
+    def _leave(self, number: int, view: View) -> None:
+        hosted = self._hosted.pop(number)
+        with hosted.lock:
+            if isinstance(hosted.role, Primary):
+                hosted.role.end(view.version)
+            copy = self._copy(hosted)
+            hosted.role = None
+        log = self._host.open_log(number)
+        if copy is None and log is not None:
+            log.drop()
+        # A range without a server waits for the one that has it; see holdings.
+        now = next((each for each in view.ranges if each.number == number), None)
+        if copy is None:
+            return
+        copy.abandon_segment()
+        if hosted.generation == view.generation and now is not None and not now.servers:
+            self._recovered[hosted.generation, number] = copy
+        else:
+            copy.end()
+
+    def _forget_recovered(self, view: View) -> None:
+        """Drop data of ranges that others have, and of earlier generations."""
+        waiting = {each.number for each in view.ranges if not each.servers}
+        for generation, number in list(self._recovered):
+            if generation != view.generation or number not in waiting:
+                self._recovered.pop((generation, number)).end()
+
+    @staticmethod
+    def _copy(hosted: _Hosted) -> Copy | None:
+        return hosted.copy if hosted.role is None else hosted.role.copy
+
+    # --- probes ---
+
+    def _handle_probe(self, source: Source, probe: Probe) -> None:
+        with self._lock:
+            hosted = self._hosted.get(probe.range)
+            if hosted is None or hosted.view.epoch < probe.epoch or hosted.role is None:
+                if probe.range in self._early or len(self._early) < MAX_EARLY_PROBES:
+                    self._early[probe.range] = (source, probe)
+                return
+        with hosted.lock:
+            if isinstance(hosted.role, Backup) and hosted.view.epoch == probe.epoch:
+                hosted.role.probed(source, probe)

@@ -1,0 +1,75 @@
+"""The simulation from the command line; see --help."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from simulation_parameters.scenario import from_seed
+from simulation_parameters.world import Failed, simulate
+
+CHUNK = 20  # seeds that a process takes at a time
+NUM_FAILURES_SHOWN = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all is well. 1: something happened that must never happen."""
+    parser = argparse.ArgumentParser(
+        "python -m simulation_parameters",
+        description="Simulate the parameter server with faults drawn from seeds.",
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, metavar="N", help="this one, in full")
+    which.add_argument("--seeds", type=int, metavar="NUM", help="so many")
+    parser.add_argument("--first", type=int, default=0, metavar="N")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="NUM")
+    given = parser.parse_args(arguments)
+    if given.seed is not None:
+        scenario = from_seed(given.seed)
+        _say(f"{scenario}\n")
+        try:
+            _say(f"\n{simulate(scenario, show=_say)}")
+        except Failed as failed:
+            _say(f"\nseed {given.seed}: {failed.what}")
+            return 1
+        return 0
+    return _run(range(given.first, given.first + given.seeds), max(1, given.jobs))
+
+
+def _run(seeds: range, num_jobs: int) -> int:
+    began_at = time.monotonic()
+    failures: list[str] = []
+    num_done = 0
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(num_jobs) as pool:
+        for chunk, found in zip(chunks, pool.map(failures_of, chunks), strict=True):
+            num_done += len(chunk)
+            failures += found
+            if len(failures) >= NUM_FAILURES_SHOWN:
+                pool.shutdown(cancel_futures=True)
+                break
+    for failure in failures[:NUM_FAILURES_SHOWN]:
+        _say(f"\n{failure}")
+    took_s = time.monotonic() - began_at
+    _say(f"\n{num_done} seeds in {took_s:.0f} s, {len(failures) or 'no'} failures")
+    return 1 if failures else 0
+
+
+def failures_of(seeds: Sequence[int]) -> list[str]:
+    found = []
+    for seed in seeds:
+        try:
+            simulate(from_seed(seed))
+        except Failed as failed:
+            found.append(f"seed {seed}: {failed}")
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What must always be true, judged from outside of the code under test.
+
+Each worker pushes for each of its clocks a gradient to a dense table and a mark to a sparse one: a
+row of its own, so that whoever pulls knows which pushes are there.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulation_parameters.clock import Clock, Violation
+from simulation_parameters.scenario import MAX_WORKERS, Scenario
+from xain_parameters.keys import END
+from xain_parameters.messages import Done, Message, Pull, Push
+from xain_parameters.node.ports import Source
+from xain_parameters.replica import Replica
+from xain_parameters.scheduler import state as e
+from xain_parameters.specs import Plugin, RangeView, TableSpec
+
+if TYPE_CHECKING:
+    from simulation_parameters.servers import Server
+
+ROWS = 24
+DENSE = TableSpec(
+    1,
+    "dense",
+    ROWS,
+    2,
+    True,
+    "float64",
+    Plugin("adagrad", {"learning_rate": 0.1}),
+    Plugin("zeros"),
+    (ROWS, 2),
+)
+MARKS = TableSpec(2, "marks", None, 1, False, "float64", Plugin("add"), Plugin("zeros"))
+CLOCKS_PER_WORKER = 1000
+
+PushOf = tuple[int, int]  # index of the worker, clock
+
+
+def mark_key(worker: int, clock: int) -> int:
+    return worker * CLOCKS_PER_WORKER + clock
+
+
+def gradient(worker: int, clock: int, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Depends on what was pulled, so one wrong bit is seen in all that follows."""
+    return np.cos(rows * (worker + 1) + clock) + worker
+
+
+class Oracle:
+    """ticked: pushes of clocks that the scheduler counts, since the last rollback.
+    acknowledged: pushes that all servers have acknowledged. tried: pushes that may have arrived.
+    """
+
+    def __init__(self, clock: Clock, scenario: Scenario) -> None:
+        self._clock = clock
+        self._scenario = scenario
+        self._generation = 1
+        self._ticked: set[PushOf] = set()
+        self._acknowledged: set[PushOf] = set()
+        self._cuts: dict[int, e.Cut] = {}
+        self._epochs: dict[tuple[int, int], int] = {}
+        self.num_rollbacks = 0
+        self.num_pulls = 0
+
+    def fail(self, text: str) -> None:
+        raise Violation(text)
+
+    # --- what happens ---
+
+    def decided(self, state: e.State, event: e.AnyEvent) -> None:
+        """An event of the scheduler, and the state before it."""
+        match event:
+            case e.Ticked(name, clocks):
+                self._ticked.add((_index(name), clocks - 1))
+            case e.CutWhole():
+                assert state.cut is not None
+                cut = e.closed(state, state.cut)
+                self._cuts[cut.number] = cut
+            case e.RolledBack():
+                self._roll_back(state)
+
+    def _roll_back(self, state: e.State) -> None:
+        if self._scenario.has_log:
+            self.fail("rolled back though the servers have logs")
+        self._clock.note("oracle", f"rolled back to {state.cuts[-1] if state.cuts else 'nothing'}")
+        clocks = state.cuts[-1].clocks if state.cuts else {}
+        in_cut = {w: clocks.get(f"w{w}", 0) for w in range(MAX_WORKERS)}
+        self._ticked = {(w, c) for w, c in self._ticked if c < in_cut[w]}
+        self._acknowledged = {(w, c) for w, c in self._acknowledged if c < in_cut[w]}
+        self._generation = state.generation + 1
+        self.num_rollbacks += 1
+
+    def acknowledged(self, worker: int, clock: int, generation: int) -> None:
+        if generation == self._generation:
+            self._acknowledged.add((worker, clock))
+
+    def answered(self, server: "Server", destination: Source, message: Message) -> None:
+        """A server answers a worker: never after a later primary of the range has."""
+        asked = server.asked(destination, message)
+        if asked is None or not isinstance(message.head, Done):
+            return
+        view = server.node.view_of(asked)
+        if view is None:
+            self.fail(f"{server.process.name} acknowledges for range {asked}, which it has left")
+            return
+        generation, epoch = server.node.version[0], view.epoch
+        if epoch < self._epochs.get((generation, asked), 0):
+            self.fail(f"range {asked} is answered in epoch {epoch} after a later one")
+        self._epochs[generation, asked] = epoch
+
+    # --- pulls ---
+
+    def mark_keys(self) -> NDArray[np.uint64]:
+        return np.array(
+            [
+                mark_key(worker, clock)
+                for worker in range(MAX_WORKERS)
+                for clock in range(self._scenario.num_clocks)
+            ],
+            np.uint64,
+        )
+
+    def required(self, worker: int, clock: int, generation: int) -> set[PushOf] | None:
+        """Pushes that a pull of this worker at this clock must see; None: it cannot be told, since
+        the worker does not know of a rollback yet."""
+        if generation != self._generation:
+            return None
+        s = self._scenario.staleness
+        if s is None:
+            seen: set[PushOf] = set()
+        else:
+            seen = {(w, c) for w, c in self._ticked if c < clock - s}
+        if s != 0:
+            seen |= {(w, c) for w, c in self._acknowledged if w == worker}
+        return seen
+
+    def pulled(self, worker: int, clock: int, required: set[PushOf] | None, keys: set[int]) -> None:
+        if required is None:
+            return
+        self.num_pulls += 1
+        found = {divmod(key, CLOCKS_PER_WORKER) for key in keys}
+        if missing := required - found:
+            self.fail(f"w{worker} pulls at clock {clock} and does not see {sorted(missing)}")
+        if self._scenario.staleness == 0 and found != required:
+            extra = sorted(found - required)
+            self.fail(f"w{worker} pulls at clock {clock} and sees {extra} already")
+
+    # --- the end ---
+
+    def ended(self, rows: NDArray[np.float64], keys: set[int]) -> None:
+        """The final model. Under BSP it is that of an undisturbed run, bit for bit."""
+        found = {divmod(key, CLOCKS_PER_WORKER) for key in keys}
+        if self._scenario.staleness == 0:
+            if found != self._ticked:
+                self.fail(f"the final marks differ: {sorted(found ^ self._ticked)}")
+            expected = self._undisturbed(self._ticked)
+            if not np.array_equal(rows, expected):
+                self.fail(f"the final model differs by {np.abs(rows - expected).max()}")
+        elif missing := self._acknowledged - found:
+            self.fail(f"acknowledged pushes are lost: {sorted(missing)}")
+
+    def _undisturbed(self, pushes: set[PushOf]) -> NDArray[np.float64]:
+        """The dense table after these pushes in one process, without faults."""
+        replica = _whole_replica()
+        for clock in range(self._scenario.num_clocks):
+            rows = _rows(replica)
+            for worker in sorted(w for w, c in pushes if c == clock):
+                push = Push(0, (0, 0), 1, DENSE.number, 0, clock, 0, False, start=0, stop=ROWS)
+                values = gradient(worker, clock, rows)
+                entry = replica.prepare(f"w{worker}", push, None, values)
+                assert entry is not None
+                replica.apply(entry, None, values)
+        return _rows(replica)
+
+
+def _whole_replica() -> Replica:
+    return Replica(RangeView(1, 0, END, 1, ("s0",)), (DENSE, MARKS), 1)
+
+
+def _rows(replica: Replica) -> NDArray[np.float64]:
+    pull = Pull(0, (0, 0), 1, DENSE.number, 0, 0, ROWS)
+    rows: NDArray[np.float64] = replica.pull(pull, None).copy()
+    return rows
+
+
+def _index(worker: str) -> int:
+    return int(worker[1:])

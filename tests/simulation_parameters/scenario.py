@@ -1,0 +1,84 @@
+"""What is simulated: the group, its consistency and its faults, all drawn from a seed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+
+class Fault(StrEnum):
+    KILL_SERVER = "kill server"
+    KILL_WORKER = "kill worker"
+    KILL_SCHEDULER = "kill scheduler"
+    PARTITION = "partition"
+    BREAK = "break connections"
+    ADD_SERVER = "add server"
+    LEAVE_SERVER = "server leaves"
+    ADD_WORKER = "add worker"
+    LEAVE_WORKER = "worker leaves"
+    # CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Event:
+    """index, other: choose the processes; seconds: how long."""
+
+    at: float
+    fault: Fault
+    index: int
+    other: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """compute_s: the longest time that a worker computes in a clock.
+    staleness: 0 is BSP, None ASP. quiet_at: no faults from then on."""
+
+    seed: int
+    staleness: int | None
+    num_servers: int
+    num_workers: int
+    num_replicas: int
+    has_log: bool
+    num_clocks: int
+    checkpoint_interval: int
+    num_ranges: int
+    compute_s: float
+    loss: float
+    events: tuple[Event, ...]
+    quiet_at: float
+
+
+MAX_SERVERS = 5
+MAX_WORKERS = 5
+
+
+def from_seed(seed: int) -> Scenario:
+    chance = Random(seed)
+    horizon_s = chance.choice((2.0, 5.0, 10.0))
+    events = [
+        Event(
+            at=chance.random() * horizon_s,
+            fault=chance.choice((Fault.KILL_SERVER, Fault.KILL_SERVER, Fault.KILL_SERVER, *Fault)),
+            index=chance.randrange(64),
+            other=chance.randrange(64),
+            seconds=chance.choice((0.05, 0.3, 1.0, 3.0)) * (0.5 + chance.random()),
+        )
+        for _ in range(chance.choice((0, 1, 2, 4, 8)))
+    ]
+    num_clocks = chance.randint(4, 12)
+    return Scenario(
+        seed=seed,
+        staleness=chance.choice((0, 0, 1, 2, None)),
+        num_servers=chance.randint(1, 4),
+        num_workers=chance.randint(1, 4),
+        num_replicas=chance.choice((0, 1, 1, 2)),
+        has_log=chance.random() < 0.4,
+        num_clocks=num_clocks,
+        checkpoint_interval=0,
+        num_ranges=chance.choice((1, 2, 3, 5)),
+        compute_s=2 * horizon_s / num_clocks,
+        loss=chance.choice((0.0, 0.0, 0.002, 0.01)),
+        events=tuple(sorted(events, key=lambda event: event.at)),
+        quiet_at=horizon_s + 4.0,
+    )

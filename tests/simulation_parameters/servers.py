@@ -1,0 +1,337 @@
+"""Server processes around ServerNode, each with a disk that a crash leaves the written part of."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from simulation_parameters.clock import Clock, Process
+from simulation_parameters.network import Connection, Network
+from simulation_parameters.oracle import Oracle
+from simulation_parameters.scheduler import LEASE_S, SchedulerMachine
+from simulation_parameters.workers import Worker
+from xain_parameters.errors import Evicted
+from xain_parameters.messages import Done, Entry, Message, Rows, Whole
+from xain_parameters.node.log import Recovered, replayed
+from xain_parameters.node.ports import Source
+from xain_parameters.node.protocol import ServerNode
+from xain_parameters.replica import Replica
+from xain_parameters.scheduler import commands as c
+from xain_parameters.specs import RangeView, TableSpec, View
+
+BEATS_S = 0.25
+TICKS_S = 0.05
+SYNC_S = (0.0005, 0.01)  # an fdatasync
+SEGMENT_ENTRIES = 12  # after which the log begins a new segment
+
+
+class Disk:
+    """The log of one range: records that are on disk, and steps that are not yet."""
+
+    def __init__(self) -> None:
+        self.current: list[object] | None = None
+        self.next: list[object] | None = None
+
+
+class SimulatedLog:
+    """See ports.RangeLog."""
+
+    def __init__(self, server: "Server", number: int, disk: Disk) -> None:
+        self._server = server
+        self._number = number
+        self._disk = disk
+        self._num_entries = 0
+        self._sequence = -1
+
+    def append(self, message: Message) -> None:
+        self._num_entries += 1
+        self._put(partial(self._append, message))
+
+    def begin(self, range_: RangeView, generation: int) -> None:
+        self._put(partial(setattr, self._disk, "next", [(range_, generation)]))
+
+    def append_next(self, message: Message) -> None:
+        self._put(partial(self._append_next, message))
+
+    def abandon(self) -> None:
+        self._put(partial(setattr, self._disk, "next", None))
+
+    def finish(self, message: Message) -> None:
+        self._num_entries = 0
+        self._put(partial(self._finish, message))
+
+    def wants_new_segment(self) -> bool:
+        return self._num_entries > SEGMENT_ENTRIES
+
+    def drop(self) -> None:
+        self._put(self._drop)
+
+    def _put(self, step: Callable[[], None]) -> None:
+        self._server.write(self._number, step, lambda: self._sequence)
+
+    def _append(self, message: Message) -> None:
+        for segment in (self._disk.current, self._disk.next):
+            if segment is not None:
+                segment.append(message)
+        if self._disk.current is not None and isinstance(message.head, Entry):
+            self._sequence = message.head.sequence
+
+    def _append_next(self, message: Message) -> None:
+        assert self._disk.next is not None
+        self._disk.next.append(message)
+
+    def _finish(self, message: Message) -> None:
+        assert self._disk.next is not None and isinstance(message.head, Whole)
+        self._disk.current, self._disk.next = [*self._disk.next, message], None
+        self._sequence = message.head.sequence
+
+    def _drop(self) -> None:
+        self._disk.current = self._disk.next = None
+        self._sequence = -1
+
+
+class Server:
+    """A process; see ports.Host. `received` and `broke` are of network.Node."""
+
+    def __init__(self, machine: "ServerMachine", process: Process) -> None:
+        self.process = process
+        self._machine = machine
+        self._scheduler = machine.scheduler
+        self._clock = process.clock
+        self._connections: dict[str, Connection] = {}  # made by this process
+        self._accepted: dict[int, Connection] = {}
+        self._logs: dict[int, SimulatedLog] = {}
+        self._steps: list[tuple[int, Callable[[], None], Callable[[], int]]] = []
+        self._is_member = False
+        self._is_leaving = False
+        self.node = ServerNode(process.name, process.incarnation, self)
+        for recovered in machine.replay():
+            self.node.recovered(*recovered)
+        self.join()
+        self._tick()
+
+    # --- with the scheduler ---
+
+    def join(self) -> None:
+        name, incarnation = self.process.name, self.process.incarnation
+        scheduler = self._scheduler
+
+        def question() -> View:
+            scheduler.heard(name)
+            scheduler.decide(c.ServerJoined(name, name, incarnation))
+            return scheduler.view()
+
+        scheduler.ask(self.process, question, self._joined)
+
+    def _joined(self, answer: View | Exception) -> None:
+        if isinstance(answer, Evicted):
+            self._clock.note(self.process.name, "an older process ends")
+            self.process.is_alive = False
+            return
+        assert isinstance(answer, View)
+        # No view from before it joined: it would name an earlier process.
+        self._is_member = True
+        self.take_view(answer)
+        generation, ranges = self.node.holdings()
+        command = c.ServerReturned(self.process.name, generation, ranges)
+        self._scheduler.ask(
+            self.process, lambda: self._scheduler.decide(command), lambda _: self._beat()
+        )
+
+    def _beat(self) -> None:
+        sent_at = self._clock.now
+        name, incarnation = self.process.name, self.process.incarnation
+        scheduler = self._scheduler
+
+        def question() -> View | None:
+            known = scheduler.state.servers.get(name)
+            if known is None or not known.is_live or known.incarnation != incarnation:
+                return None
+            scheduler.heard(name)
+            return scheduler.view()
+
+        def answered(view: View | Exception | None) -> None:
+            if view is None:
+                self.process.note("was taken for dead")
+                self.join()
+                return
+            assert isinstance(view, View)
+            self.take_view(view)
+            self.node.renew(sent_at + LEASE_S, self._clock.now)
+            self.process.after(BEATS_S, self._beat)
+
+        scheduler.ask(self.process, question, answered)
+
+    def take_view(self, view: View) -> None:
+        if not self._is_member:
+            return
+        self.node.take_view(view, self._clock.now)
+        if self._is_leaving:
+            named = any(self.process.name in (*r.servers, *r.learners) for r in view.ranges)
+            if not named:
+                self._machine.left()
+
+    def leave(self) -> None:
+        self._is_leaving = True
+        command = c.ServerLeft(self.process.name)
+        self._scheduler.ask(
+            self.process,
+            lambda: (self._scheduler.decide(command), self._scheduler.view())[1],
+            lambda view: self.take_view(view) if isinstance(view, View) else None,
+        )
+
+    def want_view(self, version: tuple[int, int]) -> None:
+        self._scheduler.ask(
+            self.process,
+            self._scheduler.view,
+            lambda view: self.take_view(view),
+            again=False,
+        )
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        command = c.LearnerWhole(range_, epoch, server)
+        self._scheduler.ask(self.process, lambda: self._scheduler.decide(command), lambda _: None)
+
+    # --- with the network ---
+
+    def emit(self, destination: Source | str, message: Message) -> None:
+        # As a sender thread does: later, and outside of the locks.
+        if isinstance(destination, Source):
+            if isinstance(message.head, Done | Rows):
+                self._machine.oracle.answered(self, destination, message)
+            connection = self._accepted.get(int(str(destination.connection)))
+        else:
+            connection = self._connections.get(destination)
+            if connection is None:
+                connection = self._machine.network.connect(self, destination)
+                if connection is None:
+                    self.process.after(0.01, partial(self.node.lost, destination))
+                    return
+                self._connections[destination] = connection
+        if connection is not None:
+            connection.send(self, message)
+
+    def received(self, source: Source, message: Message) -> None:
+        number = int(str(source.connection))
+        for connection in self._connections.values():
+            if connection.number == number:
+                break
+        else:
+            connection = self._machine.network.find(number)
+            self._accepted[number] = connection
+        self.node.handle(source, message, self._clock.now)
+
+    def broke(self, peer: str, connection: int) -> None:
+        self._accepted.pop(connection, None)
+        known = self._connections.get(peer)
+        if known is not None and known.number == connection:
+            del self._connections[peer]
+            self.node.lost(peer)
+
+    def asked(self, destination: Source, message: Message) -> int | None:
+        """The range of a worker's request that is answered."""
+        return self._machine.asked(destination.name, message)
+
+    def command(self, source: Source, message: Message) -> str:
+        return ""
+
+    def _tick(self) -> None:
+        self.node.tick(self._clock.now)
+        self.process.after(TICKS_S, self._tick)
+
+    # --- with the disk ---
+
+    def make(
+        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
+    ) -> Replica:
+        return Replica(range_, tables, generation, is_whole=is_whole)
+
+    def load(self, range_: RangeView, generation: int, cut: int) -> None:
+        def read() -> None:
+            replica = self._machine.oracle.load(range_, generation, cut)
+            self.node.loaded(range_.number, generation, replica, self._clock.now)
+
+        self.process.after(self._clock.between(0.001, 0.2), read)
+
+    def open_log(self, range_: int) -> SimulatedLog | None:
+        if not self._machine.has_log:
+            return None
+        if range_ not in self._logs:
+            self._logs[range_] = SimulatedLog(self, range_, self._machine.disk(range_))
+        return self._logs[range_]
+
+    def write(self, number: int, step: Callable[[], None], reached: Callable[[], int]) -> None:
+        if not self._steps:
+            self.process.after(self._clock.between(*SYNC_S), self._sync)
+        self._steps.append((number, step, reached))
+
+    def _sync(self) -> None:
+        steps, self._steps = self._steps, []
+        touched = {}
+        for number, step, reached in steps:
+            step()
+            touched[number] = reached
+        for number, reached in touched.items():
+            if reached() >= 0:
+                self.node.synced(number, reached(), self._clock.now)
+
+
+class ServerMachine:
+    """A server by name: its processes, one after the other, and its disk."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        scheduler: SchedulerMachine,
+        oracle: Oracle,
+        name: str,
+        *,
+        has_log: bool,
+    ) -> None:
+        self.clock = clock
+        self.network = network
+        self.scheduler = scheduler
+        self.oracle = oracle
+        self.name = name
+        self.has_log = has_log
+        self.server: Server | None = None
+        self._disks: dict[int, Disk] = {}
+        self._incarnation = 0
+        self.is_gone = False
+
+    def boot(self) -> None:
+        if self.is_gone or (self.server is not None and self.server.process.is_alive):
+            return
+        self._incarnation += 1
+        process = Process(self.clock, self.name, self._incarnation)
+        process.note("starts")
+        self.server = Server(self, process)
+        self.network.nodes[self.name] = self.server
+
+    def kill(self, down_s: float) -> None:
+        if self.server is not None and self.server.process.is_alive:
+            self.server.process.note("dies")
+            self.server.process.is_alive = False
+            self.network.break_all(self.name)
+            self.clock.after(down_s, None, self.boot)
+
+    def left(self) -> None:
+        self.kill(0.0)
+        self.is_gone = True
+
+    def asked(self, worker: str, message: Message) -> int | None:
+        node = self.network.nodes.get(worker)
+        return node.asked(message) if isinstance(node, Worker) else None
+
+    def disk(self, range_: int) -> Disk:
+        return self._disks.setdefault(range_, Disk())
+
+    def replay(self) -> list[Recovered]:
+        found = []
+        for disk in self._disks.values():
+            disk.next = None
+            if disk.current is not None:
+                (range_, generation), *messages = disk.current
+                recovered = replayed(range_, generation, messages, Replica)
+                assert recovered is not None
+                found.append(recovered)
+        return found

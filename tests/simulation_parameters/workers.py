@@ -1,0 +1,423 @@
+"""Workers: models of the client that pull, compute, push and tick."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from simulation_parameters.clock import Clock, Process
+from simulation_parameters.network import Connection, Network
+from simulation_parameters.oracle import DENSE, MARKS, Oracle, gradient, mark_key
+from simulation_parameters.scheduler import SchedulerMachine
+from xain_parameters.errors import Evicted, ParameterError, RolledBack
+from xain_parameters.keys import owners
+from xain_parameters.messages import Done, Mark, Message, Pull, Push, Refused, Rows
+from xain_parameters.node.ports import Source
+from xain_parameters.scheduler import commands as c
+from xain_parameters.specs import RangeView, View
+
+BEATS_S = 0.25
+AGAIN_S = 0.03
+
+Request = Pull | Push | Mark
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    message: Message
+    answered: Callable[[Message], None]
+    server: str = ""
+
+
+class Worker:
+    """A process of a worker."""
+
+    def __init__(self, machine: "WorkerMachine", process: Process) -> None:
+        self.process = process
+        self._machine = machine
+        self._scheduler = machine.scheduler
+        self._oracle = machine.oracle
+        self._clock = process.clock
+        self._connections: dict[str, Connection] = {}
+        self._asked: dict[int, _Asked] = {}
+        self._last_request = 0
+        self._view: View
+        self._opened = 0
+        self._at = 0  # the clock that it works on
+        self._cut = 0  # the last that it has marked
+        self._is_joined = False
+        self._round = 0  # steps of an earlier one are void
+        self._join()
+        self._beat()
+
+    # --- clocks ---
+
+    def _join(self) -> None:
+        self._round += 1
+        self._asked.clear()
+        self._is_joined = False
+        name, incarnation = self.process.name, self.process.incarnation
+        command = c.WorkerJoined(name, incarnation, self._machine.staleness)
+
+        def question() -> tuple[View, int, int]:
+            self._scheduler.heard(name)
+            self._scheduler.decide(command)
+            return self._status()
+
+        self._ask(question, self._joined)
+
+    def _status(self) -> tuple[View, int, int]:
+        state = self._scheduler.state
+        return self._scheduler.view(), state.opened, state.workers[self.process.name].ticked
+
+    def _joined(self, answer: tuple[View, int, int] | ParameterError) -> None:
+        if isinstance(answer, ParameterError):
+            assert isinstance(answer, Evicted), answer
+            self.process.is_alive = False
+            return
+        self._is_joined = True
+        self._view, self._opened, self._at = answer
+        self.process.note(f"begins at clock {self._at}, generation {self._view.generation}")
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until the next clock may begin."""
+        if self._at >= self._machine.num_clocks:
+            self._leave()
+            return
+        name = self.process.name
+
+        def question() -> tuple[bool, tuple[View, int, int]]:
+            state = self._scheduler.state
+            known = state.workers.get(name)
+            if known is None or not known.is_live:
+                raise Evicted("gone")
+            if known.incarnation != self.process.incarnation:
+                raise Evicted("another process has the name")
+            return state.may_begin(name), self._status()
+
+        self._ask(question, self._may_begin)
+
+    def _may_begin(self, answer: tuple[bool, tuple[View, int, int]] | ParameterError) -> None:
+        if isinstance(answer, ParameterError):
+            self._join()
+            return
+        may, (view, opened, ticked) = answer
+        if view.generation != self._view.generation:
+            self._restart()
+            return
+        self._view, self._opened = max(view, self._view, key=lambda v: v.version), opened
+        assert ticked == self._at, (ticked, self._at)
+        if not may or not view.ranges or len(view.tables) < 2:
+            self._later(AGAIN_S, self._wait)
+        else:
+            self._pull()
+
+    def _pull(self) -> None:
+        index = self._machine.index
+        required = self._oracle.required(index, self._at, self._view.generation)
+        rows = np.zeros(DENSE.shape)
+        keys = self._oracle.mark_keys()
+        marks = np.zeros((len(keys), 1))
+        ranges = self._view.ranges
+        left = 0
+        round_ = self._round
+
+        def got(
+            out: NDArray[np.float64], where: slice | NDArray[np.intp], message: Message
+        ) -> None:
+            nonlocal left
+            assert message.values is not None
+            values = np.frombuffer(message.values.tobytes(), np.float64)
+            out[where] = values.reshape(-1, out.shape[1])
+            left -= 1
+            if left == 0:
+                found = {int(key) for key, value in zip(keys, marks[:, 0], strict=True) if value}
+                assert set(marks[:, 0].tolist()) <= {0.0, 1.0}, marks
+                self._oracle.pulled(index, self._at, required, found)
+                seconds = self._clock.chance.random() * self._machine.compute_s
+                self._later(seconds, partial(self._mark, rows))
+
+        mine = owners(keys, [each.range for each in ranges], None)
+        requests = []
+        for index, range_ in enumerate(ranges):
+            low, high = range_.range.indices(DENSE.bound)
+            if low < high:
+                pull = Pull(0, (0, 0), range_.number, DENSE.number, self._opened, low, high)
+                requests.append((pull, None, partial(got, rows, slice(low, high))))
+            where = np.flatnonzero(mine == index)
+            if len(where):
+                pull = Pull(0, (0, 0), range_.number, MARKS.number, self._opened)
+                requests.append((pull, keys[where], partial(got, marks, where)))
+        left = len(requests)
+        for pull, some, answered in requests:
+            self._request(Message(pull, some), answered)
+        assert round_ == self._round
+
+    def _mark(self, rows: NDArray[np.float64]) -> None:
+        cut = self._view.cut
+        # A worker that has come since the checkpoint began marks it as well: its pushes are later.
+        if cut is None or cut.number <= self._cut:
+            self._push(rows)
+            return
+        self._cut = cut.number
+        left = len(self._view.ranges)
+
+        def done(message: Message) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._push(rows)
+
+        for range_ in self._view.ranges:
+            mark = Mark(0, (0, 0), range_.number, self._opened, cut.number, self._at)
+            self._request(Message(mark), done)
+
+    def _push(self, rows: NDArray[np.float64]) -> None:
+        left = 0
+        machine = self._machine
+
+        def done(message: Message) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._tick()
+
+        values = gradient(machine.index, self._at, rows)
+        key = np.array([mark_key(machine.index, self._at)], np.uint64)
+        ranges = self._view.ranges
+        owner = int(owners(key, [each.range for each in ranges], None)[0])
+        requests = []
+        for index, range_ in enumerate(ranges):
+            low, high = range_.range.indices(DENSE.bound)
+            if low < high:
+                push = self._push_head(range_, DENSE.number)
+                head = replace(push, start=low, stop=high)
+                requests.append(Message(head, None, values[low:high].copy()))
+            if index == owner:
+                one = np.ones((1, 1))
+                requests.append(Message(self._push_head(range_, MARKS.number), key, one))
+        left = len(requests)
+        for message in requests:
+            self._request(message, done)
+
+    def _push_head(self, range_: RangeView, table: int) -> Push:
+        return Push(
+            0,
+            (0, 0),
+            range_.number,
+            table,
+            self._opened,
+            self._at,
+            part=0,
+            is_held=self._machine.staleness == 0,
+            incarnation=self.process.incarnation,
+            cut=self._cut,
+        )
+
+    def _tick(self) -> None:
+        name, incarnation = self.process.name, self.process.incarnation
+        generation, clock = self._view.generation, self._at
+        self._oracle.acknowledged(self._machine.index, clock, generation)
+        command = c.Tick(name, incarnation, generation, clock)
+
+        def question() -> tuple[View, int, int]:
+            self._scheduler.decide(command)
+            return self._status()
+
+        def answered(answer: tuple[View, int, int] | ParameterError) -> None:
+            if isinstance(answer, RolledBack | Evicted):
+                self._join()
+                return
+            assert isinstance(answer, tuple), answer
+            view, self._opened, ticked = answer
+            if view.generation == self._view.generation:
+                assert ticked == clock + 1
+            self._view, self._at = view, ticked
+            self._wait()
+
+        self._ask(question, answered)
+
+    def _leave(self) -> None:
+        name, incarnation = self.process.name, self.process.incarnation
+        command = c.WorkerLeft(name, incarnation)
+
+        def question() -> int:
+            self._scheduler.decide(command)
+            return self._scheduler.state.workers[name].ticked
+
+        def answered(ticked: int) -> None:
+            if ticked < self._machine.num_clocks:
+                self._join()  # rolled back at this moment
+                return
+            self._machine.is_done = True
+            self._machine.kill(None)
+
+        self._ask(question, answered)
+
+    def leave_early(self) -> None:
+        """End in the middle, as a worker without data does."""
+        self._round += 1
+        self._asked.clear()
+        command = c.WorkerLeft(self.process.name, self.process.incarnation)
+        self._scheduler.ask(
+            self.process,
+            lambda: self._scheduler.decide(command),
+            lambda _: self._machine.gone(),
+        )
+
+    def _beat(self) -> None:
+        name, incarnation = self.process.name, self.process.incarnation
+
+        def question() -> None:
+            known = self._scheduler.state.workers.get(name)
+            if known is not None and known.incarnation == incarnation:
+                self._scheduler.heard(name)
+
+        self._scheduler.ask(
+            self.process, question, lambda _: self.process.after(BEATS_S, self._beat)
+        )
+
+    def _ask(self, question: Callable[[], object], answered: Callable[..., None]) -> None:
+        round_ = self._round
+
+        def take(answer: object) -> None:
+            if round_ == self._round:
+                answered(answer)
+
+        self._scheduler.ask(self.process, question, take)
+
+    def _later(self, seconds: float, step: Callable[[], None]) -> None:
+        round_ = self._round
+        self.process.after(seconds, lambda: step() if round_ == self._round else None)
+
+    # --- requests ---
+
+    def _request(self, message: Message, answered: Callable[[Message], None]) -> None:
+        self._send(_Asked(message, answered))
+
+    def _send(self, asked: _Asked) -> None:
+        head = asked.message.head
+        assert isinstance(head, Request)
+        range_ = next(each for each in self._view.ranges if each.number == head.range)
+        if not range_.servers:
+            self._look_again(asked)
+            return
+        server = range_.servers[0]
+        connection = self._connections.get(server)
+        if connection is None:
+            connection = self._machine.network.connect(self, server)
+            if connection is None:
+                self._look_again(asked)
+                return
+            self._connections[server] = connection
+        self._last_request += 1
+        head = replace(head, request=self._last_request, view=self._view.version)
+        asked.server = server
+        self._asked[head.request] = asked
+        connection.send(self, Message(head, asked.message.keys, asked.message.values))
+
+    def _look_again(self, asked: _Asked) -> None:
+        """Ask once more, with the newest view."""
+        generation = self._view.generation
+
+        def take(view: View) -> None:
+            if view.generation != generation:
+                self._restart()
+                return
+            self._view = max(view, self._view, key=lambda each: each.version)
+            self._send(asked)
+
+        self._later(AGAIN_S, lambda: self._ask(self._scheduler.view, take))
+
+    def _restart(self) -> None:
+        """All is rolled back: go on with the clock that the scheduler says."""
+        self._round += 1
+        self._asked.clear()
+        self._cut = 0
+        self._join()
+
+    def received(self, source: Source, message: Message) -> None:
+        head = message.head
+        assert isinstance(head, Rows | Done | Refused)
+        asked = self._asked.pop(head.request, None)
+        if asked is None:
+            return
+        if isinstance(head, Refused):
+            assert head.why != "invalid", head
+            if head.why == "rolled back":
+                self._restart()
+            elif head.why == "evicted":
+                self._join()
+            else:
+                self._look_again(asked)
+        else:
+            asked.answered(message)
+
+    def asked(self, answer: Message) -> int | None:
+        """The range of the request that an answer is for, while it is open."""
+        assert isinstance(answer.head, Done | Rows)
+        asked = self._asked.get(answer.head.request)
+        return None if asked is None else getattr(asked.message.head, "range", None)
+
+    def broke(self, peer: str, connection: int) -> None:
+        known = self._connections.get(peer)
+        if known is None or known.number != connection:
+            return
+        del self._connections[peer]
+        for number, asked in list(self._asked.items()):
+            if asked.server == peer:
+                del self._asked[number]
+                self._look_again(asked)
+
+
+class WorkerMachine:
+    """A worker by name: its processes, one after the other."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        scheduler: SchedulerMachine,
+        oracle: Oracle,
+        index: int,
+        num_clocks: int,
+        staleness: int | None,
+        compute_s: float,
+    ) -> None:
+        self.clock = clock
+        self.network = network
+        self.scheduler = scheduler
+        self.oracle = oracle
+        self.index = index
+        self.name = f"w{index}"
+        self.num_clocks = num_clocks
+        self.staleness = staleness
+        self.compute_s = compute_s
+        self.worker: Worker | None = None
+        self.is_done = False
+        self._incarnation = 0
+
+    def boot(self) -> None:
+        if self.is_done or (self.worker is not None and self.worker.process.is_alive):
+            return
+        self._incarnation += 1
+        process = Process(self.clock, self.name, self._incarnation)
+        process.note("starts")
+        self.worker = Worker(self, process)
+        self.network.nodes[self.name] = self.worker
+
+    def kill(self, down_s: float | None) -> None:
+        if self.worker is not None and self.worker.process.is_alive:
+            self.worker.process.note("ends")
+            self.worker.process.is_alive = False
+            self.network.break_all(self.name)
+            if down_s is not None:
+                self.clock.after(down_s, None, self.boot)
+
+    def gone(self) -> None:
+        self.is_done = True
+        self.kill(None)

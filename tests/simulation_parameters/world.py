@@ -1,0 +1,258 @@
+"""One run from beginning to end."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import msgspec
+import numpy as np
+
+from simulation_parameters.clock import Clock, Violation
+from simulation_parameters.network import Network
+from simulation_parameters.oracle import DENSE, MARKS, Oracle
+from simulation_parameters.scenario import MAX_SERVERS, MAX_WORKERS, Event, Fault, Scenario
+from simulation_parameters.scheduler import NAME, VIEW_S, SchedulerMachine
+from simulation_parameters.servers import ServerMachine
+from simulation_parameters.workers import WorkerMachine
+from xain_parameters.keys import owners
+from xain_parameters.messages import Pull
+from xain_parameters.replica import Replica
+from xain_parameters.scheduler import commands as c
+from xain_parameters.specs import RangeView, View, openings
+
+BOUND_S = 60.0  # of the time to the end after the last fault
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    num_steps: int
+    took_s: float
+    num_rollbacks: int
+    num_pulls: int
+
+
+class Failed(AssertionError):
+    """Something happened that must never happen; the text has all it takes to see it again."""
+
+    def __init__(self, scenario: Scenario, what: str, clock: Clock) -> None:
+        lines = "\n".join(clock.latest)
+        super().__init__(
+            f"{what}\n\n{scenario}\n\n{lines}\n\n"
+            f"again, with everything: python -m simulation_parameters --seed {scenario.seed}"
+        )
+        self.what = what
+
+
+def simulate(scenario: Scenario, show: Callable[[str], None] | None = None) -> Outcome:
+    """Run a scenario to its end. show: for each line of what happens. Raises Failed."""
+    clock = Clock(Random(scenario.seed), show)
+    try:
+        return _World(clock, scenario).run()
+    except Violation as violation:
+        raise Failed(scenario, str(violation), clock) from violation
+    except Exception as error:  # whatever the code under test does
+        raise Failed(scenario, repr(error), clock) from error
+
+
+class _World:
+    def __init__(self, clock: Clock, scenario: Scenario) -> None:
+        self._clock = clock
+        self._scenario = scenario
+        self._oracle = Oracle(clock, scenario)
+        self._network = Network(clock, scenario.loss)
+        self._scheduler = SchedulerMachine(clock, self._network, scenario, self._oracle)
+        self._scheduler.on_view = self._tell
+        self._servers: list[ServerMachine] = []
+        self._workers: list[WorkerMachine] = []
+        self._faults: dict[Fault, Callable[[Event], None]] = {
+            Fault.KILL_SERVER: self._kill_server,
+            Fault.KILL_WORKER: self._kill_worker,
+            Fault.KILL_SCHEDULER: lambda event: self._scheduler.kill(event.seconds),
+            Fault.PARTITION: self._partition,
+            Fault.BREAK: lambda event: self._network.break_all(self._server(event).name),
+            Fault.ADD_SERVER: lambda event: self._add_server(),
+            Fault.LEAVE_SERVER: self._leave_server,
+            Fault.ADD_WORKER: lambda event: self._add_worker(),
+            Fault.LEAVE_WORKER: self._leave_worker,
+        }
+
+    def run(self) -> Outcome:
+        clock, scenario = self._clock, self._scenario
+        self._scheduler.boot()
+        for _ in range(scenario.num_servers):
+            self._add_server()
+        for _ in range(scenario.num_workers):
+            self._add_worker()
+        for table in (DENSE, MARKS):
+            self._scheduler.decide(c.DeclareTable(table))
+        for event in scenario.events:
+            clock.after(event.at, None, partial(self._befall, event))
+        clock.after(scenario.quiet_at, None, self._quieten)
+        if not clock.run(scenario.quiet_at + BOUND_S, self._is_over):
+            left = [worker.name for worker in self._workers if not worker.is_done]
+            self._oracle.fail(f"no end {BOUND_S} s after the last fault: {left} still work")
+        self._check()
+        oracle = self._oracle
+        return Outcome(clock.num_steps, clock.now, oracle.num_rollbacks, oracle.num_pulls)
+
+    def _is_over(self) -> bool:
+        if any(not worker.is_done for worker in self._workers):
+            return False
+        if self._clock.now < self._scenario.quiet_at:
+            return False
+        state = self._scheduler.state
+        if not all(each.servers and not each.learners for each in state.ranges):
+            return False
+        # Every server has taken the last view.
+        # Every server has everything.
+        for each in state.ranges:
+            replicas = [self._replica(name, each) for name in each.servers]
+            if len({None if r is None else r.sequence for r in replicas}) != 1:
+                return False
+        return True
+
+    def _replica(self, name: str, range_: RangeView) -> Replica | None:
+        """None: the server does not know the range's last epoch yet."""
+        server = next(each.server for each in self._servers if each.name == name)
+        if server is None or not server.process.is_alive:
+            return None
+        view = server.node.view_of(range_.number)
+        if view is None or view.epoch != range_.epoch:
+            return None
+        return server.node.replica_of(range_.number)
+
+    def _check(self) -> None:
+        """The final model, and that all servers of a range have the same bits."""
+        rows = np.zeros(DENSE.shape)
+        marks: set[int] = set()
+        view = self._scheduler.view()
+        for index, each in enumerate(view.ranges):
+            digests = []
+            for name in each.servers:
+                replica = self._replica(name, each)
+                assert replica is not None
+                for clock, ended in openings(view, replica.opened, self._scheduler.state.opened):
+                    entry = replica.open(clock, ended)
+                    assert entry is not None
+                    replica.apply(entry)
+                digests.append(digest(replica))
+            if len(set(digests)) != 1:
+                self._oracle.fail(f"the servers {each.servers} of range {each.number} differ")
+            assert replica is not None
+            low, high = each.range.indices(DENSE.bound or 0)
+            if low < high:
+                pull = Pull(0, (0, 0), each.number, DENSE.number, 0, low, high)
+                rows[low:high] = replica.pull(pull, None)
+            keys = self._oracle.mark_keys()
+            keys = keys[owners(keys, [r.range for r in view.ranges], None) == index]
+            pull = Pull(0, (0, 0), each.number, MARKS.number, 0)
+            found = replica.pull(pull, keys)[:, 0]
+            if not set(found.tolist()) <= {0.0, 1.0}:
+                self._oracle.fail(f"a push was applied twice: {found}")
+            marks |= {int(key) for key in keys[found == 1]}
+        self._oracle.ended(rows, marks)
+
+    # --- faults ---
+
+    def _befall(self, event: Event) -> None:
+        self._clock.note("fault", f"{event.fault} {event.index} {event.seconds:.2f}")
+        self._faults[event.fault](event)
+
+    def _kill_server(self, event: Event) -> None:
+        self._server(event).kill(event.seconds)
+
+    def _kill_worker(self, event: Event) -> None:
+        self._worker(event).kill(event.seconds)
+
+    def _partition(self, event: Event) -> None:
+        names = [NAME, *(each.name for each in (*self._servers, *self._workers))]
+        one, other = names[event.index % len(names)], names[event.other % len(names)]
+        if one != other:
+            self._network.partition(one, other, event.seconds)
+
+    def _add_server(self) -> None:
+        if len(self._servers) < MAX_SERVERS:
+            machine = ServerMachine(
+                self._clock,
+                self._network,
+                self._scheduler,
+                self._oracle,
+                f"s{len(self._servers)}",
+                has_log=self._scenario.has_log,
+            )
+            self._servers.append(machine)
+            machine.boot()
+
+    def _leave_server(self, event: Event) -> None:
+        staying = [each for each in self._servers if not each.is_gone]
+        if len(staying) > 1:
+            machine = staying[event.index % len(staying)]
+            if machine.server is not None and machine.server.process.is_alive:
+                machine.server.leave()
+
+    def _add_worker(self) -> None:
+        if len(self._workers) < MAX_WORKERS:
+            machine = WorkerMachine(
+                self._clock,
+                self._network,
+                self._scheduler,
+                self._oracle,
+                len(self._workers),
+                self._scenario.num_clocks,
+                self._scenario.staleness,
+                self._scenario.compute_s,
+            )
+            self._workers.append(machine)
+            machine.boot()
+
+    def _leave_worker(self, event: Event) -> None:
+        worker = self._worker(event).worker
+        if worker is not None and worker.process.is_alive and len(self._workers) > 1:
+            worker.leave_early()
+
+    def _checkpoint(self, event: Event) -> None:
+        process = self._scheduler.process
+        state = self._scheduler.state
+        if process is not None and process.is_alive and all(r.servers for r in state.ranges):
+            self._scheduler.decide(c.CheckpointDue())
+
+    def _quieten(self) -> None:
+        self._clock.note("fault", "no more")
+        self._network.loss = 0.0
+
+    def _server(self, event: Event) -> ServerMachine:
+        return self._servers[event.index % len(self._servers)]
+
+    def _worker(self, event: Event) -> WorkerMachine:
+        return self._workers[event.index % len(self._workers)]
+
+    # --- the view ---
+
+    def _tell(self, view: View) -> None:
+        """Servers hear of a view when it is there, each after a while, and not all of them."""
+        for machine in self._servers:
+            server = machine.server
+            if server is None or self._network.delay(NAME, machine.name) > 0:
+                continue
+            if self._clock.chance.random() < 0.9:
+                seconds = self._clock.between(*VIEW_S)
+                self._clock.after(seconds, server.process, partial(server.take_view, view))
+
+
+def digest(replica: Replica) -> str:
+    """The bits of a replica, whatever its tiles are cut into."""
+    found = hashlib.sha256()
+    for tile, keys, body in replica.tiles(0):
+        if tile.name == "state":
+            # Sets have no order.
+            state = msgspec.msgpack.decode(body.tobytes())
+            for known in state["known"].values():
+                for name in ("parts", "loose"):
+                    known[name] = sorted(known[name])
+            body = np.frombuffer(repr(sorted(state.items())).encode(), np.uint8)
+        found.update(tile.meta)
+        found.update(b"" if keys is None else keys.tobytes())
+        found.update(body.tobytes())
+    return found.hexdigest()
