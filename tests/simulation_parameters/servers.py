@@ -79,7 +79,8 @@ class SimulatedLog:
         self._disk.next.append(message)
 
     def _finish(self, message: Message) -> None:
-        assert self._disk.next is not None and isinstance(message.head, Whole)
+        assert self._disk.next is not None
+        assert isinstance(message.head, Whole)
         self._disk.current, self._disk.next = [*self._disk.next, message], None
         self._sequence = message.head.sequence
 

@@ -244,7 +244,7 @@ class _World:
 def digest(replica: Replica) -> str:
     """The bits of a replica, whatever its tiles are cut into."""
     found = hashlib.sha256()
-    for tile, keys, body in replica.tiles(0):
+    for tile, keys, body in replica.tiles():
         if tile.name == "state":
             # Sets have no order.
             state = msgspec.msgpack.decode(body.tobytes())

@@ -237,8 +237,8 @@ class Declare(Head, frozen=True, array_like=True, tag=37):
 
 
 class Whole(Head, frozen=True, array_like=True, tag=38):
-    """The receiver has got everything by now: it is a whole copy at `sequence`, whose entry was made
-    in the epoch `made_in`."""
+    """The receiver has got everything by now: it is a whole copy at `sequence`, an entry that was
+    made in the epoch `made_in`."""
 
     range: int
     epoch: int

@@ -22,8 +22,8 @@ def num_bytes(message: Message) -> int:
     return sum(0 if array is None else array.nbytes for array in (message.keys, message.values))
 
 
-def tiles_of(replica: Replica, epoch: int) -> Iterator[Message]:
-    for tile, keys, body in replica.tiles(epoch):
+def tiles_of(replica: Replica) -> Iterator[Message]:
+    for tile, keys, body in replica.tiles():
         yield Message(tile, keys, body)
 
 
@@ -122,7 +122,7 @@ class Copy:
         self.log.begin(self._range, self._generation)
         for spec in self.tables:
             self.log.append_next(Message(Declare(self._range.number, 0, spec)))
-        self._moving = tiles_of(self.replica, 0)
+        self._moving = tiles_of(self.replica)
         self.continue_segment()
 
     def continue_segment(self) -> None:

@@ -66,6 +66,7 @@ class Primary:
         self._last_probe = first_probe
         backups = [_Peer(name, is_counted=True, is_learner=False) for name in range_.servers[1:]]
         learners = [_Peer(name, is_counted=False, is_learner=True) for name in range_.learners]
+        copy.replica.epoch = range_.epoch
         self._peers = {peer.name: peer for peer in backups + learners}
         self._in_flight: deque[tuple[int, int]] = deque()  # sequence, bytes
         self._num_bytes = 0
@@ -81,8 +82,6 @@ class Primary:
         """Make a step the next entry of the range."""
         entry = message.head
         assert isinstance(entry, Entry)
-        entry = msgspec.structs.replace(entry, epoch=self._range.epoch)
-        message = Message(entry, message.keys, message.values)
         # Sent first: the others work while this server does. Nothing is acknowledged before all
         # have it, in whatever order.
         for peer in self._peers.values():
@@ -188,7 +187,7 @@ class Primary:
         self._send(peer, begin)
         if lacking is None:
             peer.have = peer.received = -1
-            peer.tiles = tiles_of(copy.replica, range_.epoch)
+            peer.tiles = tiles_of(copy.replica)
             peer.num_tiles = peer.tiles_had = 0
             self._fill(peer)  # the first tile before any entry
             return
