@@ -111,6 +111,8 @@ def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
     group.refuse = lambda where, head: None if free.is_set() else Refused(0, "busy", "")
     one = np.ones(1, np.float32)
     blocked = [kv.push([key], one) for key in range(4)]
+    with kv._queue._changed:  # each has a thread before more come
+        assert kv._queue._changed.wait_for(lambda: not kv._queue._waiting, 30)
     order = []
     lock = threading.Lock()
 
@@ -124,7 +126,6 @@ def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
         kv.push([12], one, callback=lambda: done("high"), priority=5),
     ]
     with kv._queue._changed:
-        assert kv._queue._changed.wait_for(lambda: len(kv._queue._waiting) == 3, 30)
         waiting = sorted(kv._queue._waiting)
     assert [-entry[0] for entry in waiting] == [5, 0, 0]
     assert [entry[1] for entry in waiting[1:]] == sorted(entry[1] for entry in waiting[1:])
