@@ -64,9 +64,10 @@ def in_stages(width: int, data: Dataset, epochs: int, schedule: str) -> tuple[fl
     options = {"mode": "pipeline", "schedule": schedule, "layers": layers(width), **OPTIONS}
     model = NeuralWorkload.from_options(options).initial_model([data.profile()])
     trainers = [StageTrainer("127.0.0.1"), StageTrainer("127.0.0.1")]
+    address = trainers[0].address  # once: two threads that ask first would reserve two ports
 
     def train(attempt: int, num_epochs: int, rank: int) -> Vector:
-        group = ProcessGroup(attempt, rank, 2, trainers[0].address)
+        group = ProcessGroup(attempt, rank, 2, address)
         made = trainers[rank].train(
             Assignment("s1", 0, process_group=group), model, data, epochs=num_epochs, epoch_base=0
         )
