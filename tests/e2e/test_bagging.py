@@ -1,6 +1,8 @@
 """Three sites bag estimators in processes of their own, on tables in CSV files."""
 
 import io
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sklearn.ensemble import BaggingClassifier
 
 from e2e.test_take_home import command
 from e2e.test_trees import SITES, train, write_tables
@@ -15,9 +19,11 @@ from support.process import CoordinatorProcess, Process
 from support.terminals import Terminals, commands_of, files_of
 from support.wire import Member
 from xain_workloads.bagging_options import BaggingOptions
+from xain_workloads.data import load as load_data
 from xain_workloads.dataset import Dataset
 from xain_workloads.ensembles import load, unpack
 from xain_workloads.held import unpack_holdings
+from xain_workloads.partition import dirichlet, split_train_test
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -52,6 +58,8 @@ async def test_killed_coordinator_makes_the_same_ensemble(tmp_path):
 
 
 # --- estimators that stay at the participants ---
+
+SEED = 3  # of a division in which a site lacks a class
 
 KEPT: dict[str, Any] = {
     **RULES,
@@ -99,9 +107,9 @@ async def fitted(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, list[S
             await process.end()
 
 
-def rows_file(folder: Path, data: Dataset) -> Path:
+def rows_file(folder: Path, data: Dataset, name: str = "rows") -> Path:
     """The rows with their diagnosis."""
-    path = folder / "rows.csv"
+    path = folder / f"{name}.csv"
     header = ",".join([*(f"x{i}" for i in range(data.num_features)), "diagnosis"])
     lines = [
         ",".join([*map(repr, features), label])
@@ -151,6 +159,47 @@ async def test_kills_in_the_fit_and_after_it_lose_no_estimator_and_no_prediction
         status, nothing, told = await ask(coordinator, rows, "--timeout-s=1")
         assert (status, nothing) == (1, "")
         assert "no participant answered: north: it is not connected; south: it is" in told
+
+
+async def test_open_votes_of_sites_divided_by_label_are_as_good_as_trees_in_one_place(tmp_path):
+    """Within a point of the accuracy of as many trees that scikit-learn fits on all rows."""
+    data, num_trees = load_data("wine"), 20
+    rest, held_out = split_train_test(data, 0.3, SEED)
+    parts = [rest.subset(rows) for rows in dirichlet(rest.target, 3, alpha=0.5, seed=SEED)]
+    assert min(np.bincount(codes(part), minlength=3).min() for part in parts) == 0
+    rules = {
+        **KEPT,
+        "rounds.rounds": 1,
+        "workload.options.vote": "open",
+        "workload.options.estimators": num_trees,
+        "workload.options.parameters": "{}",
+        "workload.preprocessing.scaling": "standard",
+        "schema.classes": json.dumps(sorted(set(data.target.tolist()))),
+    }
+    coordinator = CoordinatorProcess(tmp_path / "data", rules)
+    sites = [Site(tmp_path, name) for name in SITES]
+    try:
+        await coordinator.start()
+        for name, site, part in zip(SITES, sites, parts, strict=True):
+            rows_file(tmp_path, part, name)
+            await site.start(coordinator.port)
+        await coordinator.until_logged('"session_finished"')
+        rows = rows_file(tmp_path, held_out)
+        status, _, told = await ask(coordinator, rows, "--max-retries=3")
+        assert status == 0, told
+    finally:
+        for process in (coordinator, *sites):
+            await process.end()
+    found = re.search(r"^accuracy ([\d.]+) of 53 rows", told, re.MULTILINE)
+    assert found, told
+    trees = BaggingClassifier(n_estimators=num_trees * len(SITES), random_state=0)
+    alone = trees.fit(rest.features, rest.target).score(held_out.features, held_out.target)
+    assert float(found[1]) >= alone - 0.01
+
+
+def codes(data: Dataset) -> NDArray[np.intp]:
+    """Numbers of the classes class_0, class_1 and class_2."""
+    return np.array([int(label[-1]) for label in data.target.tolist()])
 
 
 async def test_commands_of_the_page_ask_the_participants(tmp_path):
