@@ -176,7 +176,7 @@ class Oracle:
 
 
 def _whole_replica() -> Replica:
-    return Replica(RangeView(1, 0, END, 1, ("s0",)), (DENSE, MARKS), 1)
+    return Replica(RangeView(1, 0, END - 1, 1, ("s0",)), (DENSE, MARKS), 1)
 
 
 def _rows(replica: Replica) -> NDArray[np.float64]:

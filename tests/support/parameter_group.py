@@ -56,7 +56,7 @@ class Group:
             for i in range(num_servers)
         }
         ranges = tuple(
-            RangeView(number, start, stop, 1, (f"s{(number - 1) % num_servers}",))
+            RangeView(number, start, stop - 1, 1, (f"s{(number - 1) % num_servers}",))
             for number, (start, stop) in enumerate(even(num_ranges), 1)
         )
         addresses = {n: f"127.0.0.1:{each.port}" for n, each in self.listeners.items()}
@@ -96,7 +96,7 @@ class Group:
             middle = (old.start + old.stop) // 2
             new = max(self.replicas) + 1
             halves = (
-                replace(old, number=new, stop=middle, epoch=1),
+                replace(old, number=new, last=middle - 1, epoch=1),
                 replace(old, number=new + 1, start=middle, epoch=1),
             )
             del self.replicas[number]

@@ -37,7 +37,7 @@ def table(
 
 
 def range_view(number, start=0, stop=END, epoch=1):
-    return RangeView(number, start, stop, epoch, ("s1",))
+    return RangeView(number, start, stop - 1, epoch, ("s1",))
 
 
 def keys_of(numbers):

@@ -44,6 +44,7 @@ class RangeView(msgspec.Struct, frozen=True):
     """Who has a key range.
 
     number: identifies the range; a range that is split ends, and two new numbers begin.
+    start, last: its first and last position; msgpack has no room for a stop of 2**64.
     servers: names; the first is the primary, the others are backups that have everything. Empty:
         the range waits for a server.
     learners: servers that are being filled, and become backups when they have everything.
@@ -52,11 +53,15 @@ class RangeView(msgspec.Struct, frozen=True):
 
     number: int
     start: int
-    stop: int
+    last: int
     epoch: int
     servers: tuple[str, ...]
     learners: tuple[str, ...] = ()
     parent: int = 0  # the range that it was split off from; its servers have the data already
+
+    @property
+    def stop(self) -> int:
+        return self.last + 1
 
     @property
     def range(self) -> Range:

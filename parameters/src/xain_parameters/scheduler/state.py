@@ -307,7 +307,7 @@ def _evolve(state: State, event: AnyEvent) -> State:
             return replace(state, tables=(*state.tables, event.table))
         case RangesMade():
             ranges = tuple(
-                RangeView(number, start, stop, epoch=0, servers=())
+                RangeView(number, start, stop - 1, epoch=0, servers=())
                 for number, (start, stop) in enumerate(even(event.num_ranges), 1)
             )
             return _with_ranges(state, ranges)
