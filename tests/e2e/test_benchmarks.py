@@ -81,6 +81,20 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
         }
     },
     "messaging": {"lines": {"line", "round_trips_per_s", "gb_per_s"}},
+    "parameter_server": {
+        "dense": {
+            "servers",
+            "mb",
+            "gb_per_s",
+            "tcp_gb_per_s",
+            "pyzmq_gb_per_s",
+            "grpcio_gb_per_s",
+            "ratio_to_tcp",
+            "ratio_to_grpcio",
+        },
+        "sparse": {"servers", "dim", "keys", "push_mkeys_per_s", "pull_mkeys_per_s"},
+        "latency": {"servers", "pull_4_kib_p50_ms", "pull_4_kib_p99_ms"},
+    },
     "parallelisms": {
         "cases": {"parallelism", "centralised", "score", "difference", "megabytes", "seconds"}
     },
