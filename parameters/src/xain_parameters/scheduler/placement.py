@@ -146,16 +146,26 @@ def _balanced(state: State) -> AnyEvent | None:
 
 def _other_primary(state: State) -> AnyEvent | None:
     """Where nothing else is to be done, a backup becomes the primary in the place of a server that
-    is primary of two ranges more. It has all that was acknowledged, as after a death."""
+    is primary of two ranges more. It has all that was acknowledged, as after a death.
+
+    Where the two have no range in common, a third one hands a range on and gets one in its place.
+    """
     if any(each.learners for each in state.ranges):
         return None
     primaries = _primaries(state)
-    targets = set(state.placeable)
-    for each in state.ranges:
-        for name in each.servers[1:]:
-            if name in targets and primaries[name] + 2 <= primaries[each.servers[0]]:
-                others = tuple(other for other in each.servers if other != name)
-                return RangePlaced(each.number, (name, *others))
+    for source in sorted(state.placeable, key=lambda name: (-primaries[name], name)):
+        came_by: dict[str, RangeView | None] = {source: None}
+        for name in (reached := [source]):  # breadth first; it grows meanwhile
+            way = came_by[name]
+            if way is not None and primaries[name] + 2 <= primaries[source]:
+                others = tuple(other for other in way.servers if other != name)
+                return RangePlaced(way.number, (name, *others))
+            for each in state.ranges:
+                if each.servers and each.servers[0] == name:
+                    for backup in each.servers[1:]:
+                        if backup not in came_by and not state.servers[backup].is_leaving:
+                            came_by[backup] = each
+                            reached.append(backup)
     return None
 
 
