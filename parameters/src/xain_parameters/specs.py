@@ -100,6 +100,7 @@ class View(msgspec.Struct, frozen=True):
     gaps: of workers that ended and came back. See openings().
     cut: the checkpoint that is being made.
     rolled_back_to: the checkpoint that this generation began from; None: it began empty.
+    load_from: the folder of that checkpoint, below `checkpoints`, the fsspec URL for all of them.
     num_replicas: backups that each range should have; it has fewer while there are too few servers.
     has_log: servers write what they acknowledge to a log.
     """
@@ -115,6 +116,13 @@ class View(msgspec.Struct, frozen=True):
     cut: CutView | None = None
     num_replicas: int = 0
     has_log: bool = False
+    checkpoints: str = ""
+    load_from: str = ""
+
+    @property
+    def cut_folder(self) -> str:
+        """Where the parts of the open checkpoint go, below `checkpoints`."""
+        return "" if self.cut is None else cut_folder(self.generation, self.cut.number)
 
     @property
     def version(self) -> tuple[int, int]:
@@ -122,6 +130,11 @@ class View(msgspec.Struct, frozen=True):
 
     def table(self, number: int) -> TableSpec | None:
         return next((each for each in self.tables if each.number == number), None)
+
+
+def cut_folder(generation: int, number: int) -> str:
+    """The name of a checkpoint's folder. generation: of the group when it was made."""
+    return f"cut-{generation}-{number}"
 
 
 def openings(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:

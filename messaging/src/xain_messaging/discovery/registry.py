@@ -92,6 +92,7 @@ class Registry:
     new_incarnation: gives higher numbers from call to call, and from process to process.
     on_change: called with the name of a group whose members are others or somewhere else by now.
     settle_s: for how long only members of before are let in.
+    grace_s: for how long a member without a Watch stream is still taken for alive.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class Registry:
         on_change: Callable[[str], None],
         lease_s: float = LEASE_S,
         settle_s: float = 0.0,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.lease_s = lease_s
+        self._grace_s = grace_s
         self._open_at = now + settle_s
         self.settled_at = now + lease_s
         self._new_incarnation = new_incarnation
@@ -221,7 +224,7 @@ class Registry:
         entry = self._entry(group, name, incarnation)
         if entry is not None and entry.line is line:
             entry.line = None
-            entry.expires_at = min(entry.expires_at, now + GRACE_S)
+            entry.expires_at = min(entry.expires_at, now + self._grace_s)
 
     def expire(self, now: float) -> float | None:
         """Remove those whose lease is over. Returns when the next one will be; None: there is

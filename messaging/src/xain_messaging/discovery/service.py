@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import grpc
 
 from xain_messaging.discovery.registry import (
+    GRACE_S,
     LEASE_S,
     SETTLE_S,
     WORD_S,
@@ -20,7 +21,7 @@ from xain_messaging.discovery.registry import (
 from xain_messaging.errors import DiscoveryUnavailable, MembershipLost, NameTaken
 from xain_messaging.logger import get_logger
 from xain_messaging.names import shortened, why_not
-from xain_messaging.ports import Member
+from xain_messaging.ports import Member, Roster
 from xain_proto.messaging import membership_pb2 as pb
 from xain_proto.messaging.membership_pb2_grpc import MembershipServicer
 
@@ -72,16 +73,25 @@ class MembershipService(MembershipServicer):
 
     lease_s: for how long a member lives without a sign of life.
     settle_s: how long newcomers wait for the members of a service that was here before.
+    grace_s: how long a member without a Watch stream is still taken for alive.
+    on_change: called with the name of a group whose members have changed.
     """
 
-    def __init__(self, lease_s: float = LEASE_S, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self,
+        lease_s: float = LEASE_S,
+        settle_s: float = SETTLE_S,
+        grace_s: float = GRACE_S,
+        on_change: Callable[[str], None] | None = None,
+    ) -> None:
+        self._on_change = on_change
         self._last_incarnation = 0
         self._lines: dict[tuple[str, str, int], _Line] = {}  # the newest of each member
         self._arrivals: set[Arrival] = set()
         self._has_ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._registry = Registry(
-            time.monotonic(), self._new_incarnation, self._has_changed, lease_s, settle_s
+            time.monotonic(), self._new_incarnation, self._has_changed, lease_s, settle_s, grace_s
         )
 
     def _new_incarnation(self) -> int:
@@ -90,7 +100,24 @@ class MembershipService(MembershipServicer):
         self._last_incarnation = max(self._last_incarnation + 1, time.time_ns())
         return self._last_incarnation
 
+    @property
+    def settled_at(self) -> float:
+        """Monotonic time from which a member of before that is not in the roster is gone."""
+        return self._registry.settled_at
+
+    def roster(self, group: str) -> Roster:
+        """The members of a group, by name."""
+        return self._registry.roster(group)
+
+    def renew(self, group: str, name: str, incarnation: int) -> float:
+        """Take another call of a member for a heartbeat. Returns its lease in seconds; 0 for one
+        that is no member."""
+        is_member = self._registry.renew(group, name, incarnation, time.monotonic())
+        return self._registry.lease_s if is_member else 0.0
+
     def _has_changed(self, group: str) -> None:
+        if self._on_change is not None:
+            self._on_change(group)
         for member, line in list(self._lines.items()):
             if member[0] != group:
                 continue

@@ -27,7 +27,13 @@ from xain_messaging.process.schema import MASK
 Level = Literal["notset", "debug", "info", "warning", "error", "critical"]
 
 # Loggers below these names are ours; all others are third parties.
-_OURS = ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads")
+_OURS = (
+    "xain_coordinator",
+    "xain_messaging",
+    "xain_parameters",
+    "xain_participant",
+    "xain_workloads",
+)
 _FIRST = ("timestamp", "level", "logger", "event")
 _FOLLOWING = ("stack", "exception")  # fields of several lines
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from xain_messaging.clock_table import ClockTable
 from xain_parameters.keys import even, is_cover
-from xain_parameters.specs import CutView, Gap, RangeView, TableSpec, View
+from xain_parameters.specs import CutView, Gap, RangeView, TableSpec, View, cut_folder
 
 # Remembered at most, the latest: workers that have ended, servers that are gone, gaps of workers.
 MAX_FORMER = 1_000
@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_interval: in clocks; 0: only on demand.
     num_ranges: made with the first table; 0: the same number for each server, four at least.
     max_learners: ranges that are being copied at a time.
+    checkpoints: fsspec URL of the folder for checkpoints; "": there are none.
     """
 
     num_replicas: int = 0
@@ -34,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     checkpoint_interval: int = 0
     num_ranges: int = 0
     max_learners: int = 4
+    checkpoints: str = ""
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -89,6 +91,10 @@ class Cut(msgspec.Struct, frozen=True):
     tables: tuple[TableSpec, ...]
     ranges: tuple[tuple[RangeView, str], ...]
 
+    @property
+    def folder(self) -> str:
+        return cut_folder(self.generation, self.number)
+
 
 class State(msgspec.Struct, frozen=True):
     """ranges: a cover in the order of their positions, or empty before the first table.
@@ -116,6 +122,7 @@ class State(msgspec.Struct, frozen=True):
     cut_clock: int = 0
     last_cut: int = 0
     rolled_back_to: int | None = None
+    load_from: str = ""
     num_rollbacks: int = 0
 
     @property
@@ -159,6 +166,8 @@ def view_of(state: State) -> View:
         cut=None if state.cut is None else CutView(state.cut.number, state.cut.workers),
         num_replicas=state.settings.num_replicas,
         has_log=state.settings.has_log,
+        checkpoints=state.settings.checkpoints,
+        load_from=state.load_from,
     )
 
 
@@ -384,6 +393,7 @@ def _rolled_back(state: State) -> State:
         cut=None,
         cut_clock=clock,
         rolled_back_to=None if cut is None else cut.number,
+        load_from="" if cut is None else cut.folder,
         num_rollbacks=state.num_rollbacks + 1,
     )
 

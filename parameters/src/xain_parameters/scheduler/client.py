@@ -1,0 +1,494 @@
+"""The scheduler as servers and workers see it: synchronous, safe for several threads.
+
+A connection keeps the membership of the group, and the newest view. Calls go on over a restart of
+the scheduler: they are asked again until their time is over, and none does anything twice.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from xain_messaging.discovery.coordinator import CoordinatorDiscovery
+from xain_messaging.errors import MembershipLost, MessagingError
+from xain_messaging.logger import get_logger
+from xain_messaging.ports import Roster
+from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
+from xain_parameters.scheduler.reports import (
+    Load,
+    Report,
+    Saved,
+    Status,
+    Whole,
+    decode_status,
+)
+from xain_parameters.scheduler.service import GROUP, SERVER, WORKER
+from xain_parameters.specs import TableSpec, View, decode_table, decode_view, encoded
+from xain_proto.parameters import scheduler_pb2 as pb
+from xain_proto.parameters.scheduler_pb2_grpc import SchedulerStub
+
+log = get_logger(__name__)
+
+RETRY_S = 0.2
+CALL_S = 5.0  # of a call that does not wait for others
+WAIT_S = 10.0  # of one that does, until it is asked again
+REPORT_S = 0.5
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_AGAIN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+_ERRORS = {
+    grpc.StatusCode.ALREADY_EXISTS: TableConflict,
+    grpc.StatusCode.INVALID_ARGUMENT: Invalid,
+    grpc.StatusCode.FAILED_PRECONDITION: Unavailable,
+    grpc.StatusCode.ABORTED: Evicted,
+}
+
+
+class Progress(NamedTuple):
+    """Where a worker goes on.
+
+    clock: that it may begin. opened: all pushes of clocks below count by now.
+    cut: the checkpoint that is being made, whose mark the worker has to pass; 0: none.
+    generation: of the group. A clock of another one is over, and its pushes are dropped.
+    """
+
+    clock: int
+    opened: int
+    cut: int
+    generation: int
+
+
+class SchedulerCalls:
+    """Calls to a scheduler by somebody who need not be a member.
+
+    target: "HOST:PORT".
+    """
+
+    def __init__(self, target: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.target = target
+        self._ended = threading.Event()
+        self._lost: Exception | None = None
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, _OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, _OPTIONS)
+        self._stub: Any = SchedulerStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """May be called again."""
+        self._ended.set()
+        self._channel.close()
+
+    def status(self, timeout_s: float) -> Status:
+        """Raises Unavailable, as all calls do when their time is over."""
+        answer = self._ask(self._stub.Status, pb.StatusRequest(), timeout_s)
+        return decode_status(answer.status)
+
+    def checkpoint(self, timeout_s: float) -> int:
+        """Make a checkpoint; returns its number when it is whole."""
+        return int(self._ask(self._stub.Checkpoint, pb.CheckpointRequest(), timeout_s).cut)
+
+    def roll_back(self, timeout_s: float) -> None:
+        """Wait no longer for servers that have ranges in their logs."""
+        self._ask(self._stub.RollBack, pb.RollBackRequest(), timeout_s)
+
+    def wait(self, clock: int, timeout_s: float, generation: int = 0) -> tuple[int, int]:
+        """Wait until all pushes below a clock count. Returns opened and generation, which is
+        another than asked for after a rollback."""
+        answer = self._ask(
+            self._stub.Wait, pb.WaitRequest(clock=clock, generation=generation), timeout_s
+        )
+        return answer.opened, answer.generation
+
+    def _ask(
+        self,
+        call: Any,
+        request: Any,
+        timeout_s: float | None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Any:
+        """Ask until there is an answer. timeout_s: None for no end. is_over: asked meanwhile."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._check(is_over)
+            left_s = WAIT_S if deadline is None else max(0.1, deadline - time.monotonic())
+            try:
+                ended = call.future(request, timeout=min(WAIT_S, left_s))
+                while not _is_done(ended, RETRY_S):
+                    if is_over() or self._ended.is_set():
+                        ended.cancel()
+                        self._check(is_over)
+                        raise Closed("the connection to the scheduler was closed")
+                return ended.result()
+            except (grpc.RpcError, grpc.FutureCancelledError, ValueError) as error:
+                failed: Any = error  # ValueError: the channel is closed
+            self._check(is_over)
+            if not isinstance(failed, grpc.RpcError):
+                raise Closed("the connection to the scheduler was closed")
+            code, why = failed.code(), failed.details() or ""
+            if code not in _AGAIN:
+                raise _ERRORS.get(code, Unavailable)(why)
+            if deadline is not None and time.monotonic() + RETRY_S > deadline:
+                raise Unavailable(f"the scheduler at {self.target} does not answer: {why}")
+            if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._ended.wait(RETRY_S)
+
+    def _check(self, is_over: Callable[[], bool]) -> None:
+        if self._lost is not None:
+            raise Evicted(str(self._lost))
+        if self._ended.is_set() or is_over():
+            raise Closed("the connection to the scheduler was closed")
+
+
+class SchedulerMember(SchedulerCalls):
+    """A member of the group, with the newest view, from join() to close().
+
+    address: where others reach it; a worker listens nowhere and has any text.
+    on_view: called with each newer view, from a thread, one call at a time.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        role: str,
+        name: str,
+        address: str = "-",
+        on_view: Callable[[View], None] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        super().__init__(target, credentials)
+        self.name = name
+        self._role = role
+        self._address = address
+        self._on_view = on_view
+        self._discovery = CoordinatorDiscovery(target, credentials)
+        self._membership: Any = None
+        self._view: View | None = None
+        self._changed = threading.Condition()
+        self._stream: Any = None
+        self._threads: list[threading.Thread] = []
+
+    def join(self, timeout_s: float) -> None:
+        """Become a member, and have a view. Raises Unavailable, and Evicted where another process
+        that lives has the name."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._membership = self._discovery.join(
+                GROUP,
+                self._role,
+                self.name,
+                self._address,
+                timeout_s=timeout_s,
+                on_change=_ignore,
+                on_lost=self._lose,
+            )
+        except MessagingError as error:
+            self.close()
+            raise (Evicted if isinstance(error, MembershipLost) else Unavailable)(
+                str(error)
+            ) from None
+        self._start(self._watch)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._view is not None, max(0.1, deadline - time.monotonic())
+            )
+        if self._view is None:
+            self.close()
+            raise Unavailable(f"the scheduler at {self.target} does not tell its view")
+
+    def close(self) -> None:
+        """Leave the group at once. May be called again."""
+        self._ended.set()
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._membership is not None:
+            self._membership.leave()
+        super().close()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(CALL_S)
+
+    @property
+    def incarnation(self) -> int:
+        """Tells the processes of one name apart: a later one has a higher number."""
+        return int(self._membership.member.incarnation)
+
+    @property
+    def view(self) -> View:
+        """The newest that has come."""
+        assert self._view is not None, "join() comes first"
+        return self._view
+
+    def newer_view(self, version: tuple[int, int], timeout_s: float) -> View:
+        """The newest view: as soon as it is above `version`, or after timeout_s as it is then."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.view.version > version or self._ended.is_set(), timeout_s
+            )
+        return self.view
+
+    def declare(self, table: TableSpec, timeout_s: float) -> TableSpec:
+        """The table with its number; the view has it. Raises TableConflict, Invalid."""
+        deadline = time.monotonic() + timeout_s
+        request = pb.DeclareRequest(table=encoded(table))
+        declared = decode_table(self._ask(self._stub.Declare, request, timeout_s).table)
+        with self._changed:
+            has_come = self._changed.wait_for(
+                lambda: self.view.table(declared.number) is not None or self._ended.is_set(),
+                max(0.1, deadline - time.monotonic()),
+            )
+        self._check(lambda: False)
+        if not has_come:
+            raise Unavailable(f"the scheduler at {self.target} does not tell its view")
+        return declared
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = error
+        self._ended.set()
+        if self._stream is not None:
+            self._stream.cancel()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=f"scheduler-{work.__name__}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._stream = self._stub.Views(pb.ViewsRequest())
+                for response in self._stream:
+                    self._hear(decode_view(response.view))
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+                log.debug("no_views", scheduler=self.target, error=str(error))
+            self._ended.wait(RETRY_S)
+
+    def _hear(self, view: View) -> None:
+        with self._changed:
+            if self._view is not None and view.version <= self._view.version:
+                return  # of a scheduler that is none any more
+            self._view = view
+            self._changed.notify_all()
+        if self._on_view is not None:
+            self._on_view(view)
+
+
+class WorkerScheduler(SchedulerMember):
+    """The scheduler as a worker sees it."""
+
+    def __init__(
+        self, target: str, name: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        super().__init__(target, WORKER, name, credentials=credentials)
+
+    @property
+    def worker(self) -> str:
+        return self.name
+
+    def begin(
+        self,
+        staleness: int | None,
+        num_workers: int = 1,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Progress:
+        """Begin a loop over clocks; waits until the first one may begin.
+
+        num_workers: wait for as many. is_over: asked while it waits; True: Closed is raised.
+        """
+        request = pb.TickRequest(
+            name=self.name,
+            incarnation=self.incarnation,
+            begins=True,
+            staleness=staleness,
+            num_workers=num_workers,
+        )
+        return self._turn(request, is_over)
+
+    def tick(
+        self, clock: int, generation: int, is_over: Callable[[], bool] = lambda: False
+    ) -> Progress:
+        """Complete a clock, and wait until the next one may begin, which is an earlier one after a
+        rollback."""
+        request = pb.TickRequest(
+            name=self.name, incarnation=self.incarnation, clock=clock, generation=generation
+        )
+        return self._turn(request, is_over)
+
+    def end(self) -> None:
+        """End the loop over clocks: nobody waits for this worker any more."""
+        request = pb.EndRequest(name=self.name, incarnation=self.incarnation)
+        self._ask(self._stub.End, request, CALL_S)
+
+    def _turn(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
+        """The view is as new as the answer, which ended workers that no longer count are in."""
+        answer = self._ask(self._stub.Tick, request, None, is_over)
+        version = (answer.generation, answer.number)
+        while self.view.version < version:
+            self._check(is_over)
+            self.newer_view(self.view.version, RETRY_S)
+        return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
+
+
+class ServerScheduler(SchedulerMember):
+    """The scheduler as a server sees it. What is reported is sent from a thread, until it has come.
+
+    load: asked for before each report. on_opened: called with (generation, opened) after each.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        address: str,
+        on_view: Callable[[View], None],
+        *,
+        load: Callable[[], Load] | None = None,
+        on_opened: Callable[[int, int], None] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        super().__init__(target, SERVER, name, address, on_view, credentials)
+        self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
+        self._load = load
+        self._on_opened = on_opened
+        self._lock = threading.Lock()
+        self._waiting = Report()
+        self._has_news = threading.Event()
+        self._may_go = threading.Event()
+
+    def join(self, timeout_s: float) -> None:
+        super().join(timeout_s)
+        self._start(self._report)
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        """A learner has everything, and this primary acknowledges nothing without it any more."""
+        self._add(wholes=(Whole(range_, epoch, server),))
+
+    def report_saved(
+        self, generation: int, cut: int, range_: int, path: str, clocks: dict[str, int]
+    ) -> None:
+        """The part of a range of a checkpoint is written; see commands.RangeSaved."""
+        self._add(saved=(Saved(generation, cut, range_, path, clocks),))
+
+    def report_returned(self, generation: int, ranges: dict[int, int]) -> None:
+        """The log was replayed: the last sequence of each range. In a group with a log every server
+        says so once, also if it has nothing."""
+        with self._lock:
+            self._waiting = _with(self._waiting, returned=ranges, generation=generation)
+        self._has_news.set()
+
+    def leave(self, timeout_s: float) -> bool:
+        """Have the ranges moved away, then close(). Returns whether they were in this time."""
+        with self._lock:
+            self._waiting = _with(self._waiting, is_leaving=True)
+        self._may_go.clear()
+        self._has_news.set()
+        has_moved = self._may_go.wait(timeout_s)
+        self.close()
+        return has_moved
+
+    def close(self) -> None:
+        self._ended.set()
+        self._has_news.set()
+        super().close()
+
+    def _add(self, *, wholes: tuple[Whole, ...] = (), saved: tuple[Saved, ...] = ()) -> None:
+        with self._lock:
+            self._waiting = _with(
+                self._waiting,
+                wholes=(*self._waiting.wholes, *wholes),
+                saved=(*self._waiting.saved, *saved),
+            )
+        self._has_news.set()
+
+    def _report(self) -> None:
+        while not self._ended.is_set():
+            self._has_news.clear()
+            with self._lock:
+                sent = self._waiting
+                # One that leaves says so each time: the scheduler may be another one by now.
+                self._waiting = Report(is_leaving=sent.is_leaving)
+            if self._load is not None:
+                sent = _with(sent, load=self._load())
+            began = time.monotonic()
+            try:
+                answer = self._stub.Report(
+                    pb.ReportRequest(
+                        name=self.name, incarnation=self.incarnation, report=encoded(sent)
+                    ),
+                    timeout=CALL_S,
+                )
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+                log.debug("report_not_sent", scheduler=self.target, error=str(error))
+                with self._lock:
+                    self._waiting = _merged(sent, self._waiting)
+                self._ended.wait(RETRY_S)
+                continue
+            self.alive_until = began + answer.lease_ms / 1000
+            if sent.is_leaving and answer.may_go:
+                self._may_go.set()
+            if self._on_opened is not None:
+                self._on_opened(answer.generation, answer.opened)
+            self._has_news.wait(RETRY_S if sent.is_leaving else REPORT_S)
+
+
+def _with(report: Report, **changes: Any) -> Report:
+    fields = {name: getattr(report, name) for name in report.__struct_fields__}
+    return Report(**{**fields, **changes})
+
+
+def _merged(sent: Report, newer: Report) -> Report:
+    """What has not come, and what came up meanwhile."""
+    is_newer = newer.returned is not None
+    return Report(
+        wholes=(*sent.wholes, *newer.wholes),
+        saved=(*sent.saved, *newer.saved),
+        returned=newer.returned if is_newer else sent.returned,
+        generation=newer.generation if is_newer else sent.generation,
+        is_leaving=sent.is_leaving or newer.is_leaving,
+    )
+
+
+def _is_done(call: Any, timeout_s: float) -> bool:
+    """Whether a call has ended, in this time."""
+    try:
+        call.exception(timeout=timeout_s)
+    except grpc.FutureTimeoutError:
+        return False
+    except grpc.FutureCancelledError:
+        pass
+    return True
+
+
+def _ignore(roster: Roster) -> None:
+    """Members are told by views."""

@@ -1,0 +1,114 @@
+"""The scheduler's events in an SQLite file.
+
+locking_mode=EXCLUSIVE holds SQLite's lock on the file for the life of the process, so two
+schedulers never both decide: what one cannot write down it does not tell anybody either.
+
+Events are on the disk when append() returns, but for ticks, which are many: they are in the file,
+which a killed process does not take along, and on the disk with the next other event. A power cut
+may take the last of them; workers bring them again.
+
+Instead of old events the file has the state that they lead to.
+"""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from xain_messaging.process.durable import make_directory
+from xain_parameters.scheduler.state import AnyEvent, Settings, State, Ticked, fold
+from xain_parameters.specs import encoded
+
+APPLICATION_ID = 0x58414950  # "XAIP"
+FORMAT = 1
+MAX_EVENTS = 5_000
+
+_decode_state = msgspec.msgpack.Decoder(State).decode
+_decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
+
+
+class JournalError(Exception):
+    """The journal cannot be used. The text is one line for the operator."""
+
+
+class Journal:
+    """The journal at `path`, made with its folder if it is missing. Not for several threads.
+
+    state: what the events lead to; of a new journal the begin of a group, with a generation above
+        those of groups before it.
+    is_new: it was made now.
+    Raises JournalError if another process has it open, or it cannot be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        try:
+            make_directory(self._path.parent)
+            self._db = sqlite3.connect(
+                self._path, timeout=0, isolation_level=None, check_same_thread=False
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise self._error(error) from error
+        try:
+            self._open()
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            self._db.close()
+            raise self._error(error) from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        db = self._db
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("BEGIN EXCLUSIVE")
+        application = db.execute("PRAGMA application_id").fetchone()[0]
+        self.is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if self.is_new:
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version={FORMAT}")
+            db.execute("CREATE TABLE snapshot (body BLOB NOT NULL)")
+            db.execute("CREATE TABLE event (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+            first = State(Settings(), generation=int(time.time()))
+            db.execute("INSERT INTO snapshot VALUES (?)", (encoded(first),))
+        elif application != APPLICATION_ID:
+            raise JournalError(f"{self._path} is no journal of a scheduler")
+        elif (found := db.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
+            raise JournalError(f"{self._path} has format {found}; this program reads {FORMAT}")
+        db.execute("COMMIT")
+        (snapshot,) = db.execute("SELECT body FROM snapshot").fetchone()
+        rows = db.execute("SELECT body FROM event ORDER BY seq").fetchall()
+        self.state = fold(_decode_state(snapshot), (_decode_event(body) for (body,) in rows))
+        self._num_events = len(rows)
+
+    def append(self, events: Sequence[AnyEvent], state: State) -> None:
+        """Write events down. state: what they lead to. Raises JournalError; then nothing is
+        written."""
+        if not events:
+            return
+        is_tick = all(isinstance(event, Ticked) for event in events)
+        self._num_events += len(events)
+        try:
+            self._db.execute(f"PRAGMA synchronous={'NORMAL' if is_tick else 'FULL'}")
+            with self._db:
+                self._db.execute("BEGIN")
+                rows = ((encoded(event),) for event in events)
+                self._db.executemany("INSERT INTO event (body) VALUES (?)", rows)
+                if self._num_events > MAX_EVENTS:
+                    self._db.execute("UPDATE snapshot SET body = ?", (encoded(state),))
+                    self._db.execute("DELETE FROM event")
+                    self._num_events = 0
+        except sqlite3.Error as error:
+            raise self._error(error) from error
+        self.state = state
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _error(self, error: Exception) -> JournalError:
+        if "locked" in str(error):
+            return JournalError(f"another scheduler has {self._path} open")
+        return JournalError(f"the journal {self._path} cannot be used: {error}")

@@ -1,0 +1,57 @@
+"""Manifests of checkpoints, below an fsspec URL.
+
+A checkpoint is a folder with a part for each range and a manifest, which is written last. A folder
+without one is no checkpoint.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import msgspec
+from fsspec.implementations.local import LocalFileSystem
+
+from xain_messaging.process.durable import make_directory, sync_directory
+from xain_parameters.scheduler.state import Cut
+
+MANIFEST = "manifest.json"
+
+
+def write_manifest(url: str, cut: Cut) -> None:
+    """Make a checkpoint whole, whose parts are written. Raises OSError."""
+    data = msgspec.json.format(msgspec.json.encode(cut))
+    files, folder = _open(url, cut.folder)
+    if isinstance(files, LocalFileSystem):
+        path = Path(folder)
+        make_directory(path)
+        unfinished = path / f"{MANIFEST}.new"
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path / MANIFEST)
+        sync_directory(path)
+    else:
+        files.pipe_file(f"{folder}/{MANIFEST}", data)  # an object is there as a whole, or not
+
+
+def read_manifest(url: str, folder: str = "") -> Cut:
+    """The manifest of a checkpoint. Raises OSError, and msgspec.MsgspecError for one that is
+    damaged."""
+    files, path = _open(url, folder)
+    return msgspec.json.decode(files.cat_file(f"{path}/{MANIFEST}"), type=Cut)
+
+
+def delete_cut(url: str, folder: str) -> None:
+    """Remove a checkpoint, its manifest first. Raises OSError."""
+    files, path = _open(url, folder)
+    if files.exists(path):
+        if files.exists(f"{path}/{MANIFEST}"):
+            files.rm_file(f"{path}/{MANIFEST}")
+        files.rm(path, recursive=True)
+
+
+def _open(url: str, folder: str) -> tuple[Any, str]:
+    files, root = fsspec.core.url_to_fs(url)
+    return files, f"{root.rstrip('/')}/{folder}".rstrip("/")

@@ -1,0 +1,489 @@
+"""The Scheduler service: the decider and its journal behind gRPC, beside a Membership service.
+
+Servers and workers are members of the group GROUP, and what the registry says of them becomes
+commands. A server that is gone is so at once; a worker keeps its place for a while, so that a
+process that is started again under its name goes on where it was.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+import grpc
+import msgspec
+
+from xain_messaging.discovery.service import KEEPALIVE, MembershipService
+from xain_messaging.logger import get_logger
+from xain_parameters.errors import (
+    Evicted,
+    Invalid,
+    ParameterError,
+    RolledBack,
+    TableConflict,
+)
+from xain_parameters.scheduler import commands as c
+from xain_parameters.scheduler.decider import decide, is_saved
+from xain_parameters.scheduler.journal import Journal
+from xain_parameters.scheduler.manifests import delete_cut, write_manifest
+from xain_parameters.scheduler import reports
+from xain_parameters.scheduler.state import Cut, Settings, State, closed, view_of
+from xain_parameters.specs import View, decode_table, encoded
+from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
+from xain_proto.parameters import scheduler_pb2 as pb
+from xain_proto.parameters.scheduler_pb2_grpc import (
+    SchedulerServicer,
+    add_SchedulerServicer_to_server,
+)
+
+log = get_logger(__name__)
+
+GROUP: Final = "parameters"
+SERVER, WORKER = "server", "worker"
+
+# A process that was killed breaks its Watch stream, and is taken for dead when it is not back after
+# GRACE_S; one that is silent, when its lease is over.
+LEASE_S = 2.5
+GRACE_S = 0.7
+# How long a worker that is gone is waited for.
+WORKER_LEASE_S = 10.0
+
+RETRY_S = 2.0
+START_S = 30.0
+STOP_S = 1.0
+
+_STATUSES: Final = {
+    TableConflict: grpc.StatusCode.ALREADY_EXISTS,
+    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
+    Evicted: grpc.StatusCode.ABORTED,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerService(SchedulerServicer):
+    """Add it and its `membership` to a server with add_to(). One event loop has it.
+
+    journal: is closed by its owner, after end().
+    worker_lease_s: how long others wait for a worker that is gone.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        settings: Settings,
+        *,
+        lease_s: float = LEASE_S,
+        grace_s: float = GRACE_S,
+        worker_lease_s: float = WORKER_LEASE_S,
+    ) -> None:
+        self._journal = journal
+        # Nobody can have been before the first scheduler of a group.
+        settle_s = 0.0 if journal.is_new else lease_s
+        self.membership = MembershipService(lease_s, settle_s, grace_s, self._members_changed)
+        self._extra_s = max(0.0, worker_lease_s - lease_s)
+        self._state = journal.state
+        self._changed = asyncio.Event()
+        self._view = view_of(self._state)
+        self._loads: dict[str, reports.Load] = {}
+        self._missing: dict[str, float] = {}  # workers that are gone, since when
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = 0  # the checkpoint whose manifest is being written
+        self._has_ended = False
+        self._run(c.Start(settings))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(
+            max(0.0, self.membership.settled_at - time.monotonic()), self._look
+        )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_MembershipServicer_to_server(self.membership, server)
+        add_SchedulerServicer_to_server(self, server)
+
+    def end(self) -> None:
+        """The server is about to stop. Servers and workers find the next one."""
+        self._has_ended = True
+        self._timer.cancel()
+        self.membership.end()
+        self._wake()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- decisions ---
+
+    def _run(self, command: c.Command) -> State:
+        """Decide, write down, and tell. Raises ParameterError; then nothing has changed."""
+        before = self._state
+        events, state = decide(before, command)
+        if not events:
+            return state
+        self._journal.append(events, state)
+        self._state = state
+        if (state.generation, state.number) != self._view.version:
+            self._view = view_of(state)
+        if state.generation != before.generation:
+            log.warning(
+                "rolled_back",
+                checkpoint=state.rolled_back_to,
+                clock=state.opened,
+                generation=state.generation,
+            )
+        for number, holder in state.lost.items():
+            if number not in before.lost:
+                log.warning("range_lost", range=number, waits_for=holder or "any server")
+        self._write_manifest()
+        self._wake()
+        return state
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _when(self, is_so: Any) -> None:
+        """Wait until is_so(), or the service ends."""
+        while not self._has_ended and not is_so():
+            await self._changed.wait()
+
+    def _write_manifest(self) -> None:
+        """Once all parts of a checkpoint are written: its manifest, then what is too old goes."""
+        cut = self._state.cut
+        if cut is None or not is_saved(self._state) or self._writing == cut.number:
+            return
+        self._writing = cut.number
+        self._start(self._make_whole(closed(self._state, cut)))
+
+    async def _make_whole(self, cut: Cut) -> None:
+        url = self._state.settings.checkpoints
+        while self._state.cut is not None and self._state.cut.number == cut.number:
+            if self._state.generation != cut.generation:
+                return
+            try:
+                await asyncio.to_thread(write_manifest, url, cut)
+            except Exception as error:  # of any file system
+                log.warning("manifest_not_written", checkpoint=cut.number, error=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            before = self._state.cuts
+            self._run(c.CutWritten(cut.number))
+            log.info("checkpoint_whole", checkpoint=cut.number, clock=cut.clock)
+            for old in before:
+                if old not in self._state.cuts:
+                    await self._delete(url, old.folder)
+
+    async def _delete(self, url: str, folder: str) -> None:
+        try:
+            await asyncio.to_thread(delete_cut, url, folder)
+        except Exception as error:  # of any file system
+            log.warning("old_checkpoint_not_deleted", folder=folder, error=str(error))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- members ---
+
+    def _members_changed(self, group: str) -> None:
+        if group == GROUP:
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Make commands of what the registry knows; comes again when something is due."""
+        self._timer.cancel()
+        if self._has_ended:
+            return
+        now = time.monotonic()
+        roster = self.membership.roster(GROUP)
+        for member in roster.values():
+            if member.role == SERVER:
+                with suppress(Evicted):
+                    self._run(c.ServerJoined(member.name, member.address, member.incarnation))
+        due = [self.membership.settled_at] if now < self.membership.settled_at else []
+        if not due:
+            for name, server in self._state.servers.items():
+                if server.is_live and (name not in roster or roster[name].role != SERVER):
+                    log.warning("server_gone", server=name)
+                    self._run(c.ServerDied(name))
+                    self._loads.pop(name, None)
+            missing = {}
+            for name, worker in self._state.workers.items():
+                member_now = roster.get(name)
+                if not worker.is_live or (
+                    member_now is not None and member_now.incarnation == worker.incarnation
+                ):
+                    continue
+                missing[name] = self._missing.get(name, now)
+                if missing[name] + self._extra_s <= now:
+                    log.warning("worker_gone", worker=name, clock=worker.ticked)
+                    self._run(c.WorkerDied(name))
+                    del missing[name]
+            self._missing = missing
+            due = [since + self._extra_s for since in missing.values()]
+        if due:
+            left_s = max(0.0, min(due) - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+
+    async def _check_member(self, context: Context, role: str, request: Any) -> None:
+        member = self.membership.roster(GROUP).get(request.name)
+        if member is None and time.monotonic() < self.membership.settled_at:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "members are coming back")
+        if member is None or (member.role, member.incarnation) != (role, request.incarnation):
+            await _refuse(
+                context,
+                grpc.StatusCode.ABORTED,
+                f"{request.name!r} is no {role} of this group, or not any more",
+            )
+
+    # --- the calls ---
+
+    async def Views(
+        self, request: pb.ViewsRequest, context: Context
+    ) -> AsyncIterator[pb.ViewsResponse]:
+        told: View | None = None
+        while not self._has_ended:
+            changed = self._changed
+            if self._view is not told:
+                told = self._view
+                yield pb.ViewsResponse(view=encoded(told))
+                continue  # it may have changed while that went out
+            await changed.wait()
+
+    async def Declare(self, request: pb.DeclareRequest, context: Context) -> pb.DeclareResponse:
+        try:
+            table = decode_table(request.table)
+            state = self._run(c.DeclareTable(table))
+        except msgspec.MsgspecError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no table: {error}")
+        except ParameterError as error:
+            await _refuse_as(context, error)
+        known = next(each for each in state.tables if each.name == table.name)
+        return pb.DeclareResponse(table=encoded(known))
+
+    async def Tick(self, request: pb.TickRequest, context: Context) -> pb.TickResponse:
+        if request.begins:
+            await self._check_member(context, WORKER, request)
+            staleness = request.staleness if request.HasField("staleness") else None
+            command: c.Command = c.WorkerJoined(request.name, request.incarnation, staleness)
+        else:
+            command = c.Tick(request.name, request.incarnation, request.generation, request.clock)
+        if request.HasField("staleness") and request.staleness < 0:
+            text = f"the staleness must not be negative, got {request.staleness}"
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        try:
+            generation = self._run(command).generation
+        except RolledBack as error:
+            return self._turn(request.name, error.clock)
+        except ParameterError as error:
+            await _refuse_as(context, error)
+
+        def is_over() -> bool:
+            worker = self._state.workers.get(request.name)
+            if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
+                return True
+            is_other = self._state.generation != generation
+            return is_other or self._state.may_begin(request.name, request.num_workers)
+
+        await self._when(is_over)
+        if self._has_ended:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
+        worker = self._state.workers.get(request.name)
+        if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
+            await _refuse_as(context, Evicted(f"{request.name!r} was taken for dead"))
+        if self._state.generation != generation:
+            return self._turn(request.name, worker.ticked)
+        return self._turn(request.name)
+
+    def _turn(self, name: str, rolled_back_to: int | None = None) -> pb.TickResponse:
+        state = self._state
+        return pb.TickResponse(
+            clock=state.workers[name].ticked,
+            opened=state.opened,
+            generation=state.generation,
+            number=state.number,
+            cut=0 if state.cut is None else state.cut.number,
+            rolled_back_to=rolled_back_to,
+        )
+
+    async def End(self, request: pb.EndRequest, context: Context) -> pb.EndResponse:
+        with suppress(Evicted):
+            self._run(c.WorkerLeft(request.name, request.incarnation))
+        return pb.EndResponse()
+
+    async def Wait(self, request: pb.WaitRequest, context: Context) -> pb.WaitResponse:
+        def is_over() -> bool:
+            is_other = request.generation not in (0, self._state.generation)
+            return is_other or self._state.opened >= request.clock
+
+        await self._when(is_over)
+        if self._has_ended:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
+        return pb.WaitResponse(opened=self._state.opened, generation=self._state.generation)
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:
+        await self._check_member(context, SERVER, request)
+        lease_s = self.membership.renew(GROUP, request.name, request.incarnation)
+        self._look()  # it may have joined a moment ago
+        try:
+            report = reports.decode_report(request.report)
+        except msgspec.MsgspecError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no report: {error}")
+        if report.returned is not None:
+            self._run(c.ServerReturned(request.name, report.generation, report.returned))
+        for whole in report.wholes:
+            self._run(c.LearnerWhole(whole.range, whole.epoch, whole.server))
+        for saved in report.saved:
+            self._run(
+                c.RangeSaved(saved.generation, saved.cut, saved.range, saved.path, saved.clocks)
+            )
+        if report.is_leaving:
+            self._run(c.ServerLeft(request.name))
+        if report.load is not None:
+            self._loads[request.name] = report.load
+        state = self._state
+        return pb.ReportResponse(
+            opened=state.opened,
+            generation=state.generation,
+            may_go=state.may_go(request.name),
+            lease_ms=int(1000 * lease_s),
+        )
+
+    async def Checkpoint(
+        self, request: pb.CheckpointRequest, context: Context
+    ) -> pb.CheckpointResponse:
+        if not self._state.settings.checkpoints:
+            text = "the scheduler was started without --checkpoints"
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        try:
+            state = self._run(c.CheckpointDue())
+        except Invalid as error:
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        assert state.cut is not None
+        number = state.cut.number
+        await self._when(lambda: self._state.cut is None or self._state.cut.number != number)
+        if self._has_ended:
+            await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
+        cut = next((cut for cut in self._state.cuts if cut.number == number), None)
+        if cut is None:
+            text = f"all was rolled back while checkpoint {number} was made"
+            await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        return pb.CheckpointResponse(cut=number, folder=cut.folder)
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        return pb.StatusResponse(status=encoded(self.status()))
+
+    async def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
+        self._run(c.GiveUpLost())
+        return pb.RollBackResponse()
+
+    def status(self) -> reports.Status:
+        state = self._state
+        slowest = min(state.clocks.values(), default=0)
+        return reports.Status(
+            view=self._view,
+            opened=state.opened,
+            clocks=state.clocks,
+            staleness=dict(Counter(clock - slowest for clock in state.clocks.values())),
+            loads=self._loads,
+            leaving=tuple(name for name, server in state.servers.items() if server.is_leaving),
+            lost=state.lost,
+            cuts=tuple(cut.number for cut in state.cuts),
+            num_rollbacks=state.num_rollbacks,
+        )
+
+
+class SchedulerServer:
+    """The service on a port of its own, in a thread, from start() to stop().
+
+    listen: "HOST:PORT", port 0 for one that is free; see target.
+    times: lease_s, grace_s and worker_lease_s of SchedulerService.
+    Raises JournalError, and OSError from start() if nobody can listen there.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        settings: Settings,
+        listen: str = "127.0.0.1:0",
+        credentials: grpc.ServerCredentials | None = None,
+        **times: float,
+    ) -> None:
+        self._host, _, port = listen.rpartition(":")
+        self._port = int(port)
+        self._journal = journal
+        self._settings = settings
+        self._credentials = credentials
+        self._times = times
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
+        self._server: grpc.aio.Server | None = None
+        self._service: SchedulerService | None = None
+
+    @property
+    def target(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        self._thread.start()
+        try:
+            self._await(self._serve())
+        except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
+            self.stop()
+            raise OSError(f"cannot listen on {self.target}: {error}") from None
+
+    def stop(self) -> None:
+        """Returns when nobody is served any more. The journal is closed. May be called again."""
+        if not self._thread.is_alive():
+            return
+        self._await(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START_S)
+        self._journal.close()
+
+    async def _serve(self) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
+        if self._credentials is None:
+            self._port = self._server.add_insecure_port(self.target)
+        else:
+            self._port = self._server.add_secure_port(self.target, self._credentials)
+        self._service = SchedulerService(self._journal, self._settings, **self._times)
+        self._service.add_to(self._server)
+        await self._server.start()
+
+    async def _end(self) -> None:
+        if self._service is not None:
+            self._service.end()
+        if self._server is not None:
+            await self._server.stop(STOP_S)
+
+    def _await(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
+
+    def _work(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+
+async def _refuse_as(context: Context, error: ParameterError) -> NoReturn:
+    await _refuse(context, _STATUSES[type(error)], str(error))
+
+
+async def _refuse(context: Context, code: grpc.StatusCode, why: str) -> NoReturn:
+    await context.abort(code, why)
+    raise AssertionError("abort() raises")

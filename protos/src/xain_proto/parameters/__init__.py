@@ -1,0 +1,1 @@
+"""Messages and services of the messaging toolkit (generated)."""
