@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import grpc
 
@@ -16,6 +16,7 @@ from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.errors import MembershipLost, MessagingError
 from xain_messaging.logger import get_logger
 from xain_messaging.ports import Roster
+from xain_parameters.client.ports import Progress
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.scheduler.reports import (
     Load,
@@ -58,20 +59,6 @@ _ERRORS = {
     grpc.StatusCode.FAILED_PRECONDITION: Unavailable,
     grpc.StatusCode.ABORTED: Evicted,
 }
-
-
-class Progress(NamedTuple):
-    """Where a worker goes on.
-
-    clock: that it may begin. opened: all pushes of clocks below count by now.
-    cut: the checkpoint that is being made, whose mark the worker has to pass; 0: none.
-    generation: of the group. A clock of another one is over, and its pushes are dropped.
-    """
-
-    clock: int
-    opened: int
-    cut: int
-    generation: int
 
 
 class SchedulerCalls:

@@ -27,10 +27,10 @@ from xain_parameters.errors import (
     TableConflict,
 )
 from xain_parameters.scheduler import commands as c
+from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, write_manifest
-from xain_parameters.scheduler import reports
 from xain_parameters.scheduler.state import Cut, Settings, State, closed, view_of
 from xain_parameters.specs import View, decode_table, encoded
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
