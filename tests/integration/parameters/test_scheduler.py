@@ -27,7 +27,7 @@ from xain_parameters.specs import Plugin, TableSpec, View
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
 TIMES = {"lease_s": 1.0, "grace_s": 0.5, "worker_lease_s": 2.0}
-LONG_S = 8.0
+LONG_S = 30.0
 
 
 class Node:
@@ -161,12 +161,11 @@ def test_killed_worker_opens_the_barrier_of_the_others(tmp_path: Path, stack: Ex
     group = Group(tmp_path, stack)
     w1 = group.worker("w1")
     process = start_worker(group.target, "w2")
-    stack.callback(process.kill)
+    stack.callback(end, process)
     with ThreadPoolExecutor(1) as pool:
         begun = w1.begin(0, 2)
         ticked = pool.submit(w1.tick, begun.clock, begun.generation)
-        process.kill()
-        process.wait(LONG_S)
+        end(process)
         assert ticked.result(LONG_S).clock == begun.clock + 1
     view_when(w1, lambda view: view.ended == {"w2": 0})
 
@@ -178,8 +177,7 @@ def test_process_under_the_name_of_a_killed_worker_goes_on_where_it_was(
     former = start_worker(group.target, "w1", num_ticks=3)
     assert former.stdout is not None
     assert [former.stdout.readline() for _ in range(4)][-1] == "3\n"
-    former.kill()
-    former.wait(LONG_S)
+    end(former)
     assert group.worker("w1").begin(0).clock == 3
 
 
@@ -281,7 +279,7 @@ def test_foreign_file_is_no_journal(tmp_path: Path) -> None:
 def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path: Path, stack: ExitStack) -> None:
     listen = f"127.0.0.1:{free_port()}"
     process = start_scheduler(tmp_path, listen)
-    stack.callback(lambda: process.kill())
+    stack.callback(end, process)
     node = Node(listen, "a")
     stack.callback(node.close)
     w1, w2 = WorkerScheduler(listen, "w1"), WorkerScheduler(listen, "w2")
@@ -302,10 +300,8 @@ def test_nothing_is_lost_when_the_scheduler_is_killed(tmp_path: Path, stack: Exi
             deadline = time.monotonic() + LONG_S
             while calls.status(LONG_S).clocks["w1"] < 6:
                 assert time.monotonic() < deadline
-        process.kill()
-        process.wait(LONG_S)
-        process = start_scheduler(tmp_path, listen)
-        stack.callback(process.kill)
+        end(process)
+        stack.callback(end, start_scheduler(tmp_path, listen))
         assert w2.tick(5, generation).clock == 6
         assert waiting.result(LONG_S).clock == 6
         after = view_when(w1, lambda view: view.number >> 32 > before.number >> 32)
@@ -372,6 +368,14 @@ def start_scheduler(folder: Path, listen: str) -> "subprocess.Popen[str]":
 def _start(code: str, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill it with -9."""
+    process.kill()
+    process.wait(LONG_S)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def free_port() -> int:
