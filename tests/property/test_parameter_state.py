@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import threading
 from contextlib import suppress
 
 import numpy as np
@@ -27,8 +26,8 @@ from xain_parameters.keys import END, even
 from xain_parameters.messages import Mark
 from xain_parameters.replica import Abandoned, Replica
 from xain_parameters.tables import dense, part, sparse
-from xain_parameters.tables.initialisers import Constant, Normal, Uniform
-from xain_parameters.tables.rules import FTRL, Adagrad, Adam, Assign, Momentum
+from xain_parameters.tables.initialisers import Normal, Uniform
+from xain_parameters.tables.rules import FTRL, Adagrad, Adam, Momentum
 
 BOUND = 24
 TABLES = [
@@ -54,6 +53,7 @@ def _small_sizes():
         yield
 
 
+few = settings(max_examples=30)
 numbers = st.sets(st.integers(0, BOUND - 1), min_size=1, max_size=8)
 pushes = st.tuples(
     st.sampled_from(WORKERS),
@@ -150,6 +150,7 @@ def assert_same(a, b):
     assert state_of(a) == state_of(b)
 
 
+@few
 @given(scripts)
 def test_replay_of_the_entries_has_the_same_bits(script):
     run = Run()
@@ -158,6 +159,7 @@ def test_replay_of_the_entries_has_the_same_bits(script):
     assert_same(replay(run.log), run.primary)
 
 
+@few
 @given(scripts)
 def test_rows_are_those_of_the_slow_version(script):
     run = Run()
@@ -168,6 +170,7 @@ def test_rows_are_those_of_the_slow_version(script):
     oracle.assert_equals(run.primary)
 
 
+@few
 @given(scripts, st.randoms(use_true_random=False))
 def test_held_pushes_have_the_same_bits_in_any_order_of_arrival(script, random):
     first = Run(is_held=True)
@@ -193,6 +196,7 @@ def test_held_pushes_have_the_same_bits_in_any_order_of_arrival(script, random):
     assert everything(first.primary) == everything(other)
 
 
+@few
 @given(scripts, st.integers(0, 20))
 def test_learner_filled_between_entries_ends_as_its_primary(script, start):
     run = Run()
@@ -265,6 +269,7 @@ def loaded(files, span=(0, END), **options):
     return replica
 
 
+@few
 @given(scripts, st.integers(0, 20))
 def test_cut_is_the_state_of_exactly_the_pushes_before_the_marks(script, start):
     run, file = cut_of(script, start)
@@ -276,6 +281,7 @@ def test_cut_is_the_state_of_exactly_the_pushes_before_the_marks(script, start):
     assert everything(restored) == everything(reference)
 
 
+@few
 @given(scripts, st.integers(0, 20))
 def test_cut_without_its_recorded_pushes_and_the_log_after_it_give_the_last_state(script, start):
     run, file = cut_of(script, start)
@@ -286,6 +292,7 @@ def test_cut_without_its_recorded_pushes_and_the_log_after_it_give_the_last_stat
     assert_same(restored, run.primary)
 
 
+@few
 @given(scripts, st.integers(0, 20), st.integers(1, 4))
 def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script, start, num_parts):
     _, file = cut_of(script, start)
@@ -311,6 +318,7 @@ def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script
     assert everything(merged) == everything(whole)
 
 
+@few
 @given(scripts, scripts, st.integers(1, END - 1))
 def test_halves_of_a_split_range_go_on_as_the_whole_would(before, after, at):
     run = Run()
@@ -359,6 +367,7 @@ def test_cut_of_a_split_range_is_given_up():
         list(pieces)
 
 
+@few
 @given(scripts, st.data())
 def test_damaged_file_is_refused_and_named(script, data):
     _, file = cut_of(script, 0)
@@ -370,6 +379,7 @@ def test_damaged_file_is_refused_and_named(script, data):
             list(cutfile.read(io.BytesIO(bad), "a.cut"))
 
 
+@few
 @given(scripts, pushes)
 def test_invalid_push_changes_nothing(script, wrong):
     run = Run()
@@ -389,7 +399,7 @@ def test_invalid_push_changes_nothing(script, wrong):
     assert state_of(run.primary) == state
 
 
-@settings(max_examples=20)
+@few
 @given(st.sets(st.integers(0, END - 1), min_size=1, max_size=300), st.integers(1, 7))
 def test_first_values_of_a_row_depend_on_seed_and_key_only(chosen, num_ranges):
     """Cut into any ranges, pushed or not, at any time, and beside any other keys."""
@@ -404,35 +414,3 @@ def test_first_values_of_a_row_depend_on_seed_and_key_only(chosen, num_ranges):
         for key, row in zip(keys, expected, strict=True):
             with suppress(Invalid):
                 assert (replica.pull(pull(spec), keys_of([key]))[0] == row).all()
-
-
-@pytest.mark.parametrize("bound", [None, 20_000])
-def test_pull_of_another_thread_never_sees_garbage_while_a_table_grows(bound):
-    """A row is its first values or what was assigned to it, and never goes back."""
-    spec = table(1, bound=bound, dim=4, update=Assign(), init=Constant(-1.0))
-    replica = Replica(range_view(1), [spec], generation=1)
-    order = np.random.default_rng(0).permutation(20_000).astype(np.uint64)
-    is_over = threading.Event()
-    wrong = []
-
-    def read():
-        rng = np.random.default_rng(1)
-        latest = np.full(20_000, -1.0)
-        while not is_over.is_set():
-            keys = rng.choice(20_000, 500, replace=False).astype(np.uint64)
-            rows = replica.pull(pull(spec), keys)
-            is_good = ((rows == -1) | (rows == keys[:, None])).all()
-            went_back = (rows.max(axis=1) < latest[keys]).any()
-            latest[keys] = rows.max(axis=1)
-            if not is_good or went_back:
-                wrong.append(keys)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for number in range(200):
-        keys = np.sort(order[number * 100 : (number + 1) * 100])
-        values = np.repeat(keys[:, None], 4, axis=1).astype(np.float32)
-        send(replica, "w", push(spec, part=number), keys, values)
-    is_over.set()
-    reader.join()
-    assert not wrong

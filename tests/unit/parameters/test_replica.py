@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 
@@ -6,8 +8,8 @@ from xain_parameters.errors import Invalid
 from xain_parameters.keys import END
 from xain_parameters.messages import Mark
 from xain_parameters.replica import OutOfOrder, Replica, UnknownTable
-from xain_parameters.tables.initialisers import Uniform
-from xain_parameters.tables.rules import Adagrad, Adam
+from xain_parameters.tables.initialisers import Constant, Uniform
+from xain_parameters.tables.rules import Adagrad, Adam, Assign
 
 DENSE = table(1, bound=40, dim=3, is_dense=True, update=Adam(0.1))
 BOUNDED = table(2, bound=1000, dim=2, update=Adagrad(0.5), init=Uniform(0.5, seed=3))
@@ -164,3 +166,35 @@ def test_mark_is_an_entry_once_for_each_worker(replica):
 def test_a_table_that_no_memory_can_hold_is_invalid():
     with pytest.raises(Invalid, match="no memory"):
         Replica(range_view(1), [table(1, bound=1 << 60, dim=8)], generation=1)
+
+
+@pytest.mark.parametrize("bound", [None, 20_000])
+def test_pull_of_another_thread_never_sees_garbage_while_a_table_grows(bound):
+    """A row is its first values or what was assigned to it, and never goes back."""
+    spec = table(1, bound=bound, dim=4, update=Assign(), init=Constant(-1.0))
+    replica = Replica(range_view(1), [spec], generation=1)
+    order = np.random.default_rng(0).permutation(20_000).astype(np.uint64)
+    is_over = threading.Event()
+    wrong = []
+
+    def read():
+        rng = np.random.default_rng(1)
+        latest = np.full(20_000, -1.0)
+        while not is_over.is_set():
+            keys = rng.choice(20_000, 500, replace=False).astype(np.uint64)
+            rows = replica.pull(pull(spec), keys)
+            is_good = ((rows == -1) | (rows == keys[:, None])).all()
+            went_back = (rows.max(axis=1) < latest[keys]).any()
+            latest[keys] = rows.max(axis=1)
+            if not is_good or went_back:
+                wrong.append(keys)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        keys = np.sort(order[number * 100 : (number + 1) * 100])
+        values = np.repeat(keys[:, None], 4, axis=1).astype(np.float32)
+        send(replica, "w", push(spec, part=number), keys, values)
+    is_over.set()
+    reader.join()
+    assert not wrong

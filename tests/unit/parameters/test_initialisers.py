@@ -1,0 +1,103 @@
+import hashlib
+import statistics
+
+import numpy as np
+import pytest
+
+from support.parameter_state import keys_of
+from xain_parameters.errors import Invalid
+from xain_parameters.specs import Plugin
+from xain_parameters.tables import initialisers
+from xain_parameters.tables.initialisers import Constant, Normal, Uniform, Zeros
+
+F32, F64 = np.dtype("float32"), np.dtype("float64")
+MANY = np.arange(20_000, dtype=np.uint64)
+
+
+def splitmix64(state):
+    """The next state and output, as Steele, Lea and Flood print it, on Python's integers."""
+    mask = 2**64 - 1
+    state = (state + 0x9E3779B97F4A7C15) & mask
+    z = state
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return state, z ^ (z >> 31)
+
+
+def test_random_bits_are_a_splitmix64_stream_for_each_row():
+    keys = keys_of([0, 1, 2**64 - 1])
+    bits = initialisers.random_bits(7, keys, 4)
+    start = int(initialisers.mixed(keys_of([7]))[0])
+    for key, row in zip(keys.tolist(), bits.tolist(), strict=True):
+        state = int(initialisers.mixed(keys_of([key ^ start]))[0])
+        for number in row:
+            state, expected = splitmix64(state)
+            assert number == expected
+
+
+def test_first_values_have_the_same_bits_on_every_machine():
+    """A checkpoint of one machine is continued on another: these digests may never change."""
+
+    def digest(initialiser, dtype):
+        rows = initialiser.rows(MANY, 3, dtype)
+        return hashlib.sha256(rows.astype(dtype.newbyteorder("<")).tobytes()).hexdigest()[:16]
+
+    assert digest(Uniform(0.5, seed=1), F32) == "3f3942c9cd3b3afd"
+    assert digest(Uniform(0.5, seed=1), F64) == "f5a7b35c27913cf9"
+    assert digest(Normal(0.5, seed=1), F32) == "5312ba44a018c196"
+    assert digest(Normal(0.5, seed=1), F64) == "6c2cef2c0592b90d"
+
+
+def test_quantiles_are_those_of_the_standard_library():
+    p = (np.random.default_rng(0).integers(0, 1 << 52, 5_000) + 0.5) * 2.0**-52
+    p = np.concatenate([p, [2.0**-53, 1 - 2.0**-53, 1e5 * 2.0**-53, 0.5, 0.075, 0.925]])
+    expected = [statistics.NormalDist().inv_cdf(one) for one in p]
+    np.testing.assert_allclose(initialisers.normal_quantile(p), expected, rtol=1e-14, atol=1e-15)
+
+
+def test_uniform_values_fill_their_interval_evenly():
+    rows = Uniform(2.0, seed=5).rows(MANY, 2, F64)
+    assert -2 <= rows.min() < -1.99
+    assert 1.99 < rows.max() < 2
+    counts = np.histogram(rows, 10, (-2, 2))[0]
+    assert (abs(counts - 4_000) < 300).all()
+
+
+def test_normal_values_have_their_mean_and_deviation():
+    rows = Normal(3.0, seed=5).rows(MANY, 2, F64)
+    assert abs(rows.mean()) < 0.1
+    assert abs(rows.std() - 3) < 0.1
+    assert abs(np.corrcoef(rows.T)[0, 1]) < 0.05
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+    for initialiser in (Zeros(), Constant(2.5), Uniform(1.0, seed=2), Normal(1.0, seed=2)):
+        together = initialiser.rows(MANY, 3, F32)
+        alone = initialiser.rows(MANY[12_345:12_346], 3, F32)
+        assert (together[12_345] == alone[0]).all()
+
+
+def test_seeds_give_different_rows():
+    assert (
+        Uniform(1.0, seed=1).rows(MANY, 1, F64) != Uniform(1.0, seed=2).rows(MANY, 1, F64)
+    ).all()
+
+
+def test_an_initialiser_is_declared_by_name_and_options():
+    for initialiser in (Zeros(), Constant(2.5), Uniform(1.0, seed=2), Normal(1.0)):
+        assert initialisers.made(initialisers.plugin(initialiser)) == initialiser
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (Plugin("ones"), "no initialiser 'ones'; there are constant, normal, uniform, zeros"),
+        (Plugin("uniform"), "initialiser uniform: .*scale"),
+        (Plugin("uniform", {"scale": -1.0}), "uniform: scale must not be negative"),
+        (Plugin("normal", {"scale": 1.0, "seed": -1}), "normal: seed must be a number from 0"),
+        (Plugin("constant", {"value": float("inf")}), "constant: the value must be finite"),
+    ],
+)
+def test_wrong_declaration_of_an_initialiser_is_invalid(declared, said):
+    with pytest.raises(Invalid, match=said):
+        initialisers.made(declared)
