@@ -53,7 +53,7 @@ def _small_sizes():
         yield
 
 
-few = settings(max_examples=30)
+few = settings(max_examples=60)
 numbers = st.sets(st.integers(0, BOUND - 1), min_size=1, max_size=8)
 pushes = st.tuples(
     st.sampled_from(WORKERS),
@@ -69,6 +69,7 @@ scripts = st.lists(
         st.tuples(st.just("mark"), st.sampled_from(WORKERS)),
         st.just(("step",)),
         st.just(("step",)),
+        st.just(("open",)),
         st.just(("again",)),
     ),
     max_size=40,
@@ -111,6 +112,10 @@ class Run:
         match op:
             case ("tick", worker):
                 self.clocks[worker] += 1
+                self._apply(self.primary.open(min(self.clocks.values()), {}))
+            case ("open",):
+                for worker in WORKERS:
+                    self.clocks[worker] += 1
                 self._apply(self.primary.open(min(self.clocks.values()), {}))
             case ("mark", worker):
                 mark = Mark(1, (1, 1), 1, 0, cut=1, clock=self.clocks[worker])
@@ -303,6 +308,8 @@ def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script
     for number, span in enumerate(even(num_parts)):
         replica = loaded([file], span)
         replica.keeps_cuts = True
+        if number:
+            replica.apply(replica.open(1 << 19, {}))
         replica.apply(replica.cut(9))
         cut = replica.cuts[9]
         again = io.BytesIO()
@@ -314,7 +321,7 @@ def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script
             together[one] |= rows
     assert together == everything(whole)
     merged = loaded(files)
-    merged.apply(merged.open(1 << 20, {}))
+    merged.apply(merged.open(1 << 19, {}))
     assert everything(merged) == everything(whole)
 
 

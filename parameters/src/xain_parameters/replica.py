@@ -236,12 +236,12 @@ class Replica:
         """Make room for a table. Raises Invalid if it cannot be kept. One that is declared already
         stays as it is."""
         if table.number not in self._parts:
-            self._parts[table.number] = self._part(table, is_filling=not self._has_state)
+            self._parts[table.number] = self._part(table)
 
-    def _part(self, table: TableSpec, is_filling: bool = False) -> AnyPart:
+    def _part(self, table: TableSpec) -> AnyPart:
         kind = OpenPart if table.bound is None else BoundedPart
         try:
-            return kind(table, self.number, self.span, is_filling)
+            return kind(table, self.number, self.span)
         except (MemoryError, ValueError):  # numpy raises either
             raise Invalid(
                 f"table {table.name!r}, range {self.number}: no memory for {table.bound} rows"
@@ -553,7 +553,8 @@ class Replica:
 
     def tiles(self) -> Iterator[tuple[Tile, Keys | None, Bytes]]:
         """All of the state for a learner. Entries may be applied between two steps; the learner
-        takes tiles and entries in the same order as they come from here."""
+        takes tiles and entries in the same order as they come from here. What entries do to rows
+        whose tile has not come yet, that tile has in it, and puts in their place."""
         tables = list(self._parts)
         held = list(self._held)
         yield self._tile(self._state_piece(tables), is_last=False)
@@ -583,10 +584,7 @@ class Replica:
             for number in state.tables:
                 if number not in self._parts:
                     raise UnknownTable(number)
-            self._parts = {
-                number: self._part(part.spec, is_filling=number in state.tables)
-                for number, part in self._parts.items()
-            }
+            self._parts = {number: self._part(part.spec) for number, part in self._parts.items()}
             self._set_state(state)
             self._held = []
             self.is_whole, self._has_state = False, True
@@ -597,7 +595,6 @@ class Replica:
             )
         self._take(Piece(tile.name, tile.meta, keys, body))
         if tile.is_last:
-            assert not any(part.is_filling for part in self._parts.values())
             self.is_whole = True
 
     def _set_state(self, state: _State) -> None:

@@ -80,8 +80,8 @@ def test_a_push_that_comes_again_changes_nothing(replica):
     send(replica, "w", head, keys_of([1]), ones(1, OPEN))
     assert replica.prepare("w", head, keys_of([1]), ones(1, OPEN)) is None
     assert replica.prepare("w", push(OPEN, clock=1), keys_of([1]), ones(1, OPEN)) is None
-    for other in (push(OPEN, clock=2, part=1), push(OPEN, clock=3)):
-        assert replica.prepare("w", other, keys_of([1]), ones(1, OPEN)) is not None
+    for other in (push(OPEN, clock=2, part=1), push(OPEN, clock=3, part=1), push(OPEN, clock=3)):
+        assert send(replica, "w", other, keys_of([1]), ones(1, OPEN)) is not None
     assert replica.prepare("w2", head, keys_of([1]), ones(1, OPEN)) is not None
 
 

@@ -13,8 +13,6 @@ from xain_parameters.tables.part import (
     Part,
     Piece,
     Rows,
-    RowsMeta,
-    Selection,
     Snapshot,
     is_block,
     put,
@@ -30,15 +28,14 @@ class BoundedPart(Part):
     50 million costs nothing.
     """
 
-    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool = False) -> None:
-        super().__init__(spec, number, span, is_filling)
+    def __init__(self, spec: TableSpec, number: int, span: Range, is_empty: bool = False) -> None:
+        super().__init__(spec, number, span)
         assert spec.bound is not None
         self.low, self.high = span.indices(spec.bound)
-        self._boundary = self.low  # rows of keys below have come, while the part is filled
         num_rows = self.high - self.low
         self._fields = self._empty(num_rows)
         self._seen = None if spec.is_dense else np.zeros(num_rows, np.bool_)
-        if spec.is_dense and not self.init.is_zero and not is_filling:
+        if spec.is_dense and not self.init.is_zero and not is_empty:
             keys = np.arange(self.low, self.high, dtype=np.uint64)
             self._fields["values"][:] = self.init.rows(keys, spec.dim, self.dtype)
 
@@ -91,24 +88,16 @@ class BoundedPart(Part):
         shifted = keys - np.uint64(self.low) if self.low else keys
         return shifted.view(np.intp)
 
-    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
-        selection: Selection = None
-        if self.is_filling:
-            if keys is None:
-                stop = min(stop, self._boundary)
-                selection = slice(0, max(0, stop - start))
-            else:
-                selection = slice(0, int(np.searchsorted(keys, np.uint64(self._boundary))))
-                keys = keys[selection]
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
         rows: Rows
         if keys is None:
-            rows = slice(start - self.low, max(start, stop) - self.low)
+            rows = slice(start - self.low, stop - self.low)
         else:
             rows = self._numbers(keys)
             if is_block(rows):
                 rows = slice(int(rows[0]), int(rows[-1]) + 1)
         self._make(rows)
-        return rows, selection
+        return rows
 
     def _make(self, rows: Rows) -> None:
         """Give first values to rows that have not been seen."""
@@ -139,11 +128,10 @@ class BoundedPart(Part):
 
     def split_off(self, spec: TableSpec, number: int, span: Range) -> "BoundedPart":
         """The part of a smaller range, which has the same memory: do not use this one any more."""
-        part = BoundedPart(spec, number, span, is_filling=True)
+        part = BoundedPart(spec, number, span, is_empty=True)
         here = slice(part.low - self.low, part.high - self.low)
         part._fields = {name: field[here] for name, field in self._fields.items()}
         part._seen = None if self._seen is None else self._seen[here]
-        part.is_filling = False
         return part
 
     def snapshot(self) -> Snapshot:
@@ -151,18 +139,17 @@ class BoundedPart(Part):
 
     def pieces(self, snapshot: Snapshot | None = None) -> Iterator[Piece]:
         num_rows = self.high - self.low
-        at, is_end = 0, False
-        while not is_end:
+        at = 0
+        while at < num_rows:
             rows, at = self._present(at, num_rows, snapshot)
             if snapshot is not None:
                 snapshot.cursor = at
-            is_end = at == num_rows
             keys, first = None, self.low
             if isinstance(rows, slice):
                 first += rows.start
             else:
                 keys = rows.astype(np.uint64) + np.uint64(self.low)
-            yield self._piece(rows, snapshot, keys, first, self.low + at, is_end)
+            yield self._piece(rows, snapshot, keys, first)
 
     def _present(self, at: int, num_rows: int, snapshot: Snapshot | None) -> tuple[Rows, int]:
         """The next rows from row `at` on that exist, and the row to go on from."""
@@ -183,7 +170,7 @@ class BoundedPart(Part):
             at = stop
         return slice(num_rows, num_rows), num_rows
 
-    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None:
+    def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
         # Keys of a table with a bound ascend.
         begin = int(np.searchsorted(keys, np.uint64(self.low)))
         stop = (
@@ -197,6 +184,3 @@ class BoundedPart(Part):
             put(self._fields[name], chosen, values[begin:stop])
         if self._seen is not None:
             self._seen[chosen] = True
-        if self.is_filling:
-            self._boundary = min(meta.stop, self.high)
-            self.is_filling = not meta.is_end

@@ -24,7 +24,6 @@ PIECE_BYTES = 1 << 20
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Rows: TypeAlias = slice | NDArray[np.intp]  # row numbers: a block, or any without duplicates
-Selection: TypeAlias = slice | NDArray[np.intp] | None  # which rows of a push; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,27 +43,21 @@ class RowsMeta(msgspec.Struct, frozen=True, array_like=True):
     """Rows of one table. The body is the fields, one after the other, "values" first, then by name.
 
     first: the key of the first row, where the rows are those of consecutive keys; else keys come
-    with the piece. stop: all rows of keys below have come (tables with a bound). is_end: it is the
-    last piece of this table.
+    with the piece.
     """
 
     table: int
     num_rows: int
     first: int
-    stop: int
-    is_end: bool
 
 
 _decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
 
 
 class Part(ABC):
-    """A table's part in a key range.
+    """A table's part in a key range."""
 
-    is_filling: the part is a learner's: pushes change only rows that have come by `put`.
-    """
-
-    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool) -> None:
+    def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         """number: of the range."""
         if spec.dtype not in ("float32", "float64"):
             raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
@@ -78,7 +71,6 @@ class Part(ABC):
         self.rule = rules.made(spec.update)
         self.init = initialisers.made(spec.init)
         self.names = ("values", *sorted(self.rule.state))
-        self.is_filling = is_filling
         self.snapshots: list[Snapshot] = []
         self._block = max(1, BLOCK_VALUES // spec.dim)
 
@@ -100,11 +92,9 @@ class Part(ABC):
 
     def push(self, keys: Keys | None, start: int, stop: int, values: Array) -> None:
         """Update rows that `check` has passed. values: (num_rows, dim)."""
-        rows, selection = self._rows(keys, start, stop)
-        if selection is not None:
-            values = values[selection]
         if not len(values):
             return
+        rows = self._rows(keys, start, stop)
         for snapshot in self.snapshots:
             snapshot.preserve(rows)
         fields = self.fields
@@ -161,9 +151,8 @@ class Part(ABC):
         """By name, (capacity, dim) of the table's dtype, or (capacity,) uint32 for counts."""
 
     @abstractmethod
-    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
-        """Row numbers of a push; rows that are not there yet are made. While the part is filled,
-        only of those rows that have come, and which of the push they are."""
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
+        """Row numbers of a push; rows that are not there yet are made."""
 
     def _empty(self, capacity: int) -> dict[str, Array]:
         """Fields of zeros. Memory is taken when a row is first touched."""
@@ -188,7 +177,7 @@ class Part(ABC):
     def put(self, piece: Piece) -> None:
         """Set the rows of a piece; those outside of this part's keys are left out."""
         keys, fields = self.decoded(piece)
-        self._put(keys, fields, _decode_meta(piece.meta))
+        self._put(keys, fields)
 
     def decoded(self, piece: Piece) -> tuple[Keys, dict[str, Array]]:
         """Keys and fields of a piece of rows."""
@@ -209,7 +198,7 @@ class Part(ABC):
         return keys, fields
 
     @abstractmethod
-    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None: ...
+    def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None: ...
 
     def _piece(
         self,
@@ -217,8 +206,6 @@ class Part(ABC):
         snapshot: "Snapshot | None",
         keys: Keys | None,
         first: int,
-        stop: int,
-        is_end: bool,
     ) -> Piece:
         """rows: all of them in the snapshot."""
         fields = self.fields
@@ -230,7 +217,7 @@ class Part(ABC):
                 for name, array in zip(self.names, chosen, strict=True):
                     put(array, saved, taken(snapshot.saved[name], those))
         body = np.concatenate([array.reshape(-1).view(np.uint8) for array in chosen])
-        meta = RowsMeta(self.spec.number, len(chosen[0]), first, stop, is_end)
+        meta = RowsMeta(self.spec.number, len(chosen[0]), first)
         return Piece("rows", msgspec.msgpack.encode(meta), keys, body)
 
     @property

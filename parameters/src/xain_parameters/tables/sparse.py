@@ -20,8 +20,6 @@ from xain_parameters.tables.part import (
     Part,
     Piece,
     Rows,
-    RowsMeta,
-    Selection,
     Snapshot,
     is_block,
     put,
@@ -96,8 +94,8 @@ class _Live:
 class OpenPart(Part):
     """The part of a table without a bound. Rows are numbered from 1."""
 
-    def __init__(self, spec: TableSpec, number: int, span: Range, is_filling: bool = False) -> None:
-        super().__init__(spec, number, span, is_filling)
+    def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
+        super().__init__(spec, number, span)
         self.num_rows = 0
         self._live = self._made(FIRST_ROWS)
 
@@ -136,20 +134,13 @@ class OpenPart(Part):
                 out[new] = self.init.rows(keys[new], self.spec.dim, self.dtype)
         return out
 
-    def _rows(self, keys: Keys | None, start: int, stop: int) -> tuple[Rows, Selection]:
+    def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:
         assert keys is not None
         rows = self._live.find(keys)
         new = np.flatnonzero(rows == 0)
-        selection: Selection = None
         if len(new):
-            if self.is_filling:
-                selection = np.flatnonzero(rows)
-                rows = rows[selection]
-            else:
-                rows[new] = self._make(keys[new])
-        if is_block(rows):
-            return slice(int(rows[0]), int(rows[-1]) + 1), selection
-        return rows, selection
+            rows[new] = self._make(keys[new])
+        return slice(int(rows[0]), int(rows[-1]) + 1) if is_block(rows) else rows
 
     def _make(self, keys: Keys) -> Numbers:
         """Rows for keys that have none."""
@@ -215,18 +206,16 @@ class OpenPart(Part):
         return Snapshot(self, self.num_rows + 1)
 
     def pieces(self, snapshot: Snapshot | None = None) -> Iterator[Piece]:
-        at, is_end = 1, False
-        while not is_end:
-            end = (self.num_rows + 1) if snapshot is None else snapshot.num_rows
+        at = 1
+        while at < (end := (self.num_rows + 1) if snapshot is None else snapshot.num_rows):
             stop = min(at + self._piece_rows, end)
             if snapshot is not None:
                 snapshot.cursor = stop
-            is_end = stop == end
             keys = self._live.keys[at:stop].copy()
-            yield self._piece(slice(at, stop), snapshot, keys, 0, 0, is_end)
+            yield self._piece(slice(at, stop), snapshot, keys, 0)
             at = stop
 
-    def _put(self, keys: Keys, fields: Mapping[str, Array], meta: RowsMeta) -> None:
+    def _put(self, keys: Keys, fields: Mapping[str, Array]) -> None:
         here = np.flatnonzero(self._is_here(keys))
         keys = keys[here]
         rows = self._live.find(keys)
@@ -235,5 +224,3 @@ class OpenPart(Part):
             rows[new] = self._make(keys[new])
         for name, values in fields.items():
             put(self.fields[name], rows, values[here])
-        if self.is_filling:
-            self.is_filling = not meta.is_end
