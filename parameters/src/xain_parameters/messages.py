@@ -171,9 +171,9 @@ class Entry(Head, frozen=True, array_like=True, tag=32):
 class Tile(Head, frozen=True, array_like=True, tag=33):
     """A piece of the state of a range, for a learner.
 
-    The learner takes tiles and entries in the order that they come in. A tile replaces its rows, and
-    has in it what the entries before it did to them. `is_last` makes the learner a
-    whole copy at `sequence`. name: what it is a piece of, see tables. The body is keys and bytes.
+    The learner takes tiles and entries in the order that they come in. A tile replaces its
+    rows, and has in it what the entries before it did to them. `is_last` makes the learner a whole
+    copy at `sequence`. name: what it is a piece of, see tables. The body is keys and bytes.
     """
 
     range: int

@@ -198,3 +198,57 @@ def test_pull_of_another_thread_never_sees_garbage_while_a_table_grows(bound):
     is_over.set()
     reader.join()
     assert not wrong
+
+
+def test_held_push_that_is_opened_before_its_tile_is_not_sent(replica):
+    send(replica, "w", push(OPEN, is_held=True), keys_of([1]), ones(1, OPEN))
+    learner = Replica(range_view(1), TABLES, generation=1, is_whole=False)
+    tiles = replica.tiles()
+    learner.take(*next(tiles))
+    entries = [replica.open(1, {})]
+    replica.apply(entries[0])
+    learner.apply(entries[0])
+    for tile in tiles:
+        learner.take(*tile)
+    last = replica.open(2, {})
+    for each in (replica, learner):
+        each.apply(last)
+        assert value(each, OPEN, 1) == [1]
+
+
+def test_learner_refuses_entries_and_tiles_that_do_not_follow(replica):
+    learner = Replica(range_view(1), TABLES, generation=1, is_whole=False)
+    tiles = replica.tiles()
+    state = next(tiles)
+    entry = send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    with pytest.raises(OutOfOrder):
+        learner.apply(*entry)
+    with pytest.raises(UnknownTable):
+        Replica(range_view(1), [], generation=1, is_whole=False).take(*state)
+    learner.take(*state)
+    with pytest.raises(OutOfOrder):
+        learner.take(*next(tiles))
+    learner.apply(*entry)
+    for tile in tiles:
+        learner.take(*tile)
+    assert everything(learner) == everything(replica)
+
+
+@pytest.mark.parametrize("bound", [None, 200_000])
+def test_cut_has_no_row_that_is_changed_between_two_pieces(bound):
+    spec = table(1, bound=bound)
+    replica = Replica(range_view(1), [spec], generation=1)
+    keys = np.arange(200_000, dtype=np.uint64)
+    send(replica, "w", push(spec), keys, ones(len(keys), spec))
+    replica.keeps_cuts = True
+    replica.apply(replica.cut(1))
+    pieces = replica.cuts[1].pieces()
+    read = []
+    for part, piece in enumerate(pieces, 1):
+        read.append(piece)
+        if piece.name == "rows":
+            send(replica, "w", push(spec, part=part), keys, ones(len(keys), spec))
+    assert len([piece for piece in read if piece.name == "rows"]) > 1
+    restored = Replica(range_view(1), [spec], generation=2)
+    restored.load([read])
+    assert (restored.pull(pull(spec), keys) == 1).all()

@@ -95,7 +95,9 @@ class Halve:
     folder = tmp_path / "halving_rule-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: halving-rule\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(f"[{rules.GROUP}]\nhalve = halving_rule:Halve\n")
+    (folder / "entry_points.txt").write_text(
+        f"[{rules.GROUP}]\nhalve = halving_rule:Halve\nbroken = no_such_module:Rule\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     rules._installed.cache_clear()
     try:
@@ -107,6 +109,8 @@ class Halve:
         ((_, fields),) = replica.rows(1)
         assert fields["pushes"].tolist() == [0, 1, 1, 0]
         assert (fields["values"][1:3] == before[1:3] / 4).all()
+        with pytest.raises(Invalid, match="update rule broken: cannot be imported"):
+            rules.made(Plugin("broken"))
     finally:
         rules._installed.cache_clear()
         sys.modules.pop("halving_rule", None)

@@ -9,7 +9,7 @@ give the same bits on every machine, since only operations that IEEE 754 rounds 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -225,7 +225,12 @@ def plugin(rule: Rule) -> Plugin:
 def made(declared: Plugin) -> Rule:
     """The rule that a table declares. Raises Invalid if there is none of that name, or if it does
     not take these options."""
-    kind: Any = RULES.get(declared.name) or _installed().get(declared.name)
+    kind: Any = RULES.get(declared.name)
+    if kind is None and declared.name in _installed():
+        try:
+            kind = _installed()[declared.name].load()
+        except Exception as error:  # another's code runs here, and may raise anything
+            raise Invalid(f"update rule {declared.name}: cannot be imported: {error}") from error
     if kind is None:
         names = ", ".join(sorted({*RULES, *_installed()}))
         raise Invalid(f"no update rule {declared.name!r}; there are {names}")
@@ -239,9 +244,9 @@ def made(declared: Plugin) -> Rule:
 
 
 @cache
-def _installed() -> Mapping[str, Any]:
-    """Classes of installed plug-ins by name."""
-    return {entry.name: entry.load() for entry in entry_points(group=GROUP)}
+def _installed() -> Mapping[str, EntryPoint]:
+    """Plug-ins by name; none is imported before a table declares it."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _correction(steps: NDArray[np.uint32], beta: float) -> NDArray[np.float64]:
