@@ -1,0 +1,194 @@
+"""The command line of the parameter server.
+
+Commands import what they need, so that --help does not wait for it.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xain_messaging.process.commands import (
+    EXIT_BAD_CONFIG,
+    Config,
+    fail,
+    make_app,
+    parse_assignments,
+    run_app,
+    set_option,
+    split_host_port,
+)
+
+if TYPE_CHECKING:
+    from xain_parameters.scheduler.client import SchedulerCalls
+
+PROGRAM = "xain-parameter-server"
+EXIT_FAILED = 1
+DEFAULT_PORT = 50052
+
+app = make_app()
+
+_HELP = """A parameter server: workers pull rows of tables, push gradients, and tick their clocks.
+
+One `scheduler` knows which server has which key range. Workers connect to it with
+`parameters.connect("HOST:50052", worker="w1")`.
+"""
+
+_SCHEDULER_HELP = """Decide which server has which key range; keep tables, clocks and checkpoints.
+
+Killed and started again on its folder it goes on where it was; servers and workers wait for it.
+Two schedulers never use one folder. With --replicas 1 the death of a server loses nothing; with
+--log nothing that was acknowledged is lost even with the only server. With neither, all tables go
+back to the last checkpoint, or to the beginning.
+
+Settings come from --config, over it from the environment (XAIN_PARAMETERS_SCHEDULER__REPLICAS=1 is
+scheduler.replicas), over that from flags.
+
+Exit status: 0 when it was stopped, by Ctrl-C or SIGTERM; 1 if journal or port cannot be used; 2 if
+a setting is wrong.
+"""
+
+_SCHEDULER_EXAMPLES = """**Examples**
+
+- `xain-parameter-server scheduler` : on this machine only, without replicas
+
+- `xain-parameter-server scheduler --listen 0.0.0.0:50052 --replicas 1 --checkpoint-interval 100
+  --checkpoints s3://models/parameters`
+"""
+
+_STATUS_HELP = """Show servers, ranges, replicas, clocks and checkpoints of a group.
+
+Exit status: 0 if it answered; 1 if nobody did; 2 if a setting is wrong.
+"""
+
+_CHECKPOINT_HELP = """Make a checkpoint now, and wait until it is whole.
+
+Exit status: 0 if there is one; 1 if not; 2 if a setting is wrong.
+"""
+
+_ROLL_BACK_HELP = """Give up servers that have key ranges in their logs and do not come back.
+
+All tables go back to the last checkpoint. Does nothing while all ranges have a server.
+
+Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
+"""
+
+Scheduler = Annotated[
+    str,
+    typer.Option(
+        "--scheduler", metavar="HOST[:PORT]", help=f"At port {DEFAULT_PORT} unless one is given."
+    ),
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1)]
+
+
+@app.callback(help=_HELP)
+def _program() -> None:
+    """Keep commands apart, even if there was one only."""
+
+
+@app.command("scheduler", help=_SCHEDULER_HELP, epilog=_SCHEDULER_EXAMPLES)
+def _scheduler(
+    config: Config = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="[scheduler.listen]")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the journal. [scheduler.data]")
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="Backups of each key range. [scheduler.replicas]"),
+    ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Servers write pushes to disk. [scheduler.log]")
+    ] = False,
+    checkpoint_interval: Annotated[
+        str | None,
+        typer.Option(metavar="CLOCKS", help="0: on demand. [scheduler.checkpoint_interval]"),
+    ] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Folder or fsspec URL. [scheduler.checkpoints]"),
+    ] = None,
+    assignments: Annotated[list[str] | None, set_option("scheduler.num_ranges=12")] = None,
+) -> None:
+    values: dict[str, Any] = {
+        "scheduler.listen": listen,
+        "scheduler.data": data,
+        "scheduler.replicas": replicas,
+        "scheduler.log": True if log else None,
+        "scheduler.checkpoint_interval": checkpoint_interval,
+        "scheduler.checkpoints": checkpoints,
+        **parse_assignments(PROGRAM, assignments, "scheduler.num_ranges=12"),
+    }
+    from xain_messaging.process.logs import configure
+    from xain_messaging.process.settings import ConfigError, load
+    from xain_parameters.config import ENV_PREFIX, SchedulerConfig
+    from xain_parameters.scheduler.journal import Journal, JournalError
+    from xain_parameters.scheduler.service import SchedulerServer
+
+    try:
+        settings = load(SchedulerConfig, config, ENV_PREFIX, values)
+    except ConfigError as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    ours = settings.scheduler
+    if ours.checkpoint_interval and not ours.checkpoints:
+        text = "scheduler.checkpoint_interval is set, and scheduler.checkpoints is not"
+        fail(PROGRAM, text, EXIT_BAD_CONFIG)
+    address = _address(ours.listen)
+    configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        journal = Journal(ours.data / "scheduler.db")
+        with SchedulerServer(journal, ours.settings(), address) as server:
+            typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
+            stopped.wait()
+    except (JournalError, OSError) as error:
+        fail(PROGRAM, str(error), EXIT_FAILED)
+
+
+@app.command("status", help=_STATUS_HELP)
+def _status(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
+    from xain_parameters.scheduler.reports import lines_of
+
+    for line in _asked(scheduler, lambda calls: lines_of(calls.status(timeout))):
+        typer.echo(line)
+
+
+@app.command("checkpoint", help=_CHECKPOINT_HELP)
+def _checkpoint(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0) -> None:
+    typer.echo(_asked(scheduler, lambda calls: f"checkpoint {calls.checkpoint(timeout)}"))
+
+
+@app.command("roll-back", help=_ROLL_BACK_HELP)
+def _roll_back(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
+    _asked(scheduler, lambda calls: calls.roll_back(timeout))
+
+
+def _asked(scheduler: str, ask: "Callable[[SchedulerCalls], Any]") -> Any:
+    from xain_parameters.errors import ParameterError
+    from xain_parameters.scheduler.client import SchedulerCalls
+
+    with SchedulerCalls(_address(scheduler)) as calls:
+        try:
+            return ask(calls)
+        except ParameterError as error:
+            fail(PROGRAM, str(error), EXIT_FAILED)
+
+
+def _address(text: str) -> str:
+    host, port = split_host_port(text)
+    number = str(DEFAULT_PORT) if port is None else port
+    if not host or not number.isdecimal() or int(number) > 65535:
+        fail(PROGRAM, f"{text!r} is no address; write HOST:PORT", EXIT_BAD_CONFIG)
+    return f"{host}:{number}"
+
+
+def main() -> int:
+    """The entry point. Returns the exit status of the process."""
+    return run_app(app, PROGRAM)

@@ -1,0 +1,47 @@
+"""The configuration of the programs of the parameter server.
+
+Read by xain_messaging.process.settings: TOML file, then XAIN_PARAMETERS_SECTION__KEY in the
+environment, then flags.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from xain_messaging.process.fields import FilePath, Section
+from xain_messaging.process.logs import LoggingSettings
+from xain_parameters.scheduler.state import Settings
+
+ENV_PREFIX = "XAIN_PARAMETERS_"
+
+
+class SchedulerSettings(Section):
+    """[scheduler].
+
+    listen: "HOST:PORT". data: folder of the journal. For the others see scheduler.state.Settings.
+    """
+
+    listen: str = "127.0.0.1:50052"
+    data: FilePath = Path("parameters")
+    replicas: Annotated[int, Field(ge=0, le=16)] = 0
+    log: bool = False
+    checkpoint_interval: Annotated[int, Field(ge=0)] = 0
+    checkpoints: str = ""
+    num_ranges: Annotated[int, Field(ge=0, le=4096)] = 0
+
+    def settings(self) -> Settings:
+        return Settings(
+            num_replicas=self.replicas,
+            has_log=self.log,
+            checkpoint_interval=self.checkpoint_interval,
+            num_ranges=self.num_ranges,
+            checkpoints=self.checkpoints,
+        )
+
+
+class SchedulerConfig(Section):
+    """The configuration of `xain-parameter-server scheduler`."""
+
+    scheduler: SchedulerSettings = SchedulerSettings()
+    logging: LoggingSettings = LoggingSettings()
