@@ -16,7 +16,8 @@ from xain_parameters.messages import Done, Message, Pull, Push
 from xain_parameters.node.ports import Source
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import state as e
-from xain_parameters.specs import Plugin, RangeView, TableSpec
+from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.tables.part import Piece
 
 if TYPE_CHECKING:
     from simulation_parameters.servers import Server
@@ -59,7 +60,8 @@ class Oracle:
         self._generation = 1
         self._ticked: set[PushOf] = set()
         self._acknowledged: set[PushOf] = set()
-        self._cuts: dict[int, e.Cut] = {}
+        self._cuts: dict[str, e.Cut] = {}
+        self._files: dict[tuple[str, str], list[Piece]] = {}
         self._epochs: dict[tuple[int, int], int] = {}
         self.num_rollbacks = 0
         self.num_pulls = 0
@@ -77,7 +79,7 @@ class Oracle:
             case e.CutWhole():
                 assert state.cut is not None
                 cut = e.closed(state, state.cut)
-                self._cuts[cut.number] = cut
+                self._cuts[cut.folder] = cut
             case e.RolledBack():
                 self._roll_back(state)
 
@@ -109,6 +111,19 @@ class Oracle:
         if epoch < self._epochs.get((generation, asked), 0):
             self.fail(f"range {asked} is answered in epoch {epoch} after a later one")
         self._epochs[generation, asked] = epoch
+
+    # --- checkpoints ---
+
+    def saved(self, view: View, path: str, pieces: list[Piece]) -> None:
+        self._files[view.cut_folder, path] = list(pieces)
+
+    def parts(self, view: View, range_: RangeView) -> list[list[Piece]]:
+        cut = self._cuts[view.load_from]
+        return [
+            self._files[view.load_from, path]
+            for each, path in cut.ranges
+            if each.start < range_.stop and range_.start < each.stop
+        ]
 
     # --- pulls ---
 

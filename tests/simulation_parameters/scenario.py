@@ -15,7 +15,7 @@ class Fault(StrEnum):
     LEAVE_SERVER = "server leaves"
     ADD_WORKER = "add worker"
     LEAVE_WORKER = "worker leaves"
-    # CHECKPOINT = "checkpoint"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def from_seed(seed: int) -> Scenario:
         num_replicas=chance.choice((0, 1, 1, 2)),
         has_log=chance.random() < 0.4,
         num_clocks=num_clocks,
-        checkpoint_interval=0,
+        checkpoint_interval=chance.choice((0, 1, 2, 5)),
         num_ranges=chance.choice((1, 2, 3, 5)),
         compute_s=2 * horizon_s / num_clocks,
         loss=chance.choice((0.0, 0.0, 0.002, 0.01)),

@@ -32,6 +32,7 @@ class SchedulerMachine:
             has_log=scenario.has_log,
             checkpoint_interval=scenario.checkpoint_interval,
             num_ranges=scenario.num_ranges,
+            checkpoints="simulated",
         )
         self._journal: list[Any] = []
         self._heard: dict[str, float] = {}

@@ -13,9 +13,10 @@ from xain_parameters.messages import Done, Entry, Message, Rows, Whole
 from xain_parameters.node.log import Recovered, replayed
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
-from xain_parameters.replica import Replica
+from xain_parameters.replica import Abandoned, Replica
 from xain_parameters.scheduler import commands as c
 from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.tables.part import Piece
 
 BEATS_S = 0.25
 TICKS_S = 0.05
@@ -103,7 +104,7 @@ class Server:
         self._steps: list[tuple[int, Callable[[], None], Callable[[], int]]] = []
         self._is_member = False
         self._is_leaving = False
-        self.node = ServerNode(process.name, process.incarnation, self)
+        self.node = ServerNode(process.name, self)
         for recovered in machine.replay():
             self.node.recovered(*recovered)
         self.join()
@@ -231,7 +232,7 @@ class Server:
         """The range of a worker's request that is answered."""
         return self._machine.asked(destination.name, message)
 
-    def command(self, source: Source, message: Message) -> str:
+    def command(self, source: Source, head: int, text: str) -> str:
         return ""
 
     def _tick(self) -> None:
@@ -245,12 +246,37 @@ class Server:
     ) -> Replica:
         return Replica(range_, tables, generation, is_whole=is_whole)
 
-    def load(self, range_: RangeView, generation: int, cut: int) -> None:
+    def load(self, range_: RangeView, view: View) -> None:
         def read() -> None:
-            replica = self._machine.oracle.load(range_, generation, cut)
-            self.node.loaded(range_.number, generation, replica, self._clock.now)
+            replica = Replica(range_, view.tables, view.generation)
+            replica.load(self._machine.oracle.parts(view, range_))
+            self.node.loaded(range_.number, view.generation, replica, self._clock.now)
 
         self.process.after(self._clock.between(0.001, 0.2), read)
+
+    def save(self, range_: int, view: View) -> None:
+        assert view.cut is not None
+        cut, pieces = view.cut.number, []
+
+        def step() -> None:
+            try:
+                found = self.node.read_cut(range_, cut)
+            except Abandoned:
+                return
+            if isinstance(found, dict):
+                # Names of another process of the same range differ, so no file is overwritten.
+                path = f"{range_}-{self.process.name}"
+                self._machine.oracle.saved(view, path, pieces)
+                command = c.RangeSaved(view.generation, cut, range_, path, found)
+                self._scheduler.ask(
+                    self.process, lambda: self._scheduler.decide(command), lambda _: None
+                )
+                return
+            if isinstance(found, Piece):
+                pieces.append(found)
+            self.process.after(self._clock.between(0.0005, 0.02), step)
+
+        self.process.after(0.001, step)
 
     def open_log(self, range_: int) -> SimulatedLog | None:
         if not self._machine.has_log:

@@ -76,6 +76,7 @@ class _World:
             Fault.LEAVE_SERVER: self._leave_server,
             Fault.ADD_WORKER: lambda event: self._add_worker(),
             Fault.LEAVE_WORKER: self._leave_worker,
+            Fault.CHECKPOINT: self._checkpoint,
         }
 
     def run(self) -> Outcome:

@@ -140,10 +140,7 @@ class Core:
             self._is_in_clocks = False
             self._progress = self._progress._replace(clock=-1)
             self._changed.notify_all()
-        try:
-            self.scheduler.end()
-        except ParameterError as error:  # the scheduler notices by itself, when the lease is over
-            log.info("loop_ended_unheard", worker=self.scheduler.worker, error=str(error))
+        self.scheduler.end()
 
     @property
     def _is_over(self) -> bool:

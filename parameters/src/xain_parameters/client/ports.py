@@ -27,11 +27,8 @@ class Scheduler(Protocol):
     view: the newest that has come. Any call raises Unavailable after its timeout_s, and Evicted.
     """
 
-    @property
-    def worker(self) -> str: ...
-
-    @property
-    def incarnation(self) -> int: ...
+    worker: str
+    incarnation: int
 
     @property
     def view(self) -> View: ...

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from xain_parameters.messages import Message
 from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, TableSpec
+from xain_parameters.specs import RangeView, TableSpec, View
 
 
 class Source(NamedTuple):
@@ -60,8 +60,12 @@ class Host(Protocol):
         """An empty replica; not is_whole: one that is filled by tiles."""
         ...
 
-    def load(self, range_: RangeView, generation: int, cut: int) -> None:
-        """Read a range from a checkpoint, and call ServerNode.loaded."""
+    def load(self, range_: RangeView, view: View) -> None:
+        """Read a range from the checkpoint that the view was rolled back to, and call
+        ServerNode.loaded."""
+
+    def save(self, range_: int, view: View) -> None:
+        """Write the part of a range of the view's checkpoint, as ServerNode.read_cut gives it."""
 
     def want_view(self, version: tuple[int, int]) -> None:
         """Ask the scheduler for its view: there is one at least as new as `version`."""
@@ -70,6 +74,6 @@ class Host(Protocol):
         """Tell the scheduler that a learner has everything, and that this primary acknowledges
         nothing without it."""
 
-    def command(self, source: Source, message: Message) -> str:
+    def command(self, source: Source, head: int, text: str) -> str:
         """Answer a user's own request."""
         ...

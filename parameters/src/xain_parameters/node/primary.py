@@ -59,14 +59,15 @@ class _Peer:
 class Primary:
     """The primary's side of one range in one epoch."""
 
-    def __init__(self, copy: Copy, range_: RangeView, host: Host, first_probe: int) -> None:
+    def __init__(self, copy: Copy, range_: RangeView, host: Host) -> None:
         self.copy = copy
         self._range = range_
         self._host = host
-        self._last_probe = first_probe
+        self._last_probe = 0  # a restarted server is in a new epoch
         backups = [_Peer(name, is_counted=True, is_learner=False) for name in range_.servers[1:]]
         learners = [_Peer(name, is_counted=False, is_learner=True) for name in range_.learners]
         copy.replica.epoch = range_.epoch
+        copy.replica.keeps_cuts = True
         self._peers = {peer.name: peer for peer in backups + learners}
         self._in_flight: deque[tuple[int, int]] = deque()  # sequence, bytes
         self._num_bytes = 0
@@ -125,8 +126,16 @@ class Primary:
         self._in_flight = before._in_flight
         self._num_bytes = before._num_bytes
 
+    def abandon_cuts(self) -> None:
+        """The next primary writes no part of the open checkpoint either; the scheduler knows."""
+        replica = self.copy.replica
+        replica.keeps_cuts = False
+        for number in list(replica.cuts):
+            replica.end_cut(number)
+
     def end(self, version: tuple[int, int]) -> None:
         """This server is no longer the primary: open requests go to the next one."""
+        self.abandon_cuts()
         for _, source, request in self._promised:
             refused = Refused(request, "moved", "the range has another primary", version)
             self._host.emit(source, Message(refused))

@@ -31,8 +31,9 @@ from xain_parameters.node.backup import Backup
 from xain_parameters.node.copy import Copy, num_bytes
 from xain_parameters.node.ports import Host, Source
 from xain_parameters.node.primary import Primary
-from xain_parameters.replica import Replica
+from xain_parameters.replica import Abandoned, Cut, Replica
 from xain_parameters.specs import RangeView, View, openings
+from xain_parameters.tables.part import Piece
 
 # Requests that wait for a newer view than this server has; more are refused as "busy".
 MAX_WAITING = 1024
@@ -41,6 +42,17 @@ MAX_WAITING_BYTES = 256 << 20
 MAX_EARLY_PROBES = 1 << 16
 
 Request = Pull | Push | Mark
+
+
+class _Saving:
+    """The part of a range of a checkpoint, while it is read. clocks: that each worker began after
+    its mark."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.clocks: dict[str, int] = {}
+        self.pieces = cut.pieces()
+        self.is_last = False  # the pieces are those after the last mark
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +64,14 @@ class _Hosted:
     lock: threading.RLock = field(default_factory=threading.RLock)
     role: Primary | Backup | None = None
     copy: Copy | None = None  # before the first role
+    saving: _Saving | None = None
 
 
 class ServerNode:
-    """name, incarnation: of this server; the incarnation is higher after each start."""
+    """name: of this server, in views."""
 
-    def __init__(self, name: str, incarnation: int, host: Host) -> None:
+    def __init__(self, name: str, host: Host) -> None:
         self._name = name
-        self._incarnation = incarnation
         self._host = host
         self._lock = threading.RLock()  # of views, and of requests that wait for one
         self._view: View | None = None
@@ -69,6 +81,32 @@ class ServerNode:
         self._num_waiting_bytes = 0
         self._early: dict[int, tuple[Source, Probe]] = {}
         self._leased_until = 0.0
+
+    def read_cut(self, number: int, cut: int) -> Piece | str | dict[str, int]:
+        """The next piece of a range's part of a checkpoint; "wait": marks of workers are missing;
+        at the end the clock that each worker began after its mark. Raises Abandoned."""
+        hosted = self._hosted.get(number)
+        if hosted is None:
+            raise Abandoned(cut)
+        with hosted.lock:
+            saving, view = hosted.saving, self._view
+            is_due = view is not None and view.cut is not None and view.cut.number == cut
+            if saving is None or saving.cut.number != cut or not is_due:
+                raise Abandoned(cut)
+            assert view is not None
+            assert view.cut is not None
+            piece = next(saving.pieces, None)
+            if piece is not None:
+                return piece
+            if saving.is_last:
+                hosted.saving = None
+                if isinstance(hosted.role, Primary):
+                    hosted.role.copy.replica.end_cut(cut)
+                return saving.clocks
+            if {*view.cut.workers} - saving.cut.marked - {*view.ended}:
+                return "wait"
+            saving.pieces, saving.is_last = saving.cut.finish(), True
+            return next(saving.pieces, "wait")
 
     def view_of(self, number: int) -> RangeView | None:
         """A range of this server as it knows it; None: it is not here."""
@@ -196,7 +234,7 @@ class ServerNode:
             case Probe() as probe:
                 self._handle_probe(source, probe)
             case Command() as command:
-                text = self._host.command(source, message)
+                text = self._host.command(source, command.head, command.text)
                 self._host.emit(source, Message(Said(command.request, text)))
 
     # --- requests of workers ---
@@ -211,8 +249,7 @@ class ServerNode:
         if request.view[0] < view.generation:
             self._refuse(source, request, "rolled back")
             return
-        # A worker that has ended its loop over clocks may still pull, and push outside of clocks.
-        if source.name in view.ended and isinstance(request, Push | Mark) and request.clock >= 0:
+        if source.name in view.ended:
             self._refuse(source, request, "evicted")
             return
         hosted = self._hosted.get(request.range)
@@ -277,6 +314,11 @@ class ServerNode:
         if entry is not None:
             primary.commit(Message(entry, message.keys, message.values))
         primary.promise(source, request.request)
+        if request.cut:
+            self._follow_cut(hosted, primary)
+            saving = hosted.saving
+            if saving is not None and saving.cut.number == request.cut and request.clock >= 0:
+                saving.clocks.setdefault(source.name, request.clock)
         primary.settle(is_leased=now < self._leased_until)
 
     def _open(self, primary: Primary, clock: int) -> None:
@@ -286,6 +328,22 @@ class ServerNode:
             entry = replica.open(each, ended)
             if entry is not None:
                 primary.commit(Message(entry))
+
+    def _follow_cut(self, hosted: _Hosted, primary: Primary) -> None:
+        """Begin to write the checkpoint that the view and the marks say; give up others."""
+        view, replica = self._view, primary.copy.replica
+        assert view is not None
+        number = 0 if view.cut is None else view.cut.number
+        for other in [each for each in replica.cuts if each != number]:
+            replica.end_cut(other)
+        if view.cut is not None and not {*view.cut.workers} - {*view.ended}:
+            entry = replica.cut(number)
+            if entry is not None:
+                primary.commit(Message(entry))
+        cut = replica.cuts.get(number)
+        if cut is not None and (hosted.saving is None or hosted.saving.cut is not cut):
+            hosted.saving = _Saving(cut)
+            self._host.save(hosted.view.number, view)
 
     def _wait(self, source: Source, request: Request, message: Message) -> None:
         with self._lock:
@@ -327,12 +385,14 @@ class ServerNode:
             for table in view.tables:
                 if isinstance(hosted.role, Primary):
                     hosted.role.declare(table)
+            if isinstance(hosted.role, Primary):
+                self._follow_cut(hosted, hosted.role)
 
     def _begin_range(self, hosted: _Hosted, view: View, now: float) -> None:
         """Begin with the checkpoint, or empty. A server that a range names, and that was not its
         learner before, is the first one in this generation: see the scheduler's placement."""
         if view.rolled_back_to is not None:
-            self._host.load(hosted.view, view.generation, view.rolled_back_to)
+            self._host.load(hosted.view, view)
         else:
             replica = self._host.make(hosted.view, view.tables, view.generation, is_whole=True)
             self._start(hosted, replica, now)
@@ -353,9 +413,7 @@ class ServerNode:
         is_primary = range_.servers[:1] == (self._name,)
         if is_primary:
             assert copy is not None, f"primary of {range_} without its data"
-            # Higher than those of an earlier process of this name.
-            first_probe = self._incarnation << 32
-            primary = Primary(copy, range_, self._host, first_probe)
+            primary = Primary(copy, range_, self._host)
             if isinstance(before, Primary):
                 primary.take_over(before)
             hosted.role = primary

@@ -230,6 +230,11 @@ class SchedulerMember(SchedulerCalls):
         return int(self._membership.member.incarnation)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the scheduler has taken this member for dead."""
+        return self._lost is not None
+
+    @property
     def view(self) -> View:
         """The newest that has come."""
         assert self._view is not None, "join() comes first"

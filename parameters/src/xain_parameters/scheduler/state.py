@@ -443,6 +443,11 @@ def _placed(
         else each
         for each in state.ranges
     )
+    before = state.range(number)
+    is_saved = state.cut is None or number in state.cut.saved
+    if not is_saved and before is not None and before.servers[:1] != servers[:1]:
+        # The part of this range went with its primary. The next checkpoint is whole again.
+        state = replace(state, cut=None)
     return _with_ranges(state, tuple(ranges))
 
 

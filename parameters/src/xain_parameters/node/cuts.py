@@ -1,0 +1,62 @@
+"""Parts of checkpoints below an fsspec URL; the scheduler writes the manifests."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from xain_messaging.process.durable import make_directory, sync_directory
+from xain_parameters import cutfile
+from xain_parameters.replica import Replica
+from xain_parameters.scheduler.manifests import read_manifest
+from xain_parameters.specs import RangeView
+from xain_parameters.tables.part import Piece
+
+
+def part_name(range_: int) -> str:
+    return f"range-{range_}.cut"
+
+
+def write_part(url: str, folder: str, name: str, pieces: Iterable[Piece]) -> None:
+    """Write the part of a range, and force it to disk where the folder is local. Raises OSError,
+    and what `pieces` raises; then there is no such file."""
+    files, root = fsspec.core.url_to_fs(url)
+    where = f"{root.rstrip('/')}/{folder}"
+    if not isinstance(files, LocalFileSystem):
+        # An object is there as a whole, or not: it is discarded when the block is left by an error.
+        with files.open(f"{where}/{name}", "wb") as file:
+            cutfile.write(file, pieces)
+        return
+    make_directory(Path(where))
+    unfinished = Path(where) / f"{name}.new"
+    try:
+        with unfinished.open("wb") as file:
+            cutfile.write(file, pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(Path(where) / name)
+        sync_directory(Path(where))
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def load(url: str, folder: str, replica: Replica, range_: RangeView) -> None:
+    """Fill a new replica with a checkpoint, whichever ranges there were then. Raises OSError, and
+    Damaged."""
+    files, root = fsspec.core.url_to_fs(url)
+    where = f"{root.rstrip('/')}/{folder}"
+    manifest = read_manifest(url, folder)
+    names = [
+        name
+        for each, name in manifest.ranges
+        if each.start < range_.stop and range_.start < each.stop
+    ]
+
+    def pieces(name: str) -> Iterator[Piece]:
+        with files.open(f"{where}/{name}", "rb") as file:
+            yield from cutfile.read(file, f"{where}/{name}")
+
+    replica.load(pieces(name) for name in names)

@@ -1,0 +1,329 @@
+"""The process of a server: ServerNode between sockets, disk and scheduler."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+
+from xain_messaging.logger import get_logger
+from xain_parameters.errors import Evicted, ParameterError, Unavailable
+from xain_parameters.messages import Message, Pull, Push
+from xain_parameters.node.cuts import load, part_name, write_part
+from xain_parameters.node.log import DiskLog
+from xain_parameters.node.ports import RangeLog, Source
+from xain_parameters.node.protocol import ServerNode
+from xain_parameters.replica import Abandoned, Replica
+from xain_parameters.scheduler.client import ServerScheduler
+from xain_parameters.scheduler.reports import Load
+from xain_parameters.specs import RangeView, TableSpec, View
+from xain_parameters.tables.part import Piece
+from xain_parameters.transport.channel import Channel, connect, hello
+from xain_parameters.transport.listener import Listener
+
+TICK_S: Final = 0.05
+CONNECT_S: Final = 1.0
+RETRY_S: Final = 0.5
+JOIN_S: Final = 30.0
+
+log = get_logger(__name__)
+
+
+def echo(source: Source, head: int, text: str) -> str:
+    """Answer a user's own request with its text."""
+    return text
+
+
+class ParameterServer:
+    """A server of a group, from construction to close().
+
+    scheduler: "HOST:PORT". address: "HOST:PORT" to listen on; port 0 takes a free one.
+    advertised: host that others reach this one by; None: that of `address`.
+    folder: for the log, which a group with `log = true` needs; a later process of the name finds
+        its ranges there.
+    on_command: answers users' own requests, see messages.Command.
+
+    Raises Unavailable if the scheduler cannot be reached, Evicted if another process has the name,
+    and log.Damaged.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        name: str,
+        address: str = "127.0.0.1:0",
+        *,
+        advertised: str | None = None,
+        folder: Path | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        on_command: Callable[[Source, int, str], str] = echo,
+        timeout_s: float = JOIN_S,
+    ) -> None:
+        self.name = name
+        self._on_command = on_command
+        self._lock = threading.Lock()
+        self._channels: dict[str, Channel] = {}  # to other servers, made by this one
+        self._connecting: set[str] = set()
+        self._node: ServerNode | None = None
+        self._log: DiskLog | None = None
+        self._ended = threading.Event()
+        self.why: Exception | None = None
+        self._pulled = self._pushed = 0
+        self._counted_at = time.monotonic()
+        self._pool = ThreadPoolExecutor(4, f"server {name}")
+        self._listener = Listener(address, self._hear, self._accepted_closed)
+        host = advertised or address.rpartition(":")[0]
+        self.address = f"{host}:{self._listener.port}"
+        self._scheduler = ServerScheduler(
+            scheduler,
+            name,
+            self.address,
+            self._take_view,
+            load=self._load_now,
+            credentials=credentials,
+        )
+        try:
+            self._begin(folder, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self._ticker = threading.Thread(target=self._tick, name=f"tick {name}", daemon=True)
+        self._ticker.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, folder: Path | None, timeout_s: float) -> None:
+        scheduler = self._scheduler
+        deadline = time.monotonic() + timeout_s
+        scheduler.join(timeout_s)
+        # An earlier view names an earlier process of this name.
+        while scheduler.view.addresses.get(self.name) != self.address:
+            if time.monotonic() > deadline:
+                raise Unavailable("the scheduler does not take this server in")
+            scheduler.newer_view(scheduler.view.version, RETRY_S)
+        node = ServerNode(self.name, self)
+        if scheduler.view.has_log:
+            if folder is None:
+                raise Unavailable("this group keeps logs: start the server with a folder for them")
+            self._log = DiskLog(folder, self._synced, self._fail)
+            for recovered in self._log.replay(self.make):
+                node.recovered(*recovered)
+            self._log.start()
+            scheduler.report_returned(*node.holdings())
+        with self._lock:
+            self._node = node
+        self._take_view(scheduler.view)
+
+    def leave(self, timeout_s: float) -> bool:
+        """Have the ranges moved away, then close. Returns whether they were in this time."""
+        has_moved = self._scheduler.leave(timeout_s)
+        self.close()
+        return has_moved
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the server has ended; returns whether it has. Raises why, if it failed."""
+        has_ended = self._ended.wait(timeout_s)
+        if has_ended and self.why is not None:
+            raise self.why
+        return has_ended
+
+    def close(self) -> None:
+        """May be called again."""
+        self._ended.set()
+        self._scheduler.close()
+        self._listener.close()
+        with self._lock:
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.close()
+            channel.join()
+        self._pool.shutdown(cancel_futures=True)
+        if self._log is not None:
+            self._log.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Serve nothing any more: the group goes on without this server."""
+        log.error("server_failed", server=self.name, error=str(error))
+        if self._ended.is_set():
+            return
+        self.why = error
+        self._ended.set()
+        # Workers and servers notice at once; by a thread, since this one may be waited for.
+        threading.Thread(target=self.close, name=f"close {self.name}", daemon=True).start()
+
+    # --- the scheduler ---
+
+    def _take_view(self, view: View) -> None:
+        node = self._node
+        if node is not None and not self._ended.is_set():
+            node.take_view(view, time.monotonic())
+
+    def _tick(self) -> None:
+        assert self._node is not None
+        while not self._ended.wait(TICK_S):
+            self._node.renew(self._scheduler.alive_until, time.monotonic())
+            if self._scheduler.is_lost:
+                self._fail(Evicted(f"the scheduler has taken the server {self.name!r} for dead"))
+
+    def want_view(self, version: tuple[int, int]) -> None:
+        """Views come by themselves."""
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        self._scheduler.report_whole(range_, epoch, server)
+
+    def _load_now(self) -> Load:
+        now = time.monotonic()
+        seconds = max(now - self._counted_at, 1e-3)
+        pulled, pushed = self._pulled, self._pushed
+        self._pulled = self._pushed = 0
+        self._counted_at = now
+        return Load(pulled / seconds, pushed / seconds)
+
+    # --- the network ---
+
+    def emit(self, destination: Source | str, message: Message) -> None:
+        if isinstance(destination, Source):
+            channel = destination.connection
+            assert isinstance(channel, Channel)
+            channel.send(message)
+            return
+        with self._lock:
+            known = self._channels.get(destination)
+            if known is None:
+                if destination not in self._connecting and not self._ended.is_set():
+                    self._connecting.add(destination)
+                    # Not in the pool, whose threads may wait for marks that wait for this.
+                    name = f"connect {destination}"
+                    threading.Thread(
+                        target=self._connect, args=(destination,), name=name, daemon=True
+                    ).start()
+                return
+        known.send(message)
+
+    def _connect(self, server: str) -> None:
+        """Connect to another server; what was to be sent meanwhile is asked for again."""
+        assert self._node is not None
+        address = self._scheduler.view.addresses.get(server)
+        channel = None
+        if address is not None:
+            greeting = hello(self.name, "server", self._scheduler.incarnation)
+            with suppress(ParameterError):
+                channel = connect(
+                    address,
+                    greeting,
+                    # The other side is known by the name that it was connected by.
+                    lambda made, message: self._hear_from(server, made, message),
+                    lambda made, why: self._closed(server, made),
+                    timeout_s=CONNECT_S,
+                )
+        with self._lock:
+            self._connecting.discard(server)
+            if channel is not None:
+                self._channels[server] = channel
+        if channel is not None:
+            channel.start()
+        self._node.lost(server)
+        if channel is not None:
+            self._node.tick(time.monotonic())
+
+    def _closed(self, server: str, channel: Channel) -> None:
+        with self._lock:
+            if self._channels.get(server) is channel:
+                del self._channels[server]
+        if self._node is not None:
+            self._node.lost(server)
+
+    def _accepted_closed(self, channel: Channel, why: Exception | None) -> None:
+        pass
+
+    def _hear(self, channel: Channel, message: Message) -> None:
+        head = message.head
+        if isinstance(head, Pull):
+            self._pulled += head.stop - head.start if message.keys is None else len(message.keys)
+        elif isinstance(head, Push):
+            self._pushed += head.stop - head.start if message.keys is None else len(message.keys)
+        self._hear_from(channel.peer.name, channel, message)
+
+    def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
+        node = self._node
+        if node is not None and not self._ended.is_set():
+            source = Source(name, channel, channel.peer.incarnation)
+            node.handle(source, message, time.monotonic())
+
+    def command(self, source: Source, head: int, text: str) -> str:
+        return self._on_command(source, head, text)
+
+    # --- files ---
+
+    def make(
+        self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
+    ) -> Replica:
+        return Replica(range_, tables, generation, is_whole=is_whole)
+
+    def open_log(self, range_: int) -> RangeLog | None:
+        return None if self._log is None else self._log.open(range_)
+
+    def _synced(self, range_: int, sequence: int) -> None:
+        if self._node is not None:
+            self._node.synced(range_, sequence, time.monotonic())
+
+    def load(self, range_: RangeView, view: View) -> None:
+        self._pool.submit(self._load, range_, view)
+
+    def _load(self, range_: RangeView, view: View) -> None:
+        assert self._node is not None
+        while not self._ended.is_set():
+            replica = Replica(range_, view.tables, view.generation)
+            try:
+                load(view.checkpoints, view.load_from, replica, range_)
+            except Exception as error:  # of any file system
+                log.error("checkpoint_not_read", range=range_.number, error=str(error))
+                self._ended.wait(RETRY_S)
+                continue
+            self._node.loaded(range_.number, view.generation, replica, time.monotonic())
+            return
+
+    def save(self, range_: int, view: View) -> None:
+        self._pool.submit(self._save, range_, view)
+
+    def _save(self, range_: int, view: View) -> None:
+        assert self._node is not None
+        assert view.cut is not None
+        node, cut = self._node, view.cut.number
+        clocks: dict[str, int] = {}
+
+        def pieces() -> Iterator[Piece]:
+            while not self._ended.is_set():
+                found = node.read_cut(range_, cut)
+                if isinstance(found, Piece):
+                    yield found
+                elif isinstance(found, str):
+                    self._ended.wait(TICK_S)
+                else:
+                    clocks.update(found)
+                    return
+            raise Abandoned(cut)
+
+        name = part_name(range_)
+        try:
+            write_part(view.checkpoints, view.cut_folder, name, pieces())
+        except Abandoned:
+            return
+        except Exception as error:  # of any file system
+            log.error("checkpoint_not_written", range=range_, cut=cut, error=str(error))
+            return
+        self._scheduler.report_saved(view.generation, cut, range_, name, clocks)

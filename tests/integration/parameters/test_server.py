@@ -1,0 +1,132 @@
+"""Whole servers with a real scheduler and the real client, in one process."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xain_parameters.client.core import Core
+from xain_parameters.client.sync import Server
+from xain_parameters.errors import RolledBack
+from xain_parameters.node.server import ParameterServer
+from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.scheduler.journal import Journal
+from xain_parameters.scheduler.service import SchedulerServer
+from xain_parameters.scheduler.state import Settings
+
+TIMES = {"lease_s": 1.0, "grace_s": 0.3, "worker_lease_s": 3.0}
+LONG_S = 20.0
+SHAPE = (100, 3)
+
+
+class Group:
+    def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
+        self._folder = folder
+        self._stack = stack
+        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]
+        journal = Journal(folder / "scheduler.db")
+        self.scheduler = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
+        self.servers: dict[str, ParameterServer] = {}
+
+    def start(self, name: str) -> ParameterServer:
+        server = ParameterServer(self.scheduler.target, name, folder=self._folder / name)
+        self._stack.callback(server.close)
+        self.servers[name] = server
+        return server
+
+    def worker(self, name: str) -> Server:
+        scheduler = WorkerScheduler(self.scheduler.target, name)
+        scheduler.join(LONG_S)
+        server = Server(Core(scheduler, LONG_S))
+        self._stack.callback(server.close)
+        return server
+
+    def view(self):
+        return next(iter(self.servers.values()))._scheduler.view
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+    with ExitStack() as stack:
+        yield lambda **settings: Group(tmp_path, stack, **settings)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def train(worker: Server, num_clocks: int, at: Callable[[int], None] = lambda clock: None) -> None:
+    w = worker.dense("w", SHAPE)
+    for clock in worker.clocks(staleness=0):
+        if clock == num_clocks:
+            break
+        at(clock)
+        assert (w.pull() == clock).all()
+        w.push(np.ones(SHAPE, np.float32))
+
+
+def test_push_and_pull_over_two_servers(group):
+    made = group()
+    made.start("s0")
+    made.start("s1")
+    train(made.worker("w0"), 5)
+
+
+def test_death_of_a_primary_loses_nothing_with_replicas(group):
+    """The second death as well: a learner has taken the place of the first."""
+    made = group(num_replicas=1)
+    for name in ("s0", "s1", "s2"):
+        made.start(name)
+
+    def fail(clock: int) -> None:
+        if clock in (3, 6):
+            wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+            victim = made.view().ranges[0].servers[0]
+            made.servers.pop(victim).close()
+
+    train(made.worker("w0"), 9, fail)
+
+
+def test_restart_of_the_only_server_loses_nothing_with_a_log(group):
+    made = group(has_log=True)
+    made.start("s0")
+
+    def fail(clock: int) -> None:
+        if clock == 3:
+            made.servers.pop("s0").close()
+            threading.Thread(target=made.start, args=("s0",)).start()
+
+    train(made.worker("w0"), 6, fail)
+
+
+def test_loss_of_a_server_rolls_back_to_the_last_checkpoint(group, tmp_path):
+    made = group(checkpoints=str(tmp_path / "cuts"))
+    made.start("s0")
+    made.start("s1")
+    worker = made.worker("w0")
+    w = worker.dense("w", SHAPE)
+    cuts: list[int] = []
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: cuts.append(worker.checkpoint()))
+    for clock in worker.clocks(staleness=0):
+        seen.append(clock)
+        if clock == 8:
+            break
+        assert (w.pull() == clock).all()
+        if clock == 3 and len(seen) == 4:
+            thread.start()
+            wait_until(lambda: worker._core.scheduler.view.cut is not None)
+        if clock == 6 and "s0" in made.servers:
+            thread.join()
+            made.servers.pop("s0").close()
+        with suppress(RolledBack):
+            w.push(np.ones(SHAPE, np.float32))
+    assert cuts == [1]
+    assert min(seen[7:]) in (3, 4)
