@@ -125,6 +125,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run(c.Tick(name, self.processes[name], self.state.generation, clock))
         self.ticked[name] += not lag
 
+    @rule(staleness=st.sampled_from([0, 2, None]), ticks=st.lists(WORKERS, max_size=8))
+    def work(self, staleness: int | None, ticks: list[str]) -> None:
+        """All workers are in a loop, and tick in some order."""
+        for name in ("w1", "w2", "w3"):
+            if name not in self.processes:
+                self.begin(name, staleness)
+        for name in ticks:
+            self.tick(name, 0)
+
     @rule(name=WORKERS)
     def tick_of_former_process(self, name: str) -> None:
         process = self.processes.get(name, self.incarnation + 1) - 1
@@ -234,7 +243,7 @@ def _makes_new(command: c.Command) -> bool:
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=80,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
