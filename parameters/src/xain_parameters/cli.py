@@ -3,6 +3,7 @@
 Commands import what they need, so that --help does not wait for it.
 """
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 
 PROGRAM = "xain-parameter-server"
 EXIT_FAILED = 1
+POLL_S = 0.2
 DEFAULT_PORT = 50052
 
 app = make_app()
 
 _HELP = """A parameter server: workers pull rows of tables, push gradients, and tick their clocks.
 
-One `scheduler` knows which server has which key range. Workers connect to it with
+One `scheduler` knows which server has which key range; any number of `serve` hold them. Workers
+connect to it with
 `parameters.connect("HOST:50052", worker="w1")`.
 """
 
@@ -56,6 +59,27 @@ _SCHEDULER_EXAMPLES = """**Examples**
 
 - `xain-parameter-server scheduler --listen 0.0.0.0:50052 --replicas 1 --checkpoint-interval 100
   --checkpoints s3://models/parameters`
+"""
+
+_SERVE_HELP = """Hold key ranges of a group, and answer its workers.
+
+Ctrl-C or SIGTERM moves the ranges to other servers first, for as long as server.leave_s; a second
+one ends the server at once. In a group with a log, start it again under its name on its folder: it
+has its ranges again.
+
+Settings come from --config, over it from the environment (XAIN_PARAMETERS_SERVER__NAME=s1 is
+server.name), over that from flags.
+
+Exit status: 0 when it was stopped; 1 if it failed, the scheduler is not there or another server has
+the name; 2 if a setting is wrong.
+"""
+
+_SERVE_EXAMPLES = """**Examples**
+
+- `xain-parameter-server serve --name s1` : for a scheduler on this machine
+
+- `xain-parameter-server serve --scheduler fleet.example.org:50052 --listen 0.0.0.0:50060
+  --set server.advertised=node7 --name s1 --data /var/lib/parameters`
 """
 
 _STATUS_HELP = """Show servers, ranges, replicas, clocks and checkpoints of a group.
@@ -140,15 +164,66 @@ def _scheduler(
         fail(PROGRAM, text, EXIT_BAD_CONFIG)
     address = _address(ours.listen)
     configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopped = _stopped_by_signal()
     try:
         journal = Journal(ours.data / "scheduler.db")
         with SchedulerServer(journal, ours.settings(), address) as server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
             stopped.wait()
     except (JournalError, OSError) as error:
+        fail(PROGRAM, str(error), EXIT_FAILED)
+
+
+@app.command("serve", help=_SERVE_HELP, epilog=_SERVE_EXAMPLES)
+def _serve(
+    config: Config = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="[server.scheduler]")
+    ] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[server.listen]")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the log. [server.data]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="[server.name]")] = None,
+    assignments: Annotated[list[str] | None, set_option("server.leave_s=60")] = None,
+) -> None:
+    values: dict[str, Any] = {
+        "server.scheduler": scheduler,
+        "server.listen": listen,
+        "server.data": data,
+        "server.name": name,
+        **parse_assignments(PROGRAM, assignments, "server.leave_s=60"),
+    }
+    import socket
+
+    from xain_messaging.process.logs import configure
+    from xain_messaging.process.settings import ConfigError, load
+    from xain_parameters.config import ENV_PREFIX, ServerConfig
+    from xain_parameters.node.server import ParameterServer
+
+    try:
+        settings = load(ServerConfig, config, ENV_PREFIX, values)
+    except ConfigError as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    ours = settings.server
+    at, address = _address(ours.scheduler), _address(ours.listen)
+    configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
+    stopped = _stopped_by_signal()
+    called = ours.name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    try:
+        server = ParameterServer(
+            at, called, address, advertised=ours.advertised or None, folder=ours.data
+        )
+        with server:
+            typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
+            while not stopped.is_set() and not server.wait(POLL_S):
+                pass
+            stopped.clear()
+            ended = threading.Thread(target=server.leave, args=(ours.leave_s,), daemon=True)
+            ended.start()
+            while ended.is_alive() and not stopped.is_set():
+                ended.join(POLL_S)
+    except Exception as error:  # of the log, the network, the scheduler: one line says which
         fail(PROGRAM, str(error), EXIT_FAILED)
 
 
@@ -168,6 +243,14 @@ def _checkpoint(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0) ->
 @app.command("roll-back", help=_ROLL_BACK_HELP)
 def _roll_back(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
     _asked(scheduler, lambda calls: calls.roll_back(timeout))
+
+
+def _stopped_by_signal() -> threading.Event:
+    """Set by SIGTERM and SIGINT."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped
 
 
 def _asked(scheduler: str, ask: "Callable[[SchedulerCalls], Any]") -> Any:

@@ -45,3 +45,26 @@ class SchedulerConfig(Section):
 
     scheduler: SchedulerSettings = SchedulerSettings()
     logging: LoggingSettings = LoggingSettings()
+
+
+class ServerSettings(Section):
+    """[server].
+
+    scheduler, listen: "HOST:PORT"; port 0 takes a free one. advertised: host that others reach the
+    server by; "": that of `listen`. name: kept over restarts; "": made of the host's name.
+    data: folder of the log. leave_s: how long ranges may take to move away at the end.
+    """
+
+    scheduler: str = "127.0.0.1:50052"
+    listen: str = "127.0.0.1:0"
+    advertised: str = ""
+    name: str = ""
+    data: FilePath = Path("parameters")
+    leave_s: Annotated[float, Field(ge=0)] = 30.0
+
+
+class ServerConfig(Section):
+    """The configuration of `xain-parameter-server serve`."""
+
+    server: ServerSettings = ServerSettings()
+    logging: LoggingSettings = LoggingSettings()

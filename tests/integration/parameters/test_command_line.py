@@ -40,6 +40,23 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
         assert process.wait(LONG_S) == 0
 
 
+def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
+    first = [*PROGRAM, "scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "a")]
+    with subprocess.Popen(first, stderr=subprocess.PIPE, text=True) as scheduler:
+        assert scheduler.stderr is not None
+        target = scheduler.stderr.readline().split()[-1]
+        second = [*PROGRAM, "serve", "--scheduler", target, "--name", "s1", "--data", str(tmp_path)]
+        with subprocess.Popen(second, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            assert "s1 serving on 127.0.0.1:" in server.stderr.readline()
+            assert "server s1 at 127.0.0.1:" in run("status", "--scheduler", target).stdout
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(LONG_S) == 0
+        assert "server s1" not in run("status", "--scheduler", target).stdout
+        scheduler.send_signal(signal.SIGTERM)
+        assert scheduler.wait(LONG_S) == 0
+
+
 def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     for arguments, text in (
         (["--replicas", "many"], "scheduler.replicas is"),
