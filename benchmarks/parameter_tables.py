@@ -80,7 +80,7 @@ class Server:
             update=rules.plugin(case.rule),
             init=initialisers.plugin(initialisers.Zeros()),
         )
-        self._replica = Replica(RangeView(1, 0, END, 1, ("s",)), [spec], generation=1)
+        self._replica = Replica(RangeView(1, 0, END - 1, 1, ("s",)), [spec], generation=1)
         self._num_pushes = 0
         for begin in range(0, len(keys), FILL_KEYS):
             some = np.sort(keys[begin : begin + FILL_KEYS])

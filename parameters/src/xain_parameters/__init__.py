@@ -1,1 +1,61 @@
-"""The parameter server: tables over key ranges, clocks, replicas, checkpoints."""
+"""The parameter server: tables over key ranges, clocks, replicas, checkpoints.
+
+    async with parameters.connect("HOST:50052", worker="w3") as server:
+        w = await server.dense("w", shape=(785, 10), update=Adam(1e-3), init=Zeros())
+        async for clock in server.clocks(staleness=2):
+            x = await w.pull()
+            await w.push(gradient(x))
+
+connect_sync has the same names without `await`; KVWorker those of ps-lite. local(shards=2) is a
+parameter server of this process alone.
+"""
+
+from xain_parameters.client.connecting import connect, connect_sync
+from xain_parameters.client.kv import KVWorker
+from xain_parameters.client.local import LocalGroup, local, local_sync
+from xain_parameters.errors import (
+    Closed,
+    Evicted,
+    Invalid,
+    ParameterError,
+    RolledBack,
+    TableConflict,
+    Unavailable,
+)
+from xain_parameters.tables.initialisers import Constant, Normal, Uniform, Zeros
+from xain_parameters.tables.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    Add,
+    Assign,
+    Momentum,
+)
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Add",
+    "Assign",
+    "Closed",
+    "Constant",
+    "Evicted",
+    "Invalid",
+    "KVWorker",
+    "LocalGroup",
+    "Momentum",
+    "Normal",
+    "ParameterError",
+    "RolledBack",
+    "TableConflict",
+    "Unavailable",
+    "Uniform",
+    "Zeros",
+    "connect",
+    "connect_sync",
+    "local",
+    "local_sync",
+]

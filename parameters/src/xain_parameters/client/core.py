@@ -21,7 +21,7 @@ from xain_parameters.transport.connection import Request
 
 # Requests are cut into pieces of this size. While one is on its way the server applies the one
 # before, and a small request of another worker never waits for a large one.
-PIECE_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 2 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
@@ -140,7 +140,10 @@ class Core:
             self._is_in_clocks = False
             self._progress = self._progress._replace(clock=-1)
             self._changed.notify_all()
-        self.scheduler.end()
+        try:
+            self.scheduler.end()
+        except ParameterError as error:  # the scheduler notices by itself, when the lease is over
+            log.info("loop_ended_unheard", worker=self.scheduler.worker, error=str(error))
 
     @property
     def _is_over(self) -> bool:

@@ -27,8 +27,11 @@ class Scheduler(Protocol):
     view: the newest that has come. Any call raises Unavailable after its timeout_s, and Evicted.
     """
 
-    worker: str
-    incarnation: int
+    @property
+    def worker(self) -> str: ...
+
+    @property
+    def incarnation(self) -> int: ...
 
     @property
     def view(self) -> View: ...

@@ -1,0 +1,79 @@
+"""The whole parameter server in one process: scheduler, servers, workers."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import xain_parameters as parameters
+from xain_parameters import KVWorker, LocalGroup
+
+
+@pytest.mark.parametrize(("shards", "num_workers"), [(1, 1), (2, 8), (3, 2), (4, 4)])
+def test_repeated_pushes_of_several_workers_are_summed(shards, num_workers):
+    """ps-lite's key-value semantics on 1 to 4 servers with 1 to 8 workers."""
+    keys = np.sort(np.random.default_rng(1).integers(0, 1 << 62, 2_000).astype(np.uint64))
+    keys[0], keys[-1] = 0, 2**64 - 1
+    vals = np.arange(len(keys), dtype=np.float32)
+    with LocalGroup(shards) as group:
+
+        def work(number: int) -> None:
+            with group.connect(f"w{number}") as server:
+                kv = KVWorker(server)
+                for timestamp in [kv.push(keys, vals) for _ in range(5)]:
+                    kv.wait(timestamp)
+                kv.close()
+
+        with ThreadPoolExecutor(num_workers) as threads:
+            list(threads.map(work, range(num_workers)))
+        with group.connect() as server:
+            kv = KVWorker(server)
+            pulled = kv.wait(kv.pull(keys))
+            np.testing.assert_array_equal(pulled, 5 * num_workers * vals)
+            answers = kv.wait(kv.request(1, "hello"))
+            assert answers == {f"s{i}": "hello" for i in range(shards)}
+            kv.close()
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_asynchronous_worker_trains_with_a_server_of_its_own(replicas):
+    async with parameters.local(shards=2, replicas=replicas) as server:
+        w = await server.dense("w", shape=(785, 10), update=parameters.SGD(0.5))
+        emb = await server.table("user", dim=4, init=parameters.Uniform(0.05, seed=1))
+        ids = np.array([7, 2**40, 7])
+        before = await emb.pull(ids)
+        async for clock in server.clocks(stop=5):
+            assert (await w.pull() == -0.5 * clock).all()
+            g = np.ones((785, 10), np.float32)
+            await asyncio.gather(w.push(g), emb.push(ids, np.ones((3, 4), np.float32)))
+        after = await emb.pull(ids)
+        np.testing.assert_allclose(after, before + 5 * np.array([[2], [1], [2]]), rtol=1e-5)
+        assert await server.checkpoint() >= 1
+
+
+def test_bulk_synchronous_workers_see_exactly_the_clocks_before():
+    with LocalGroup(2) as group:
+
+        def work(number: int) -> None:
+            with group.connect(f"w{number}") as server:
+                w = server.dense("w", (1_000,))
+                for clock in server.clocks(staleness=0, workers=3, stop=8):
+                    assert (w.pull() == 3 * clock).all()
+                    w.push(np.ones(1_000, np.float32))
+                assert (w.pull() == 24).all()
+
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(work, range(3)))
+
+
+def test_death_of_a_server_with_replicas_loses_nothing():
+    """It is closed without leaving, in the middle of training."""
+    with LocalGroup(3, replicas=1) as group, group.connect() as server:
+        w = server.dense("w", (10_000,))
+        for clock in server.clocks(stop=12):
+            assert (w.pull() == clock).all()
+            if clock == 5:
+                group.servers[1].close()
+            w.push(np.ones(10_000, np.float32))
+        assert (w.pull() == 12).all()
