@@ -1,7 +1,9 @@
 """The whole parameter server in one process: scheduler, servers, workers."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import numpy as np
 import pytest
@@ -77,3 +79,39 @@ def test_death_of_a_server_with_replicas_loses_nothing():
                 group.servers[1].close()
             w.push(np.ones(10_000, np.float32))
         assert (w.pull() == 12).all()
+
+
+def test_every_push_counts_once_while_connections_are_cut():
+    """Those of workers and those between servers, at any moment, with replicas."""
+    chance = Random(5)
+    with LocalGroup(3, replicas=1) as group:
+        is_over = threading.Event()
+        num_cut = 0
+
+        def cut() -> None:
+            nonlocal num_cut
+            while not is_over.wait(chance.uniform(0, 0.1)):
+                for channel in list(chance.choice(group.servers)._listener._channels):
+                    channel.close()
+                    num_cut += 1
+
+        def work(number: int) -> None:
+            with group.connect(f"w{number}") as server:
+                w = server.dense("w", (200_000,))
+                table = server.table("t", dim=2)
+                for _ in range(25):
+                    w.push(np.ones(200_000, np.float32))
+                    table.push(np.arange(1_000), np.ones((1_000, 2), np.float32))
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(work, range(2)))
+        finally:
+            is_over.set()
+            cutter.join()
+        assert num_cut
+        with group.connect() as server:
+            assert (server.dense("w", (200_000,)).pull() == 50).all()
+            assert (server.table("t", dim=2).pull(np.arange(1_000)) == 50).all()
