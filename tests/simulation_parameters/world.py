@@ -20,6 +20,7 @@ from xain_parameters.keys import owners
 from xain_parameters.messages import Pull
 from xain_parameters.replica import Replica
 from xain_parameters.scheduler import commands as c
+from xain_parameters.scheduler.decider import can_cut
 from xain_parameters.specs import RangeView, View, openings
 
 BOUND_S = 60.0  # of the time to the end after the last fault
@@ -216,7 +217,7 @@ class _World:
     def _checkpoint(self, event: Event) -> None:
         process = self._scheduler.process
         state = self._scheduler.state
-        if process is not None and process.is_alive and all(r.servers for r in state.ranges):
+        if process is not None and process.is_alive and can_cut(state):
             self._scheduler.decide(c.CheckpointDue())
 
     def _quieten(self) -> None:
@@ -243,17 +244,22 @@ class _World:
 
 
 def digest(replica: Replica) -> str:
-    """The bits of a replica, whatever its tiles are cut into."""
-    found = hashlib.sha256()
+    """The bits of a replica, whatever the order of its rows and held pushes."""
+    pieces = []
     for tile, keys, body in replica.tiles():
         if tile.name == "state":
-            # Sets have no order.
             state = msgspec.msgpack.decode(body.tobytes())
             for known in state["known"].values():
                 for name in ("parts", "loose"):
                     known[name] = sorted(known[name])
-            body = np.frombuffer(repr(sorted(state.items())).encode(), np.uint8)
-        found.update(tile.meta)
-        found.update(b"" if keys is None else keys.tobytes())
-        found.update(body.tobytes())
-    return found.hexdigest()
+            state["known"] = sorted(state["known"].items())
+            pieces.append(repr(sorted(state.items())))
+        elif tile.name == "held":
+            where = "" if keys is None else keys.tobytes().hex()
+            pieces.append(f"{tile.meta!r} {where} {body.tobytes().hex()}")
+    for table in replica.tables:
+        for keys, fields in replica.rows(table.number):
+            for row, key in enumerate(keys):
+                values = [fields[name][row].tobytes().hex() for name in sorted(fields)]
+                pieces.append(f"{table.number} {key} {values}")
+    return hashlib.sha256("\n".join(sorted(pieces)).encode()).hexdigest()

@@ -257,7 +257,10 @@ class ServerNode:
         if hosted is None or hosted.view.servers[:1] != (self._name,):
             self._refuse(source, request, "moved")
             return
-        if now >= self._leased_until or not isinstance(hosted.role, Primary):
+        primary = hosted.role
+        # Nobody works on a range whose begin is not on disk: losing it would roll back the others.
+        is_ready = isinstance(primary, Primary) and primary.copy.synced >= 0
+        if now >= self._leased_until or not is_ready:
             self._refuse(source, request, "busy")
             return
         if isinstance(request, Pull):
@@ -381,7 +384,9 @@ class ServerNode:
         elif range_.epoch > hosted.view.epoch:
             with hosted.lock:
                 hosted.view = range_
-                self._take_role(hosted, now)
+                # While the checkpoint is being read there is nothing to serve; see loaded().
+                if hosted.role is not None:
+                    self._take_role(hosted, now)
         with hosted.lock:
             for table in view.tables:
                 if isinstance(hosted.role, Primary):
@@ -401,7 +406,9 @@ class ServerNode:
     def _start(self, hosted: _Hosted, replica: Replica, now: float) -> None:
         log = self._host.open_log(hosted.view.number)
         hosted.copy = Copy(hosted.view, hosted.generation, replica, 0, log)
-        hosted.copy.write_segment()
+        if log is not None:
+            hosted.copy.synced = -1
+            hosted.copy.write_segment()
         self._take_role(hosted, now)
 
     def _take_role(self, hosted: _Hosted, now: float) -> None:

@@ -366,7 +366,8 @@ def closed(state: State, cut: OpenCut) -> Cut:
         generation=state.generation,
         number=cut.number,
         clock=min((marked[name] for name in cut.workers if name in marked), default=cut.clock),
-        clocks={**marked, **cut.ended},
+        # A worker that marked, went on and then ended: what it pushed after its mark is not in it.
+        clocks={**cut.ended, **cut.clocks},
         tables=state.tables,
         ranges=tuple((each, cut.saved[each.number]) for each in state.ranges),
     )

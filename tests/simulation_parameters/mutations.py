@@ -1,0 +1,176 @@
+"""Defects, put into the code under test on purpose: what would come of forgetting something. Each
+must be found by some seed; see test_mutations.py.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from xain_parameters.messages import Begin, Entry, Message, Push
+from xain_parameters.node import protocol as protocol_module
+from xain_parameters.node.backup import Backup
+from xain_parameters.node.copy import Tail
+from xain_parameters.node.ports import Source
+from xain_parameters.node.primary import Primary
+from xain_parameters.node.protocol import ServerNode
+from xain_parameters.replica import Replica
+from xain_parameters.scheduler.state import State
+from xain_parameters.specs import View
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+open_clock = Replica.open
+apply_open = Replica._open
+prepare = Replica.prepare
+begin_stream = Primary._begin
+take = Backup.take
+leave = ServerNode._leave
+openings = protocol_module.openings
+after = Tail.after
+
+
+def _count_only_here(self: Primary) -> int:
+    return self.copy.synced
+
+
+def _not_learners(self: Primary, peer: Any) -> None:
+    """A learner that is whole is not waited for."""
+    if peer.is_learner:
+        peer.whole_at = self.copy.replica.sequence
+
+
+def _tail_by_number(self: Tail, sequence: int, made_in: int) -> list[Message] | None:
+    """Entries of two primaries with the same number are taken for the same."""
+    for index, message in enumerate(self._entries):
+        assert isinstance(message.head, Entry)
+        if message.head.sequence == sequence:
+            return list(self._entries)[index + 1 :]
+    return [] if not self._entries else after(self, sequence, made_in)
+
+
+def _never_fill(self: Primary, peer: Any, have: Any) -> None:
+    """A server that has anything is taken for up to date."""
+    if not have.is_whole:
+        begin_stream(self, peer, have)
+        return
+    self._last_probe += 1
+    peer.probe, peer.is_streaming, peer.received = self._last_probe, True, have.received
+    range_ = self._range
+    begin = Begin(range_.number, range_.epoch, peer.probe, False, self.copy.tables)
+    self._send(peer, begin)
+    peer.have = have.sequence
+    self._count(peer)
+
+
+def _take_from_all(self: Backup, source: Source, message: Message) -> None:
+    """The entries of a deposed primary are taken too."""
+    entry = message.head
+    copy = None if self._filling is not None else self.copy
+    is_next = (
+        isinstance(entry, Entry)
+        and copy is not None
+        and entry.sequence == copy.replica.sequence + 1
+    )
+    if is_next and source != self._source and copy is not None:
+        copy.advance(message)
+        return
+    take(self, source, message)
+
+
+def _push_again(self: Replica, worker: str, push: Push, keys: Any, values: Any) -> Entry | None:
+    """A push that is known already is applied once more."""
+    with mock.patch.object(Replica, "_is_known", return_value=False):
+        return prepare(self, worker, push, keys, values)
+
+
+def _open_unsorted(self: Replica, clock: int, ended: Any) -> None:
+    """Held pushes are applied in the order of their arrival."""
+    with mock.patch("xain_parameters.replica.sorted", lambda held, key: list(held), create=True):
+        apply_open(self, clock, ended)
+
+
+def _count_the_ended(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """All pushes of a worker that ended count."""
+    for clock, _ in openings(view, since, opened):
+        yield clock, {}
+
+
+def _open_late(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """The last clock is left held."""
+    yield from openings(view, since, opened - 1)
+
+
+def _hold_nothing(self: Replica, entry: Entry, part: Any, keys: Any, values: Any) -> None:
+    part.push(keys, entry.start, entry.stop, values)
+
+
+def _always(self: State, worker: str, num_workers: int = 1) -> bool:
+    return self.gathered >= num_workers
+
+
+def _drop_parked(self: ServerNode, number: int, view: View) -> None:
+    """A server throws away what its range waits for."""
+    leave(self, number, view)
+    for key in [key for key in self._recovered if key[1] == number]:
+        self._recovered.pop(key).end()
+
+
+def _load_without_recorded(self: Replica, piece: Any) -> None:
+    pass
+
+
+@contextmanager
+def _without_reprobe() -> Iterator[None]:
+    """A server whose connection broke gets nothing any more."""
+    lost = Primary.lost
+
+    def lose(self: Primary, server: str) -> None:
+        lost(self, server)
+        for peer in self._peers.values():
+            peer.probe = peer.probe or -1
+            if peer.name == server:
+                peer.probe = -1
+
+    with mock.patch.object(Primary, "lost", lose):
+        yield
+
+
+def _patch(target: Any, name: str, value: Any) -> Mutation:
+    return lambda: mock.patch.object(target, name, value)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "acknowledged before backups have it": _patch(Primary, "_durable", property(_count_only_here)),
+    "whole learner is not waited for": _patch(Primary, "_count", _not_learners),
+    "entries are told apart by number only": _patch(Tail, "after", _tail_by_number),
+    "backup is never filled": _patch(Primary, "_begin", _never_fill),
+    "deposed primary is heard": _patch(Backup, "take", _take_from_all),
+    "broken connection is not probed": _without_reprobe,
+    "known push is applied again": _patch(Replica, "prepare", _push_again),
+    "held pushes in the order of arrival": _patch(Replica, "_open", _open_unsorted),
+    "pushes of ended workers count": _patch(protocol_module, "openings", _count_the_ended),
+    "clock is opened late": _patch(protocol_module, "openings", _open_late),
+    "pushes are not held": _patch(Replica, "_hold_or_apply", _hold_nothing),
+    "any clock may begin": _patch(State, "may_begin", _always),
+    "lost range's log is dropped": _patch(ServerNode, "_leave", _drop_parked),
+    "recorded pushes are not loaded": _patch(Replica, "_load_recorded", _load_without_recorded),
+}
+
+# A seed that finds each; other seeds do as well.
+FOUND_BY = {
+    "acknowledged before backups have it": 46,
+    "whole learner is not waited for": 46,
+    "entries are told apart by number only": 71,
+    "backup is never filled": 1,
+    "deposed primary is heard": 40,
+    "broken connection is not probed": 14,
+    "known push is applied again": 2,
+    "held pushes in the order of arrival": 4,
+    "pushes of ended workers count": 35,
+    "clock is opened late": 4,
+    "pushes are not held": 4,
+    "any clock may begin": 4,
+    "lost range's log is dropped": 1146,
+    "recorded pushes are not loaded": 518,
+}
