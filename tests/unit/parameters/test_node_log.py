@@ -1,0 +1,79 @@
+"""The log of a server: what a later process finds of it."""
+
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from xain_parameters.keys import END
+from xain_parameters.messages import Message, Pull, Push
+from xain_parameters.node.copy import Copy
+from xain_parameters.node.log import Damaged, DiskLog
+from xain_parameters.replica import Replica
+from xain_parameters.specs import Plugin, RangeView, TableSpec
+
+RANGE = RangeView(7, 0, END - 1, 1, ("s0",))
+TABLE = TableSpec(1, "w", 8, 1, True, "float64", Plugin("add"), Plugin("zeros"), (8, 1))
+PULL = Pull(0, (0, 0), 7, 1, 0, 0, 8)
+
+
+def make(range_, tables, generation, *, is_whole):
+    return Replica(range_, tables, generation, is_whole=is_whole)
+
+
+def write(folder: Path, num_pushes: int) -> Path:
+    """A log with so many pushes of ones, each forced to disk before the next."""
+    synced: SimpleQueue[int] = SimpleQueue()
+    log = DiskLog(folder, lambda number, sequence: synced.put(sequence), lambda error: None)
+    copy = Copy(RANGE, 1, Replica(RANGE, (TABLE,), 1), 0, log.open(7))
+    copy.write_segment()
+    log.start()
+    for clock in range(num_pushes):
+        push = Push(0, (0, 0), 7, 1, 0, clock, 0, False, start=0, stop=8)
+        values = np.ones((8, 1))
+        entry = copy.replica.prepare("w0", push, None, values)
+        assert entry is not None
+        copy.advance(Message(entry, None, values))
+        while synced.get() < clock + 1:
+            pass  # of what was written before
+    log.close()
+    (segment,) = (folder / "7").glob("*.log")
+    return segment
+
+
+def replay(folder: Path) -> list[float]:
+    log = DiskLog(folder, lambda number, sequence: None, lambda error: None)
+    (recovered,) = log.replay(make)
+    log.close()
+    assert recovered.replica.sequence == recovered.replica.pull(PULL, None)[0, 0]
+    return recovered.replica.pull(PULL, None)[:, 0].tolist()
+
+
+def test_replay_gives_what_was_written(tmp_path):
+    write(tmp_path, 3)
+    assert replay(tmp_path) == [3.0] * 8
+
+
+def test_torn_end_is_dropped(tmp_path):
+    segment = write(tmp_path, 3)
+    segment.write_bytes(segment.read_bytes()[:-5])
+    assert replay(tmp_path) == [2.0] * 8
+    assert replay(tmp_path) == [2.0] * 8
+
+
+def test_damage_before_the_end_is_named(tmp_path):
+    segment = write(tmp_path, 5)
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(Damaged, match=r"00000001\.log: the record at byte \d+ of \d+ is damaged"):
+        replay(tmp_path)
+
+
+def test_segment_that_is_not_whole_leaves_the_one_before(tmp_path):
+    segment = write(tmp_path, 2)
+    unfinished = segment.with_name("00000002.log")
+    unfinished.write_bytes(segment.read_bytes()[:200])
+    assert replay(tmp_path) == [2.0] * 8
+    assert not unfinished.exists()
