@@ -193,6 +193,7 @@ class GroupScheduler:
         self.group = group
         self.worker = worker
         self.incarnation = incarnation
+        self.opened = (group.view.generation, group.opened)
 
     @property
     def view(self) -> View:

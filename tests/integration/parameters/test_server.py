@@ -79,6 +79,17 @@ def test_push_and_pull_over_two_servers(group):
     train(made.worker("w0"), 5)
 
 
+def test_worker_that_connects_after_training_sees_the_last_clock(group):
+    made = group()
+    made.start("s0")
+    first = made.worker("w0")
+    w = first.dense("w", SHAPE)
+    for _ in first.clocks(staleness=0, stop=3):
+        w.push(np.ones(SHAPE, np.float32))
+    first.close()
+    assert (made.worker("w1").dense("w", SHAPE).pull() == 3).all()
+
+
 def test_death_of_a_primary_loses_nothing_with_replicas(group):
     """The second death as well: a learner has taken the place of the first."""
     made = group(num_replicas=1)

@@ -55,7 +55,8 @@ class Core:
         self._requests = Requests(scheduler, timeout_s)
         self._timeout_s = timeout_s
         self._changed = threading.Condition(threading.Lock())
-        self._progress = Progress(-1, 0, 0, scheduler.view.generation)
+        generation, opened = scheduler.opened
+        self._progress = Progress(-1, opened, 0, generation)
         self._is_held = False
         self._numbers: Counter[int] = Counter()  # of pushes of this clock, by table
         self._num_free = 0  # pushes outside of clocks so far, to all tables

@@ -24,6 +24,7 @@ class Scheduler(Protocol):
     """The scheduler as one worker sees it, from any thread.
 
     worker: the name. incarnation: tells the processes of that name apart.
+    opened: generation and clock; all pushes of clocks below counted when this worker connected.
     view: the newest that has come. Any call raises Unavailable after its timeout_s, and Evicted.
     """
 
@@ -32,6 +33,9 @@ class Scheduler(Protocol):
 
     @property
     def incarnation(self) -> int: ...
+
+    @property
+    def opened(self) -> tuple[int, int]: ...
 
     @property
     def view(self) -> View: ...

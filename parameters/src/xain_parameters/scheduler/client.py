@@ -303,6 +303,18 @@ class WorkerScheduler(SchedulerMember):
         self, target: str, name: str, credentials: grpc.ChannelCredentials | None = None
     ) -> None:
         super().__init__(target, WORKER, name, credentials=credentials)
+        self._opened = (0, 0)
+
+    def join(self, timeout_s: float) -> None:
+        # Asked before the view comes, which so has all workers that ended before that clock.
+        opened, generation = self.wait(0, timeout_s)
+        self._opened = (generation, opened)
+        super().join(timeout_s)
+
+    @property
+    def opened(self) -> tuple[int, int]:
+        """Generation and clock: all pushes of clocks below counted when this worker joined."""
+        return self._opened
 
     @property
     def worker(self) -> str:
