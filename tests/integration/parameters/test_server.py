@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.s3_servers import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import RolledBack
+from xain_parameters.errors import RolledBack, Unavailable
+from xain_parameters.messages import Command, Said
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
+from xain_parameters.transport.channel import hello
+from xain_parameters.transport.connection import Connection
 
 TIMES = {"lease_s": 1.0, "grace_s": 0.3, "worker_lease_s": 3.0}
 LONG_S = 20.0
@@ -88,6 +92,30 @@ def test_worker_that_connects_after_training_sees_the_last_clock(group):
         w.push(np.ones(SHAPE, np.float32))
     first.close()
     assert (made.worker("w1").dense("w", SHAPE).pull() == 3).all()
+
+
+def test_messages_before_the_server_has_joined_are_handled_afterwards(tmp_path):
+    """A primary may hear of a new server before that one has its first view, and probes it once."""
+    at, here = (f"127.0.0.1:{port}" for port in free_ports(2))
+    servers: list[ParameterServer] = []
+    thread = threading.Thread(target=lambda: servers.append(ParameterServer(at, "s0", here)))
+    thread.start()
+    with ExitStack() as stack:
+        connection = None
+        deadline = time.monotonic() + LONG_S
+        while connection is None:
+            assert time.monotonic() < deadline
+            with suppress(Unavailable):
+                connection = Connection(here, hello("w0", "worker", 1), timeout_s=LONG_S)
+        stack.callback(connection.close)
+        answer = connection.ask(Command(0, 7, "early"))
+        journal = Journal(tmp_path / "scheduler.db")
+        stack.enter_context(SchedulerServer(journal, Settings(), at, **TIMES))
+        thread.join(LONG_S)
+        stack.callback(servers[0].close)
+        said = answer.result(LONG_S).head
+    assert isinstance(said, Said)
+    assert said.text == "early"
 
 
 def test_death_of_a_primary_loses_nothing_with_replicas(group):

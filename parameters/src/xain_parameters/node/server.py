@@ -70,6 +70,7 @@ class ParameterServer:
         self._channels: dict[str, Channel] = {}  # to other servers, made by this one
         self._connecting: set[str] = set()
         self._node: ServerNode | None = None
+        self._has_begun = threading.Event()
         self._log: DiskLog | None = None
         self._ended = threading.Event()
         self.why: Exception | None = None
@@ -127,6 +128,7 @@ class ParameterServer:
         with self._lock:
             self._node = node
         self._take_view(scheduler.view)
+        self._has_begun.set()
 
     def leave(self, timeout_s: float) -> bool:
         """Have the ranges moved away, then close. Returns whether they were in this time."""
@@ -144,6 +146,7 @@ class ParameterServer:
     def close(self) -> None:
         """May be called again."""
         self._ended.set()
+        self._has_begun.set()
         self._scheduler.close()
         self._listener.close()
         with self._lock:
@@ -259,6 +262,8 @@ class ParameterServer:
         self._hear_from(channel.peer.name, channel, message)
 
     def _hear_from(self, name: str, channel: Channel, message: Message) -> None:
+        # Primaries that hear of this server first probe it once for each connection.
+        self._has_begun.wait()
         node = self._node
         if node is not None and not self._ended.is_set():
             source = Source(name, channel, channel.peer.incarnation)
