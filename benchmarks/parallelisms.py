@@ -1,6 +1,7 @@
 """Three parallelisms on the same data: accuracy, or R2, bytes on the wire, seconds.
 
-    python benchmarks/parallelisms.py [--only PART] [--participants N] [--any-load]
+    python benchmarks/parallelisms.py [--only PART] [--participants N] [--seeds N] [--add]
+                                      [--any-load]
 
 Each case trains on the rows of several participants, and fits the same kind of model with
 scikit-learn on all rows in one place. Both are tested on the same 30 % of the rows. The mean of the
@@ -13,10 +14,14 @@ files. Its bytes are counted by a proxy before the coordinator's port, both ways
 are those of the rounds. The other seeds run in this process, with the functions of coordinator and
 participants.
 
-"averaging" and "pipeline" train the same network. A pipeline has all rows at each participant, a
-stage for each, at most four; the participants send activations and gradients to each other, which
-the proxy does not see. Other seeds of a pipeline train the network in one piece, which has the same
-losses.
+"averaging" and "pipeline" train the same network. Averaging has the default batch size, a sixteenth
+of the site's rows from 4 to 32, so that small sites take several steps an epoch. A pipeline has all
+rows at each participant, a stage for each, at most four; the participants send activations and
+gradients to each other, which the proxy does not see. Other seeds of a pipeline train the network
+in one piece, which has the same losses.
+
+With --add the rows of bench-results/parallelisms.json stay which this run does not measure, so that
+the grid can be run in parts.
 
 processes, centralised, score: the first seed in processes, and means over all seeds.
 error: standard error of the mean difference.
@@ -175,8 +180,7 @@ def cases(task: Task, participants: int) -> Iterator[Case]:
         "workload.name": "neural",
         "workload.options.task": task,
         "workload.options.layers": LAYERS.replace("\n", ""),
-        "workload.options.learning_rate": 0.01 if is_regression else 0.05,
-        "workload.options.batch_size": 32,
+        "workload.options.learning_rate": 0.005 if is_regression else 0.05,
     }
     yield Case("averaging", {**network, "rounds.rounds": EPOCHS})
     if participants <= MAX_STAGES:
@@ -184,6 +188,7 @@ def cases(task: Task, participants: int) -> Iterator[Case]:
             "pipeline",
             {
                 **network,
+                "workload.options.batch_size": 32,
                 "workload.options.mode": "pipeline",
                 "workload.options.stages": participants,
                 "aggregation.rule": "assemble",
@@ -359,12 +364,12 @@ def in_this_process(case: Case, task: Task, sites: Sequence[Table], test: Table)
 
 
 def measured(
-    data: str, only: str, participants: Sequence[int], splits: Sequence[str], *, quick: bool
+    data: str, only: str, participants: Sequence[int], splits: Sequence[str], num_seeds: int
 ) -> Iterator[dict[str, Any]]:
     """A row for each kind, number of participants, and way to divide the rows."""
-    task, num_seeds = DATA_SETS[data]
+    task, _ = DATA_SETS[data]
     table = load_table(data, task=task)
-    seeds = range(2 if quick else num_seeds)
+    seeds = range(num_seeds)
     halves = [split_train_test(table, TEST_FRACTION, seed) for seed in seeds]
     for number in participants:
         for case in cases(task, number):
@@ -412,10 +417,23 @@ def measured(
                 }
 
 
+def added(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows of earlier runs and these rows, which replace earlier ones of the same case."""
+    latest = {case_of(row): row for row in (*results.earlier("parallelisms", "cases"), *rows)}
+    return [latest[case] for case in sorted(latest)]
+
+
+def case_of(row: Mapping[str, Any]) -> tuple[int, str, int, str]:
+    place = [*DATA_SETS].index(row["data"])
+    return place, row["parallelism"], row["participants"], row["split"]
+
+
 def main() -> None:
     parser = flags.parser(__doc__, "one data set, two seeds, three participants")
     parser.add_argument("--only", default="", metavar="PART", help="of a data set's or kind's name")
     parser.add_argument("--participants", type=int, metavar="N", help="instead of 1, 3 and 7")
+    parser.add_argument("--seeds", type=int, metavar="N", help="at least 2")
+    parser.add_argument("--add", action="store_true", help="to the rows of earlier runs")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=given.any_load)
     warnings.simplefilter("ignore")
@@ -424,11 +442,13 @@ def main() -> None:
         participants = (given.participants,) if given.participants else PARTICIPANTS
         splits = ("iid",) if given.quick else ("iid", "by_label")
         numbers = (3,) if given.quick else participants
-        for row in measured(data, given.only, numbers, splits, quick=given.quick):
+        num_seeds = 2 if given.quick else given.seeds or DATA_SETS[data][1]
+        for row in measured(data, given.only, numbers, splits, num_seeds):
             print(*(f"{value!s:>13}" for value in row.values()), flush=True)
             rows.append(row)
-    outside = [row for row in rows if row["within"] == "NO"]
-    results.report("parallelisms", {"cases": rows, "outside": len(outside)})
+    table = added(rows) if given.add else rows
+    outside = [row for row in table if row["within"] == "NO"]
+    results.report("parallelisms", {"cases": table, "outside": len(outside)})
 
 
 if __name__ == "__main__":

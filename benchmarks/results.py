@@ -119,6 +119,15 @@ def report(name: str, figures: Mapping[str, object]) -> None:
     target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
+def earlier(name: str, key: str) -> list[Row]:
+    """A table of bench-results/NAME.json; empty if there is no such file."""
+    source = FOLDER / f"{name}.json"
+    if not source.exists():
+        return []
+    table: list[Row] = json.loads(source.read_text(encoding="utf-8"))[key]
+    return table
+
+
 @contextmanager
 def scratch(parent: Path = FOLDER) -> Iterator[Path]:
     """A folder for the time being; by default on the disk that holds the checkout, since /tmp may
