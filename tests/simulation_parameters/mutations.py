@@ -172,5 +172,5 @@ FOUND_BY = {
     "pushes are not held": 4,
     "any clock may begin": 4,
     "lost range's log is dropped": 1146,
-    "recorded pushes are not loaded": 518,
+    "recorded pushes are not loaded": 1131,
 }

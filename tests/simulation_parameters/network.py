@@ -31,19 +31,22 @@ class Connection:
         self.number = number
         self.ends = ends
         self.is_broken = False
+        self._is_stuck = False  # nothing arrives any more, and it breaks soon
         self._arrives = [0.0, 0.0]
 
     def send(self, sender: Node, message: Message) -> None:
         """Lost if it is broken, though nobody may know."""
-        if self.is_broken:
+        if self.is_broken or self._is_stuck:
             return
         network = self._network
         clock, to = network.clock, 1 - self.ends.index(sender)
         if network.breaks():
             self.break_()
             return
-        at = max(self._arrives[to], clock.now + network.latency(self.ends))
+        # Later by more than the clock rounds, so that messages stay in order.
+        at = max(self._arrives[to] + 1e-6, clock.now + network.latency(self.ends))
         if at - clock.now > TIMEOUT_S:
+            self._is_stuck = True
             clock.after(TIMEOUT_S, None, self.break_)
             return
         self._arrives[to] = at

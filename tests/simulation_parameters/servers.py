@@ -166,7 +166,7 @@ class Server:
         if not self._is_member:
             return
         self.node.take_view(view, self._clock.now)
-        if self._is_leaving:
+        if self._is_leaving and view.version >= self.node.version:
             named = any(self.process.name in (*r.servers, *r.learners) for r in view.ranges)
             if not named:
                 self._machine.left()

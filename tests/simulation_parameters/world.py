@@ -111,7 +111,8 @@ class _World:
         # Every server has everything.
         for each in state.ranges:
             replicas = [self._replica(name, each) for name in each.servers]
-            if len({None if r is None else r.sequence for r in replicas}) != 1:
+            sequences = {None if each is None else each.sequence for each in replicas}
+            if len(sequences) != 1 or None in sequences:
                 return False
         return True
 
