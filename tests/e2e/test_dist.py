@@ -94,5 +94,6 @@ def test_coordinator_shares_no_file_with_the_participant(dist: Path, tmp_path: P
     assert {path.name.split("-")[0] for path in (dist / "libraries").iterdir()} == {
         "xain_proto",
         "xain_messaging",
+        "xain_parameters",
         "xain_workloads",
     }

@@ -24,6 +24,7 @@ from xain_messaging.process.commands import (
     split_host_port,
     version_option,
 )
+from xain_participant import sparse_cli
 
 if TYPE_CHECKING:
     from xain_participant.alive import Alive
@@ -352,6 +353,14 @@ def _new(
     for file in files:
         typer.echo(file)
     typer.echo(f"Now: cd {folder}, and follow README.md")
+
+
+app.command("sparse", help=sparse_cli.SPARSE_HELP, epilog=sparse_cli.SPARSE_EXAMPLES)(
+    sparse_cli.sparse
+)
+app.command("sparse-data", help=sparse_cli.DATA_HELP, epilog=sparse_cli.DATA_EXAMPLES)(
+    sparse_cli.sparse_data
+)
 
 
 def _load_settings(file: Path | None, values: dict[str, Any]) -> "ParticipantConfig":

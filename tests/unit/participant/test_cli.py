@@ -52,6 +52,15 @@ def test_help_teaches_with_examples() -> None:
             "participant.state_dir is /dev/null/state: it cannot be used: Not a directory",
         ),
         (["--config", "absent.toml"], 2, "absent.toml: there is no such file"),
+        (["sparse"], 2, "--data is not set; `xain-participant sparse-data clicks`"),
+        (["sparse", "--data", "x", "--index", "3", "--workers", "3"], 2, "it is at most 2"),
+        (["sparse", "--data", "x", "--model", "lr"], 2, "there are: logistic, fm"),
+        (["sparse", "--data", "x", "--staleness", "asp"], 2, "a whole number, or none"),
+        (["sparse", "--data", "x", "--server", ":1"], 2, "write HOST or HOST:PORT"),
+        (["sparse", "--epochs", "0"], 2, "--test is not set: there is nothing to do"),
+        (["sparse-data", "--shape", "mnist", "f"], 2, "there are: kdd12, webspam"),
+        (["sparse-data", "--scale", "2", "f"], 2, "above 0 and at most 1"),
+        (["sparse-data", "/dev/null/f"], 1, "/dev/null/f cannot be written: Not a directory"),
     ],
 )
 def test_what_is_wrong_gets_one_line(arguments: list[str], status: int, message: str) -> None:

@@ -7,7 +7,7 @@ part reads more than its bytes and the rest of its last line.
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import fsspec
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from xain_workloads.errors import DataError, NoData
 
@@ -65,6 +65,44 @@ class Rows:
                 (part.data, columns, part.indptr), shape=(part.shape[0], len(used))
             )
             yield Rows(self.keys[used], features, self.targets[start : start + num_rows])
+
+
+def batches_of(blocks: Iterable[Rows], num_rows: int) -> Iterator[Rows]:
+    """Batches of exactly so many rows, and the rest last, wherever the blocks end."""
+    held: list[Rows] = []
+    num_held = 0
+    for block in blocks:
+        held.append(block)
+        num_held += block.num_rows
+        if num_held < num_rows:
+            continue
+        for batch in _joined(held).batches(num_rows):
+            held, num_held = [batch], batch.num_rows
+            if num_held == num_rows:
+                yield batch
+                held, num_held = [], 0
+    if num_held:
+        yield _joined(held)
+
+
+def _joined(blocks: Sequence[Rows]) -> Rows:
+    """All rows of some blocks."""
+    if len(blocks) == 1:
+        return blocks[0]
+    keys = np.unique(np.concatenate([block.keys for block in blocks]))
+    features = [
+        csr_matrix(
+            (
+                block.features.data,
+                np.searchsorted(keys, block.keys)[block.features.indices],
+                block.features.indptr,
+            ),
+            shape=(block.num_rows, len(keys)),
+        )
+        for block in blocks
+    ]
+    targets = np.concatenate([block.targets for block in blocks])
+    return Rows(keys, vstack(features, format="csr"), targets)
 
 
 class LibsvmFiles:

@@ -110,8 +110,29 @@ def classes_of(targets: Array) -> Array:
 
 def _errors(scores: Array, classes: Array) -> tuple[Array, float, int]:
     """Derivative of the mean log loss by the scores (n,), the loss, and how many were right."""
-    # log(1 + exp(-s)) without overflow, for s with the sign of the class.
-    loss = np.logaddexp(0.0, np.where(classes > 0, -scores, scores)).mean()
+    loss = log_losses(scores, classes).mean()
     probabilities = 0.5 * (1.0 + np.tanh(0.5 * scores))
     errors = (probabilities - classes) / len(scores)
     return errors, float(loss), int(((scores > 0) == (classes > 0)).sum())
+
+
+def log_losses(scores: Array, classes: Array) -> Array:
+    """The log loss of each row, (n,). scores: log-odds of class 1."""
+    # log(1 + exp(-s)) without overflow, for s with the sign of the class.
+    losses: Array = np.logaddexp(0.0, np.where(classes > 0, -scores, scores))
+    return losses
+
+
+def area_under_curve(scores: Array, classes: Array) -> float:
+    """The share of pairs of a row of class 1 and one of class 0 that the scores put in this order.
+
+    Pairs with equal scores count half. nan: one of the classes has no rows.
+    """
+    _, values, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]
+    is_one = classes > 0
+    num_ones = int(is_one.sum())
+    num_pairs = num_ones * (len(classes) - num_ones)
+    if not num_pairs:
+        return float("nan")
+    return float((ranks[is_one].sum() - num_ones * (num_ones + 1) / 2) / num_pairs)

@@ -1,0 +1,306 @@
+"""The commands `sparse` and `sparse-data` of the command line.
+
+Commands import what they need, so that --help does not wait for it.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+
+import typer
+
+from xain_messaging.process.commands import EXIT_BAD_CONFIG, fail, split_host_port
+
+if TYPE_CHECKING:
+    from xain_participant.sparse_worker import Job, Progress, Score
+
+PROGRAM: Final = "xain-participant"
+EXIT_FAILED: Final = 1
+DEFAULT_PORT: Final = 50052  # of the scheduler of a parameter server
+CONNECT_S: Final = 60.0
+
+# What the extra `sparse` brings.
+_MODULES = {
+    "fsspec": "fsspec",
+    "pyarrow": "pyarrow",
+    "scipy": "scipy",
+    "xain_parameters": "xain-parameters",
+}
+_MODELS = ("logistic", "fm")
+
+SPARSE_HELP = """Train a sparse model on a parameter server, as one of its workers.
+
+The model is a table of one row for each column of the data: logistic regression, or a factorisation
+machine. It may be too large for any one machine. Each worker reads its own part of the libsvm
+files, and one batch of it in each clock: pulls the rows of the columns that occur in the batch,
+computes their gradient, and pushes it; the servers take the step, by Adagrad.
+
+A worker that is killed and started again under its name goes on with the batch that it was at. One
+whose part has no rows ends at once, and nobody waits for it. With --epochs 0 nothing is trained,
+and --test scores the model as it is.
+
+Exit status: 0 when its epochs are over; 1 if the data cannot be read, or servers or scheduler do
+not answer, or another worker has the name; 2 if a flag is wrong; 130 if Ctrl-C, 143 if SIGTERM
+stopped it before the end.
+"""
+
+SPARSE_EXAMPLES = """**Examples**
+
+- `xain-participant sparse --data clicks/train --test clicks/test --epochs 2` : one worker, with a
+  scheduler on this machine
+
+- `xain-participant sparse --data clicks/train --workers 3 --index 0` : the first third of the data;
+  start two more with --index 1 and 2
+
+- `xain-participant sparse --server ps.example.org --data s3://bucket/clicks/*.svm --workers 3
+  --index 0 --model fm --factors 16 --staleness 4`
+
+- `xain-participant sparse --epochs 0 --test clicks/test` : how good is the model now?
+"""
+
+DATA_HELP = """Write made-up libsvm files of the shape of a well-known data set, at any scale.
+
+FOLDER/train gets --parts files, and FOLDER/test one more of the same size. The same shape, scale,
+parts and seed give the same bytes. Files that are there already are replaced.
+
+- `kdd12` : 150 million rows of 11 ones in 55 million columns
+
+- `webspam` : 350,000 rows of 3,728 values in 17 million columns
+
+Exit status: 0 if the files are there; 1 if they cannot be written; 2 if a flag is wrong.
+"""
+
+DATA_EXAMPLES = """**Examples**
+
+- `xain-participant sparse-data clicks` : 15,000 rows in 5,469 columns
+
+- `xain-participant sparse-data --shape webspam --scale 0.01 --parts 8 --seed 7 pages`
+"""
+
+
+def sparse(
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server", metavar="HOST[:PORT]", help=f"The scheduler, by default at {DEFAULT_PORT}."
+        ),
+    ] = "localhost",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="PATH-OR-URL",
+            help="Libsvm file, folder, or pattern with *; local, or a URL that fsspec knows.",
+        ),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH-OR-URL", help="Rows to score the model with; worker 0 does, at its end."
+        ),
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="By default worker-I. No other living worker has it."),
+    ] = None,
+    index: Annotated[int, typer.Option(metavar="I", help="Part of the data, from 0.", min=0)] = 0,
+    workers: Annotated[
+        int,
+        typer.Option(metavar="N", help="Parts; the first clock waits for as many.", min=1),
+    ] = 1,
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="logistic, or fm: a factorisation machine."),
+    ] = "logistic",
+    factors: Annotated[
+        int, typer.Option(metavar="K", help="Factors of each column, with fm.", min=1)
+    ] = 8,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of the model at the servers; by default as --model."),
+    ] = None,
+    staleness: Annotated[
+        str,
+        typer.Option(
+            metavar="S",
+            help="Clocks that a worker may be ahead of the slowest; 0: BSP, S: SSP, none: ASP.",
+        ),
+    ] = "0",
+    batch: Annotated[int, typer.Option(metavar="ROWS", help="Rows of a clock.", min=1)] = 1_000,
+    epochs: Annotated[
+        int, typer.Option(metavar="E", help="Passes over the part; 0: only --test.", min=0)
+    ] = 1,
+    learning_rate: Annotated[float, typer.Option(metavar="RATE", help="Of Adagrad.")] = 0.1,
+    l2: Annotated[
+        float,
+        typer.Option("--l2", metavar="PENALTY", help="On the rows of a batch, each time.", min=0.0),
+    ] = 0.0,
+    bound: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Columns are below; servers find their rows faster. By default any 64-bit number.",
+            min=1,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Of the first factors.", min=0)] = 0,
+) -> None:
+    """See SPARSE_HELP."""
+    target = _target(server)
+    if index >= workers:
+        _refuse(f"--index is {index}; with --workers {workers} it is at most {workers - 1}")
+    if model not in _MODELS:
+        _refuse(f"--model is {model!r}; there are: {', '.join(_MODELS)}")
+    if staleness != "none" and not (staleness.isdecimal() and staleness.isascii()):
+        _refuse(f"--staleness is {staleness!r}; it must be a whole number, or none")
+    if not 0 < learning_rate < float("inf"):
+        _refuse(f"--learning-rate is {learning_rate}; it must be above 0")
+    if epochs and data is None:
+        _refuse(
+            "--data is not set; `xain-participant sparse-data clicks` makes data to try it with"
+        )
+    if not epochs and test is None:
+        _refuse("--epochs is 0, and --test is not set: there is nothing to do")
+    _need_modules()
+
+    from xain_messaging.process.logs import LoggingSettings, configure
+    from xain_participant.sparse_worker import Job
+    from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
+
+    logging = LoggingSettings()
+    configure(logging.level, logging.use_console, logging.third_party)
+    job = Job(
+        table or model,
+        LogisticRegression(l2) if model == "logistic" else FactorisationMachine(factors, l2),
+        index,
+        workers,
+        None if staleness == "none" else int(staleness),
+        batch,
+        epochs,
+        learning_rate,
+        bound,
+        seed,
+    )
+    try:
+        with _stopped_by_signals():
+            score = _work(target, worker or f"worker-{index}", job, data, test)
+    except _Stopped as stopped:
+        raise typer.Exit(128 + stopped.number) from None
+    if score is not None:
+        typer.echo(
+            f"{score.num_rows:,} rows: log loss {score.loss:.4f}, accuracy {score.accuracy:.4f}, "
+            f"AUC {score.auc:.4f}"
+        )
+
+
+def _work(target: str, name: str, job: "Job", data: str | None, test: str | None) -> "Score | None":
+    """Train and score. Ends the process with one line if that is impossible."""
+    from xain_messaging.logger import get_logger
+    from xain_parameters import ParameterError, connect_sync
+    from xain_participant.sparse_worker import score, train
+    from xain_workloads.errors import DataError
+    from xain_workloads.sparse.libsvm import LibsvmFiles
+
+    log = get_logger(__name__)
+
+    def show(progress: "Progress") -> None:
+        log.info(
+            "progress",
+            worker=name,
+            clock=progress.clock,
+            loss=round(progress.loss, 4),
+            accuracy=round(progress.accuracy, 4),
+            rows_per_s=round(progress.num_rows / progress.seconds),
+            keys_per_s=round(progress.num_keys / progress.seconds),
+        )
+
+    try:
+        # Wrong paths are found before the others wait for this worker.
+        rows: LibsvmFiles | None = LibsvmFiles(data) if data and job.num_epochs else None
+        held_out = LibsvmFiles(test) if test and job.index == 0 else None
+        with connect_sync(target, worker=name, timeout_s=CONNECT_S) as server:
+            log.info("connected", worker=name, server=target)
+            if rows is not None:
+                train(server, job, rows, show)
+                log.info("epochs_are_over", worker=name)
+            return None if held_out is None else score(server, job, held_out)
+    except DataError as error:
+        fail(PROGRAM, str(error), EXIT_FAILED)
+    except ParameterError as error:
+        fail(PROGRAM, f"parameter server at {target}: {error}", EXIT_FAILED)
+
+
+def sparse_data(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="It may be there already.")],
+    shape: Annotated[str, typer.Option(metavar="SHAPE", help="kdd12 or webspam.")] = "kdd12",
+    scale: Annotated[
+        float, typer.Option(metavar="SCALE", help="Of rows and columns; 1: as large as the model.")
+    ] = 1e-4,
+    parts: Annotated[int, typer.Option(metavar="P", help="Files to train on.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(metavar="SEED", min=0)] = 0,
+) -> None:
+    """See DATA_HELP."""
+    _need_modules()
+
+    from xain_workloads.sparse.generator import SHAPES, write
+
+    if shape not in SHAPES:
+        _refuse(f"--shape is {shape!r}; there are: {', '.join(sorted(SHAPES))}")
+    if not 0 < scale <= 1:
+        _refuse(f"--scale is {scale}; it must be above 0 and at most 1")
+    scaled = SHAPES[shape].scaled(scale)
+    try:
+        for part in range(parts + 1):
+            name = f"train/part-{part:04}.svm" if part < parts else "test/part-0000.svm"
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file, scaled, seed, part, parts + 1)
+            typer.echo(file)
+    except OSError as error:
+        fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_FAILED)
+    typer.echo(f"{scaled.num_rows:,} rows in {scaled.num_columns:,} columns")
+
+
+class _Stopped(BaseException):
+    """A signal has come."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """While open, the first SIGTERM or SIGINT raises _Stopped, the second one ends the process."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _target(server: str) -> str:
+    host, port = split_host_port(server)
+    number = str(DEFAULT_PORT) if port is None else port
+    if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+        _refuse(f"--server is {server!r}; write HOST or HOST:PORT")
+    return f"{host}:{number}"
+
+
+def _need_modules() -> None:
+    if missing := [name for module, name in _MODULES.items() if find_spec(module) is None]:
+        text = f"sparse models need {' and '.join(missing)}: pip install '{PROGRAM}[sparse]'"
+        fail(PROGRAM, text, EXIT_FAILED)
+
+
+def _refuse(why: str) -> NoReturn:
+    fail(PROGRAM, f"command line: {why}", EXIT_BAD_CONFIG)

@@ -1,0 +1,296 @@
+"""A worker of the parameter server that trains a sparse model on its part of libsvm files.
+
+Each clock is one batch: the batches of a part, counted over all epochs, are trained in the clocks
+from the worker's first one on, which the servers keep beside the model. So a worker that was killed
+and comes back under its name goes on with the batch that it had not completed, and after a rollback
+of the servers it repeats the batches that were lost.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xain_parameters.client.sync import Server, Table
+from xain_parameters.tables.initialisers import Uniform, Zeros
+from xain_parameters.tables.rules import Adagrad, Assign
+from xain_workloads.errors import DataError, NoData
+from xain_workloads.sparse.libsvm import LibsvmFiles, Rows, batches_of
+from xain_workloads.sparse.models import (
+    BIAS,
+    FactorisationMachine,
+    LogisticRegression,
+    area_under_curve,
+    classes_of,
+    log_losses,
+)
+
+NUM_AHEAD: Final = 2  # batches that are prepared while one is trained
+REPORT_S: Final = 5.0
+FACTOR_SCALE: Final = 0.05  # of the first values of a factorisation machine
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A model, and how it is trained. All workers of a model have the same, up to index.
+
+    table: name of the model at the servers.
+    index: the part of the data, of num_workers.
+    staleness: clocks that a worker may be ahead of the slowest; 0: BSP, None: ASP.
+    batch_rows: rows of a batch, the last one of an epoch may have fewer.
+    bound: columns are 0 to bound - 1, and rows are found faster; None: any column.
+    """
+
+    table: str
+    model: LogisticRegression | FactorisationMachine
+    index: int = 0
+    num_workers: int = 1
+    staleness: int | None = 0
+    batch_rows: int = 1_000
+    num_epochs: int = 1
+    learning_rate: float = 0.1
+    bound: int | None = None
+    seed: int = 0
+
+    @property
+    def bias_key(self) -> np.uint64:
+        """The key of the intercept, beyond those of the columns."""
+        return BIAS if self.bound is None else np.uint64(self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The work since the last progress, up to a clock.
+
+    num_keys: pulled, and pushed afterwards. loss: mean log loss of the rows, each before the step
+    that it was in. accuracy: likewise.
+    """
+
+    clock: int
+    num_rows: int
+    num_keys: int
+    loss: float
+    accuracy: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How good a model is on rows that it was not trained on. auc: nan if all have one class."""
+
+    num_rows: int
+    loss: float
+    accuracy: float
+    auc: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """keys: (m + 1,) uint64, of the m columns of features, and last that of the intercept."""
+
+    keys: NDArray[np.uint64]
+    features: Any  # csr_matrix
+    classes: NDArray[np.float64]
+
+
+def declare(server: Server, job: Job) -> Table:
+    """The table of a model. Raises TableConflict where it was declared otherwise."""
+    is_linear = isinstance(job.model, LogisticRegression)
+    return server.table(
+        job.table,
+        dim=job.model.dim,
+        update=Adagrad(job.learning_rate),
+        # Factors that are all the same would stay the same.
+        init=Zeros() if is_linear else Uniform(FACTOR_SCALE, job.seed),
+        bound=None if job.bound is None else job.bound + 1,
+    )
+
+
+def train(
+    server: Server,
+    job: Job,
+    files: LibsvmFiles,
+    report: Callable[[Progress], None] = lambda progress: None,
+    report_s: float = REPORT_S,
+) -> None:
+    """Train until the epochs of this worker are over. Raises DataError and ParameterError."""
+    table = declare(server, job)
+    with Batches(job, files) as batches:
+        if batches.is_empty:
+            # The others wait until all workers are there, also one that has no rows.
+            for _ in server.clocks(job.staleness, workers=job.num_workers):
+                break
+            return
+        meter = _Meter(report, report_s)
+        start = _Start(server, job)
+        for clock in server.clocks(job.staleness, workers=job.num_workers):
+            batch = batches.batch(start.since(clock))
+            if batch is None:
+                break
+            rows = table.pull(batch.keys).astype(np.float64)
+            step = job.model.step(batch.features, batch.classes, rows[:-1], rows[-1, 0])
+            gradient = np.zeros_like(rows, np.float32)
+            gradient[:-1] = step.gradient
+            gradient[-1, 0] = step.bias
+            table.push(batch.keys, gradient)
+            meter.count(clock, batch, step.loss, step.num_right)
+        meter.flush()
+
+
+class _Start:
+    """The clock of a worker's first batch of a model.
+
+    A group of servers may have trained other models before, and a worker may join late. So the
+    clock is kept in a table beside the model, where a rollback and a restart find it.
+    """
+
+    def __init__(self, server: Server, job: Job) -> None:
+        self._table = server.table(f"{job.table}.start", dim=1, update=Assign(), dtype=np.float64)
+        self._index = [job.index]
+        self._clock: int | None = None
+
+    def since(self, clock: int) -> int:
+        """Clocks since the first one. Called once in each clock."""
+        if self._clock is None or clock < self._clock:  # a restart, or a rollback
+            kept = int(self._table.pull(self._index)[0, 0]) - 1  # -1: there is none
+            self._clock = kept if 0 <= kept <= clock else clock
+        if clock == self._clock:
+            self._table.push(self._index, np.array([[clock + 1.0]]))
+        return clock - self._clock
+
+
+def score(server: Server, job: Job, files: LibsvmFiles) -> Score:
+    """Score the model as it is now on all rows of files, a batch at a time. Raises DataError."""
+    table = declare(server, job)
+    scores, classes = [], []
+    for rows in batches_of(files.read(files.part(0, 1)), job.batch_rows):
+        batch = _prepared(rows, job)
+        values = table.pull(batch.keys).astype(np.float64)
+        scores.append(job.model.scores(batch.features, values[:-1], values[-1, 0]))
+        classes.append(batch.classes)
+    if not scores:
+        raise NoData("there are no rows to score")
+    all_scores, all_classes = np.concatenate(scores), np.concatenate(classes)
+    return Score(
+        len(all_scores),
+        float(log_losses(all_scores, all_classes).mean()),
+        float(((all_scores > 0) == (all_classes > 0)).mean()),
+        area_under_curve(all_scores, all_classes),
+    )
+
+
+class Batches:
+    """The batches of a part over all epochs, by number; the next ones are prepared in a thread."""
+
+    def __init__(self, job: Job, files: LibsvmFiles) -> None:
+        self._job = job
+        self._files = files
+        self._pieces = files.part(job.index, job.num_workers)
+        self._in_epoch: int | None = None  # batches of an epoch, once it is known
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: deque[Future[Batch | None]] = deque()  # the first is that of _number
+        self._number = 0
+        self._stream: Iterator[Batch] = iter(())
+        self._seek(0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the part has no rows."""
+        return self.batch(0) is None
+
+    def batch(self, number: int) -> Batch | None:
+        """None: the epochs are over. A number is asked for repeatedly, or the one after it; after
+        any other one the part is read from its beginning again."""
+        if number == self._number + 1 and self._ahead[0].result() is not None:
+            self._ahead.popleft()
+            self._number = number
+            self._ahead.append(self._thread.submit(next, self._stream, None))
+        elif number != self._number:
+            self._seek(number)
+        return self._ahead[0].result()
+
+    def _seek(self, number: int) -> None:
+        for each in self._ahead:
+            each.cancel()
+        self._number = number
+        self._stream = self._from(number)
+        self._ahead.clear()
+        self._ahead.extend(
+            self._thread.submit(next, self._stream, None) for _ in range(1 + NUM_AHEAD)
+        )
+
+    def _from(self, number: int) -> Iterator[Batch]:
+        first = number
+        for _ in range(self._job.num_epochs):
+            if self._in_epoch is not None and first >= self._in_epoch:
+                first -= self._in_epoch
+                continue
+            count = 0
+            blocks = self._files.read(self._pieces)
+            for count, rows in enumerate(batches_of(blocks, self._job.batch_rows), 1):
+                if count > first:
+                    yield _prepared(rows, self._job)
+            self._in_epoch = count
+            first = max(0, first - count)
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _prepared(rows: Rows, job: Job) -> Batch:
+    """Raises DataError for a column beyond the bound."""
+    if job.bound is not None and len(rows.keys) and rows.keys[-1] >= job.bound:
+        raise DataError(
+            f"there is a column {rows.keys[-1]}; with this bound they are 0 to {job.bound - 1}"
+        )
+    return Batch(np.append(rows.keys, job.bias_key), rows.features, classes_of(rows.targets))
+
+
+class _Meter:
+    """Adds up what batches gave, and reports it from time to time."""
+
+    def __init__(self, report: Callable[[Progress], None], every_s: float) -> None:
+        self._report = report
+        self._every_s = every_s
+        self._reset()
+
+    def _reset(self) -> None:
+        self._clock = -1
+        self._num_rows = self._num_keys = self._num_right = 0
+        self._loss = 0.0
+        self._began = time.monotonic()
+
+    def count(self, clock: int, batch: Batch, loss: float, num_right: int) -> None:
+        self._clock = clock
+        self._num_rows += len(batch.classes)
+        self._num_keys += len(batch.keys)
+        self._num_right += num_right
+        self._loss += loss * len(batch.classes)
+        if time.monotonic() - self._began >= self._every_s:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._num_rows:
+            return
+        self._report(
+            Progress(
+                self._clock,
+                self._num_rows,
+                self._num_keys,
+                self._loss / self._num_rows,
+                self._num_right / self._num_rows,
+                time.monotonic() - self._began,
+            )
+        )
+        self._reset()

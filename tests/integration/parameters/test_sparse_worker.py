@@ -1,0 +1,141 @@
+"""Workers that train sparse models together, on servers with real sockets."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from support.parameter_group import Group
+from xain_parameters import LocalGroup
+from xain_participant.sparse_worker import Job, Progress, Score, score, train
+from xain_workloads.sparse.generator import SHAPES, write
+from xain_workloads.sparse.libsvm import LibsvmFiles
+from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
+
+SCALE = 4e-5
+MODELS = {"logistic": LogisticRegression(1e-5), "fm": FactorisationMachine(4, 1e-5)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of the shape of kdd12: train.svm, and as many in test.svm."""
+    made = tmp_path_factory.mktemp("rows")
+    shape = SHAPES["kdd12"].scaled(SCALE)
+    write(made / "train.svm", shape, 1, 0, 2)
+    write(made / "test.svm", shape, 1, 1, 2)
+    return made
+
+
+@pytest.fixture
+def group() -> Iterator[LocalGroup]:
+    with LocalGroup(shards=2) as made:
+        yield made
+
+
+def work(group: LocalGroup, folder: Path, job: Job) -> list[Progress]:
+    reports: list[Progress] = []
+    files = LibsvmFiles(str(folder / "train.svm"))
+    with group.connect(f"w{job.index}") as server:
+        train(server, job, files, reports.append, 0)
+    return reports
+
+
+def together(group: LocalGroup, folder: Path, job: Job) -> list[list[Progress]]:
+    jobs = [replace(job, index=index) for index in range(job.num_workers)]
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return list(threads.map(lambda each: work(group, folder, each), jobs))
+
+
+def scored(group: LocalGroup, folder: Path, job: Job) -> Score:
+    with group.connect("scorer") as server:
+        return score(server, job, LibsvmFiles(str(folder / "test.svm")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_three_workers_reach_the_loss_of_one(group, folder, name, staleness):
+    """On rows that none of them has seen, clearly better than chance."""
+    job = Job(name, MODELS[name], staleness=staleness, batch_rows=100, num_epochs=4)
+    (single,) = together(group, folder, replace(job, table="alone"))
+    reports = together(group, folder, replace(job, num_workers=3))
+    assert sum(each.num_rows for each in chain(*reports)) == sum(each.num_rows for each in single)
+    one = scored(group, folder, replace(job, table="alone"))
+    three = scored(group, folder, job)
+    assert three.auc > 0.8
+    assert three.accuracy > 0.7
+    assert three.loss < one.loss + 0.02
+    for worker in reports:
+        assert worker[-1].loss < worker[0].loss
+
+
+def alone(group: LocalGroup, folder: Path, job: Job) -> tuple[list[Progress], Score]:
+    """Train with one worker, which sees all of its pushes when it scores at its end."""
+    reports: list[Progress] = []
+    with group.connect("w0") as server:
+        train(server, job, LibsvmFiles(str(folder / "train.svm")), reports.append, 0)
+        return reports, score(server, job, LibsvmFiles(str(folder / "test.svm")))
+
+
+def test_bounded_table_gives_the_same_model(group, folder):
+    """The second model begins with its first batch, although the clocks of the group go on."""
+    job = Job("open", MODELS["logistic"], batch_rows=100)
+    bounded = replace(job, table="bounded", bound=SHAPES["kdd12"].scaled(SCALE).num_columns)
+    first, second = alone(group, folder, job), alone(group, folder, bounded)
+    assert second[0][0].clock > first[0][-1].clock
+    assert first[1] == second[1]
+
+
+def test_worker_without_rows_holds_nobody_back(group, tmp_path):
+    """The others wait for three workers, of which one has a part without a line."""
+    (tmp_path / "train.svm").write_text("1 1:1" + 60 * " " + "\n0 2:1\n")
+    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, num_epochs=2)
+    reports = together(group, tmp_path, job)
+    assert sorted(len(each) for each in reports) == [0, 2, 2]
+
+
+def test_killed_worker_goes_on_with_its_batch(group, folder):
+    """The model is the same as without the kill."""
+
+    class Killed(Exception):
+        pass
+
+    before: list[Progress] = []
+
+    def kill(progress: Progress) -> None:
+        before.append(progress)
+        if len(before) == 40:  # of 60 in two epochs; its push has been made, its clock not ticked
+            raise Killed
+
+    job = Job("whole", MODELS["logistic"], batch_rows=100, num_epochs=2)
+    whole, expected = alone(group, folder, job)
+    assert len(whole) == 60
+    job = replace(job, table="killed")
+    files = LibsvmFiles(str(folder / "train.svm"))
+    with pytest.raises(Killed), group.connect("w0") as server:
+        train(server, job, files, kill, 0)
+    after, found = alone(group, folder, job)
+    assert after[0].clock == before[-1].clock
+    assert [each.loss for each in (*before[:-1], *after)] == [each.loss for each in whole]
+    assert found == expected
+
+
+def test_batches_come_again_after_a_rollback(folder):
+    """All tables are empty again, also that of the first clocks."""
+    job = Job("t", MODELS["logistic"], batch_rows=100)
+    group = Group(2)
+    files = LibsvmFiles(str(folder / "train.svm"))
+    reports: list[Progress] = []
+
+    def roll_back(progress: Progress) -> None:
+        reports.append(progress)
+        if len(reports) == 7:
+            group.roll_back(0)
+
+    with group.worker("w0") as server:
+        train(server, job, files, roll_back, 0)
+    assert [each.clock for each in reports] == [*range(7), *range(30)]
+    assert [each.loss for each in reports[:6]] == [each.loss for each in reports[7:13]]
+    group.close()

@@ -1,0 +1,93 @@
+"""Batches of a part of libsvm files, by their number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xain_participant.sparse_worker import Batches, Job
+from xain_workloads.errors import DataError
+from xain_workloads.sparse.libsvm import LibsvmFiles
+from xain_workloads.sparse.models import BIAS, LogisticRegression
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LibsvmFiles:
+    """20 rows, the column of a row is its number."""
+    (tmp_path / "x.svm").write_text("".join(f"{i % 2} {i}:1\n" for i in range(20)))
+    return LibsvmFiles(str(tmp_path / "x.svm"))
+
+
+def job(**fields: object) -> Job:
+    return Job("t", LogisticRegression(), batch_rows=3, **fields)  # type: ignore[arg-type]
+
+
+def columns(batches: Batches, number: int) -> list[int] | None:
+    batch = batches.batch(number)
+    return None if batch is None else batch.keys[:-1].tolist()
+
+
+def test_batches_go_on_over_epochs_and_end(files):
+    """The last batch of an epoch has the rest of the rows."""
+    with Batches(job(num_epochs=2), files) as batches:
+        seen = [columns(batches, number) for number in range(14)]
+        assert seen[0] == [0, 1, 2]
+        assert seen[6] == [18, 19]
+        assert seen[:7] == seen[7:]
+        assert columns(batches, 14) is None
+        assert columns(batches, 14) is None
+
+
+@pytest.mark.parametrize("first", [0, 3, 6, 7, 12, 14, 99])
+def test_batch_is_the_same_after_a_restart(files, first):
+    with Batches(job(num_epochs=2), files) as batches:
+        seen = [columns(batches, number) for number in range(15)]
+    with Batches(job(num_epochs=2), files) as batches:
+        for number in range(first, first + 3):
+            assert columns(batches, number) == (seen[number] if number < 14 else None)
+
+
+def test_earlier_batch_comes_again_after_a_rollback(files):
+    with Batches(job(num_epochs=2), files) as batches:
+        seen = [columns(batches, number) for number in range(11)]
+        assert [columns(batches, number) for number in range(4, 11)] == seen[4:]
+
+
+def test_parts_have_each_row_once(files):
+    seen: list[int] = []
+    for index in range(4):
+        with Batches(job(index=index, num_workers=4), files) as batches:
+            number = 0
+            while (found := columns(batches, number)) is not None:
+                seen += found
+                number += 1
+    assert sorted(seen) == list(range(20))
+
+
+def test_part_without_a_line_is_empty(tmp_path):
+    """One long line: it begins in the first part."""
+    (tmp_path / "x.svm").write_text("1 " + " ".join(f"{i}:1" for i in range(100)) + "\n")
+    files = LibsvmFiles(str(tmp_path / "x.svm"))
+    for index in range(3):
+        with Batches(job(index=index, num_workers=3), files) as batches:
+            assert batches.is_empty == (index > 0)
+
+
+def test_last_key_is_that_of_the_intercept(files):
+    with Batches(job(), files) as batches:
+        batch = batches.batch(0)
+        assert batch is not None
+        assert batch.keys[-1] == BIAS
+        np.testing.assert_array_equal(batch.classes, [0, 1, 0])
+    with Batches(job(bound=20), files) as batches:
+        batch = batches.batch(0)
+        assert batch is not None
+        assert batch.keys[-1] == 20
+
+
+def test_column_beyond_the_bound_is_refused(files):
+    with (
+        Batches(job(bound=19), files) as batches,
+        pytest.raises(DataError, match="column 19; with this bound they are 0 to 18"),
+    ):
+        batches.batch(6)
