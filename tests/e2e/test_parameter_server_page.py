@@ -1,0 +1,105 @@
+"""The commands of docs/parameter-server.md train a model on two servers."""
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.terminals import files_of
+from xain_parameters import Assign, LocalGroup
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")
+LONG_S = 100.0
+RUN = "import sys; from {} import main; sys.exit(main())"
+MODULES = {
+    "xain-parameter-server": "xain_parameters.cli",
+    "xain-participant": "xain_participant.cli",
+}
+ADDRESS_FLAGS = {
+    "scheduler": "--listen",
+    "serve": "--scheduler",
+    "status": "--scheduler",
+    "sparse": "--server",
+}
+
+
+def words_of(line: str, address: str) -> list[str]:
+    """The words of a command, at an address of this test."""
+    program, *rest = shlex.split(line.removesuffix(" &"))
+    if program == "python":
+        return [sys.executable, *rest]
+    flag = ADDRESS_FLAGS.get(rest[0])
+    at = [] if flag is None else [flag, address]
+    return [sys.executable, "-c", RUN.format(MODULES[program]), *rest, *at]
+
+
+@contextmanager
+def typed(folder: Path) -> Iterator[dict[str, str]]:
+    """Type all commands of the page. Yields the output of each that has ended."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    for name, text in files_of(PAGE).items():
+        (folder / name).write_text(text)
+    running: list[subprocess.Popen[str]] = []
+    outputs = {}
+    try:
+        for line in re.findall(r"^    ((?:xain-[a-z-]+|python) .*)$", PAGE, re.MULTILINE):
+            process = subprocess.Popen(
+                words_of(line, address), cwd=folder, stdout=subprocess.PIPE, text=True
+            )
+            running.append(process)
+            if not line.endswith("&"):
+                outputs[line] = process.communicate(timeout=LONG_S)[0]
+                assert process.returncode == 0, line
+        yield outputs
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
+    with typed(tmp_path) as outputs:
+        (score,) = [text for line, text in outputs.items() if "--test" in line]
+        (status,) = [text for line, text in outputs.items() if "status" in line]
+        assert float(score.split()[-1]) > 0.8  # AUC
+        assert status.startswith("parameters: 2 servers")
+        assert outputs["python try.py"].strip() == "[0.9375 0.9375 0.9375]"
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_stopped_worker_process_goes_on_with_its_batch(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """The same command goes on behind the batches that it had completed."""
+    text = "".join(f"{i % 2} {i % 50}:1 {50 + i % 7}:1\n" for i in range(6_000))
+    (tmp_path / "x.svm").write_text(text)
+    with LocalGroup(2) as group, group.connect("observer") as observer:
+        line = "xain-participant sparse --data x.svm --batch 10"
+        words = words_of(line, group.target)
+        worker = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
+        table = observer.table("logistic.start", dim=1, update=Assign(), dtype="float64")
+        while table.pull([0])[0, 0] == 0:  # a poll, not a race: it ends with the first clock
+            assert worker.poll() is None
+        worker.send_signal(number)
+        worker.communicate(timeout=LONG_S)
+        assert worker.returncode == status
+        again = subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S, check=False
+        )
+        assert again.returncode == 0, again.stderr
+        last = re.findall(r'"clock": (\d+)', again.stderr)[-1]
+        assert int(last) == 599  # 6,000 rows in batches of 10, each trained in one clock
