@@ -1,0 +1,161 @@
+"""A parameter server of real processes, killed with kill -9 in the middle of clocks.
+
+A worker that holds a clock makes sure that training is not over before; requests of the others are
+under way meanwhile.
+"""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xain_parameters as parameters
+from support.parameter_processes import Fleet
+from support.parameter_worker import Floats, model, residual, train
+
+WORKERS = ("w0", "w1")
+TOLERANCE = 0.01  # 0.001 or so without deaths
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[Floats, Floats]:
+    """The model of a bulk synchronous training."""
+    with parameters.LocalGroup(2) as group:
+
+        def work(name: str) -> None:
+            with group.connect(name) as server:
+                train(server, 0, len(WORKERS))
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in WORKERS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with group.connect("reader") as reader:
+            trained = model(reader)
+    assert residual(trained) < TOLERANCE
+    return trained
+
+
+def trained_by(fleet: Fleet) -> tuple[Floats, Floats]:
+    """The model, when all workers have ended well."""
+    fleet.ended(*WORKERS)
+    with parameters.connect_sync(fleet.target, worker="reader") as reader:
+        return model(reader)
+
+
+def assert_same_bits(trained: tuple[Floats, Floats], expected: tuple[Floats, Floats]) -> None:
+    for mine, theirs in zip(trained, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def kill_with_replicas(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
+    """A server after another, each when all ranges have a backup again, then a worker, then the
+    scheduler."""
+    fleet.hold("w0", 2, 4, 6, 8, 10)
+    fleet.start_servers("s0", "s1", "s2")
+    fleet.start_workers(*WORKERS, staleness=staleness)
+    for clock, victim in ((2, "s0"), (4, "s1"), (6, "s2")):
+        fleet.until_held("w0", clock)
+        fleet.until_replicated()
+        fleet.kill(victim)
+        fleet.release("w0", clock)
+        fleet.start_servers(victim)
+    fleet.until_held("w0", 8)
+    fleet.kill("w0")
+    fleet.release("w0", 8)
+    fleet.start_workers("w0", staleness=staleness)
+    fleet.until_held("w0", 10)
+    fleet.kill("scheduler")
+    fleet.release("w0", 10)
+    fleet.start_scheduler()
+    return trained_by(fleet)
+
+
+def kill_with_log(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
+    """A server, then all servers and the scheduler at a time, then a worker."""
+    fleet.hold("w0", 2, 4, 6)
+    fleet.start_servers("s0", "s1")
+    fleet.start_workers(*WORKERS, staleness=staleness)
+    fleet.until_held("w0", 2)
+    fleet.kill("s0")
+    fleet.release("w0", 2)
+    fleet.start_servers("s0")
+    fleet.until_held("w0", 4)
+    for name in ("scheduler", "s0", "s1"):
+        fleet.kill(name)
+    fleet.release("w0", 4)
+    fleet.start_scheduler()
+    fleet.start_servers("s0", "s1")
+    fleet.until_held("w0", 6)
+    fleet.kill("w0")
+    fleet.release("w0", 6)
+    fleet.start_workers("w0", staleness=staleness)
+    return trained_by(fleet)
+
+
+def kill_with_checkpoints(fleet: Fleet, staleness: int | None) -> tuple[Floats, Floats]:
+    """A server, of two, when there is a checkpoint."""
+    fleet.hold("w0", 7)
+    fleet.start_servers("s0", "s1")
+    fleet.start_workers(*WORKERS, staleness=staleness)
+    fleet.until_held("w0", 7)
+    fleet.until(lambda status: bool(status.cuts))
+    fleet.kill("s0")
+    fleet.release("w0", 7)
+    fleet.start_servers("s0")
+    trained = trained_by(fleet)
+    assert fleet.status().num_rollbacks == 1
+    assert fleet.status().view.rolled_back_to in (1, 2)
+    assert '"event": "rolled_back"' in fleet.log("scheduler")
+    return trained
+
+
+def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_replicas(
+    tmp_path: Path, undisturbed: tuple[Floats, Floats]
+) -> None:
+    with Fleet(tmp_path, "--replicas", "1") as fleet:
+        assert_same_bits(kill_with_replicas(fleet, 0), undisturbed)
+        assert fleet.status().num_rollbacks == 0
+
+
+def test_deaths_lose_no_bit_of_a_bulk_synchronous_training_with_a_log(
+    tmp_path: Path, undisturbed: tuple[Floats, Floats]
+) -> None:
+    with Fleet(tmp_path, "--log") as fleet:
+        assert_same_bits(kill_with_log(fleet, 0), undisturbed)
+        assert fleet.status().num_rollbacks == 0
+
+
+def test_bulk_synchronous_training_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, undisturbed: tuple[Floats, Floats]
+) -> None:
+    cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "3")
+    with Fleet(tmp_path, *cuts) as fleet:
+        assert_same_bits(kill_with_checkpoints(fleet, 0), undisturbed)
+
+
+@pytest.mark.parametrize("staleness", [2, None])
+def test_stale_training_reaches_its_model_in_spite_of_deaths_with_replicas(
+    tmp_path: Path, staleness: int | None
+) -> None:
+    with Fleet(tmp_path, "--replicas", "1") as fleet:
+        assert residual(kill_with_replicas(fleet, staleness)) < TOLERANCE
+        assert fleet.status().num_rollbacks == 0
+
+
+def test_asynchronous_training_reaches_its_model_in_spite_of_deaths_with_a_log(
+    tmp_path: Path,
+) -> None:
+    with Fleet(tmp_path, "--log") as fleet:
+        assert residual(kill_with_log(fleet, None)) < TOLERANCE
+        assert fleet.status().num_rollbacks == 0
+
+
+def test_stale_training_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "3")
+    with Fleet(tmp_path, *cuts) as fleet:
+        assert residual(kill_with_checkpoints(fleet, 2)) < TOLERANCE

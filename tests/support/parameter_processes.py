@@ -1,0 +1,136 @@
+"""A parameter server in processes of its own, to be killed."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support import parameter_worker
+from support.s3_servers import free_ports
+from xain_parameters.scheduler.client import SchedulerCalls
+from xain_parameters.scheduler.reports import Status
+
+PROGRAM = ["-c", "import sys; from xain_parameters.cli import main; sys.exit(main())"]
+PATIENCE_S = 60.0
+LOOK_S = 0.02
+
+
+class Fleet:
+    """A scheduler with these flags, on a port that it keeps, and whatever a test starts."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        self.target = f"127.0.0.1:{free_ports(1)[0]}"
+        self._flags = flags
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._num_starts: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self.start_scheduler()
+        self._calls = SchedulerCalls(self.target)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._calls.close()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str, *command: str) -> None:
+        with self.log_path(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen([sys.executable, *command], stderr=log)
+
+    def log_path(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def log(self, name: str) -> str:
+        return self.log_path(name).read_text()
+
+    def start_scheduler(self) -> None:
+        data = str(self.folder / "scheduler")
+        self._start(
+            "scheduler",
+            *PROGRAM,
+            "scheduler",
+            "--listen",
+            self.target,
+            "--data",
+            data,
+            *self._flags,
+        )
+
+    def start_servers(self, *names: str) -> None:
+        """Returns when they are members of the group."""
+        for name in names:
+            data = str(self.folder / name)
+            self._num_starts[name] += 1
+            self._start(
+                name,
+                *PROGRAM,
+                "serve",
+                *("--scheduler", self.target, "--name", name, "--data", data),
+            )
+        self._wait(
+            lambda: all(
+                self.log(name).count(" serving on ") == self._num_starts[name] for name in names
+            )
+        )
+
+    def start_workers(self, *names: str, staleness: int | None, num_workers: int = 2) -> None:
+        limit = "none" if staleness is None else str(staleness)
+        for name in names:
+            self._start(
+                name,
+                *(parameter_worker.__file__, self.target, name, limit, str(num_workers)),
+                str(self.folder),
+            )
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self._processes[name]
+        assert process.poll() is None, self.log(name)
+        process.send_signal(number)
+        if number == signal.SIGKILL:
+            process.wait()
+
+    def ended(self, *names: str) -> None:
+        """Wait until these have ended well."""
+        for name in names:
+            assert self._processes[name].wait(PATIENCE_S) == 0, self.log(name)
+
+    def status(self) -> Status:
+        return self._calls.status(PATIENCE_S)
+
+    def until(self, condition: Callable[[Status], bool]) -> None:
+        self._wait(lambda: condition(self.status()))
+
+    def until_replicated(self) -> None:
+        """Wait until each range has its backup."""
+        self.until(lambda status: all(len(each.servers) == 2 for each in status.view.ranges))
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_S)  # a poll, not a race
+
+    # --- workers that wait in the middle of a clock ---
+
+    def hold(self, worker: str, *clocks: int) -> None:
+        for clock in clocks:
+            (self.folder / f"hold-{worker}-{clock}").touch()
+
+    def until_held(self, worker: str, clock: int) -> None:
+        self._wait((self.folder / f"held-{worker}-{clock}").exists)
+
+    def release(self, worker: str, clock: int) -> None:
+        (self.folder / f"hold-{worker}-{clock}").unlink()
