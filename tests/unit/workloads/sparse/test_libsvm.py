@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xain_workloads.errors import DataError, NoData
-from xain_workloads.sparse.libsvm import LibsvmFiles, Rows
+from xain_workloads.sparse.libsvm import LibsvmFiles, Rows, batches_of
 
 rows_of_text = st.lists(
     st.tuples(
@@ -97,3 +97,21 @@ def test_batches_have_the_keys_that_occur_in_them(tmp_path):
     assert first.features.toarray().tolist() == [[1, 2], [0, 3]]
     assert second.keys.tolist() == [4]
     assert np.array_equal(second.targets, [1])
+
+
+@pytest.mark.parametrize("block_bytes", [16, 100, 1 << 20])
+def test_batches_are_the_same_wherever_blocks_end(tmp_path, block_bytes):
+    """Batches of 7 rows, and the rest last, with the keys that occur in each."""
+    path = tmp_path / "x.svm"
+    path.write_text("".join(f"{i} {i % 5}:{i + 1} {i + 10}:0.5\n" for i in range(40)))
+    source = LibsvmFiles(str(path))
+    batches = list(batches_of(source.read(source.part(0, 1), block_bytes), 7))
+    assert [batch.num_rows for batch in batches] == [7, 7, 7, 7, 7, 5]
+    assert [t for batch in batches for t in batch.targets] == list(range(40))
+    for batch in batches:
+        rows = batch.targets.astype(int)
+        assert batch.keys.tolist() == sorted({*(rows % 5), *(rows + 10)})
+        dense = batch.features.toarray()
+        columns = np.searchsorted(batch.keys, rows % 5)
+        assert (dense[np.arange(len(rows)), columns] == rows + 1).all()
+        assert dense.sum() == (rows + 1.5).sum()

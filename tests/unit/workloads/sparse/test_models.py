@@ -6,6 +6,7 @@ from xain_workloads.sparse.models import (
     FactorisationMachine,
     LogisticRegression,
     SparseModel,
+    area_under_curve,
     classes_of,
 )
 
@@ -54,3 +55,15 @@ def test_large_scores_do_not_overflow():
     assert np.isfinite(step.gradient).all()
     assert np.isfinite(step.loss)
     assert step.num_right == 2
+
+
+def test_area_under_curve_is_the_share_of_ordered_pairs():
+    """Against all pairs, with many equal scores."""
+    chance = np.random.default_rng(5)
+    scores = chance.integers(0, 20, 200) / 4.0
+    classes = (chance.random(200) < scores / 6).astype(np.float64)
+    ones, zeros = scores[classes == 1], scores[classes == 0]
+    slow = np.mean([(a > b) + 0.5 * (a == b) for a in ones for b in zeros])
+    assert area_under_curve(scores, classes) == pytest.approx(slow)
+    assert area_under_curve(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 1
+    assert np.isnan(area_under_curve(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
