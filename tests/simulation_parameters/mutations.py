@@ -159,8 +159,8 @@ MUTATIONS: dict[str, Mutation] = {
 
 # A seed that finds each; other seeds do as well.
 FOUND_BY = {
-    "acknowledged before backups have it": 46,
-    "whole learner is not waited for": 46,
+    "acknowledged before backups have it": 166,
+    "whole learner is not waited for": 615,
     "entries are told apart by number only": 71,
     "backup is never filled": 1,
     "deposed primary is heard": 40,
@@ -172,5 +172,5 @@ FOUND_BY = {
     "pushes are not held": 4,
     "any clock may begin": 4,
     "lost range's log is dropped": 1146,
-    "recorded pushes are not loaded": 1131,
+    "recorded pushes are not loaded": 3830,
 }

@@ -62,6 +62,7 @@ class Oracle:
         self._acknowledged: set[PushOf] = set()
         self._cuts: dict[str, e.Cut] = {}
         self._files: dict[tuple[str, str], list[Piece]] = {}
+        self._gone: set[int] = set()
         self._epochs: dict[tuple[int, int], int] = {}
         self.num_rollbacks = 0
         self.num_pulls = 0
@@ -76,6 +77,10 @@ class Oracle:
         match event:
             case e.Ticked(name, clocks):
                 self._ticked.add((_index(name), clocks - 1))
+            case e.WorkerBegan(name):
+                self._gone.discard(_index(name))
+            case e.WorkerEnded(name):
+                self._gone.add(_index(name))
             case e.CutWhole():
                 assert state.cut is not None
                 cut = e.closed(state, state.cut)
@@ -152,7 +157,8 @@ class Oracle:
         return seen
 
     def pulled(self, worker: int, clock: int, required: set[PushOf] | None, keys: set[int]) -> None:
-        if required is None:
+        # A worker that was taken for dead and does not know it yet: nobody waits for it.
+        if required is None or worker in self._gone:
             return
         self.num_pulls += 1
         found = {divmod(key, CLOCKS_PER_WORKER) for key in keys}

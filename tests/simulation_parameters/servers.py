@@ -166,10 +166,9 @@ class Server:
         if not self._is_member:
             return
         self.node.take_view(view, self._clock.now)
-        if self._is_leaving and view.version >= self.node.version:
-            named = any(self.process.name in (*r.servers, *r.learners) for r in view.ranges)
-            if not named:
-                self._machine.left()
+        is_newest = view.version >= self.node.version
+        if self._is_leaving and is_newest and self._scheduler.state.may_go(self.process.name):
+            self._machine.left()
 
     def leave(self) -> None:
         self._is_leaving = True

@@ -117,8 +117,8 @@ class Worker:
             self._pull()
 
     def _pull(self) -> None:
-        index = self._machine.index
-        required = self._oracle.required(index, self._at, self._view.generation)
+        me = self._machine.index
+        required = self._oracle.required(me, self._at, self._view.generation)
         rows = np.zeros(DENSE.shape)
         keys = self._oracle.mark_keys()
         marks = np.zeros((len(keys), 1))
@@ -137,7 +137,7 @@ class Worker:
             if left == 0:
                 found = {int(key) for key, value in zip(keys, marks[:, 0], strict=True) if value}
                 assert set(marks[:, 0].tolist()) <= {0.0, 1.0}, marks
-                self._oracle.pulled(index, self._at, required, found)
+                self._oracle.pulled(me, self._at, required, found)
                 seconds = self._clock.chance.random() * self._machine.compute_s
                 self._later(seconds, partial(self._mark, rows))
 

@@ -475,7 +475,14 @@ class ServerNode:
         with self._lock:
             hosted = self._hosted.get(probe.range)
             if hosted is None or hosted.view.epoch < probe.epoch or hosted.role is None:
-                if probe.range in self._early or len(self._early) < MAX_EARLY_PROBES:
+                known = self._early.get(probe.range)
+                if known is None:
+                    is_newer = len(self._early) < MAX_EARLY_PROBES
+                else:
+                    # That of an earlier primary may come later.
+                    before = known[1]
+                    is_newer = (probe.epoch, probe.probe) > (before.epoch, before.probe)
+                if is_newer:
                     self._early[probe.range] = (source, probe)
                 return
         with hosted.lock:

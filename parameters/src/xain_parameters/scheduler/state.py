@@ -148,8 +148,10 @@ class State(msgspec.Struct, frozen=True):
         return self.gathered >= num_workers and table.admits(known.ticked)
 
     def may_go(self, server: str) -> bool:
-        """Whether no range names a server any more."""
-        return not any(server in (*each.servers, *each.learners) for each in self.ranges)
+        """Whether no range names a server any more, or waits for its log."""
+        return server not in self.lost.values() and not any(
+            server in (*each.servers, *each.learners) for each in self.ranges
+        )
 
 
 def view_of(state: State) -> View:
@@ -377,6 +379,11 @@ def _rolled_back(state: State) -> State:
     cut = state.cuts[-1] if state.cuts else None
     clock = 0 if cut is None else cut.clock
     clocks = {} if cut is None else cut.clocks
+    # A worker that came back while the checkpoint was made may have fewer clocks in it than all.
+    workers = {n: replace(w, ticked=clocks.get(n, clock)) for n, w in state.workers.items()}
+    behind = {n: w for n, w in workers.items() if w.is_live and w.ticked < clock}
+    gaps = tuple(Gap(name, worker.ticked, clock) for name, worker in behind.items())
+    workers |= {name: replace(worker, ticked=clock) for name, worker in behind.items()}
     return replace(
         _with_ranges(
             state,
@@ -385,12 +392,9 @@ def _rolled_back(state: State) -> State:
         generation=state.generation + 1,
         leaves={},
         lost={},
-        workers={
-            name: replace(worker, ticked=clocks.get(name, clock))
-            for name, worker in state.workers.items()
-        },
+        workers=workers,
         opened=clock,
-        gaps=(),
+        gaps=gaps,
         cut=None,
         cut_clock=clock,
         rolled_back_to=None if cut is None else cut.number,
