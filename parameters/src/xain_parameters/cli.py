@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,6 +98,20 @@ _ROLL_BACK_HELP = """Give up servers that have key ranges in their logs and do n
 All tables go back to the last checkpoint. Does nothing while all ranges have a server.
 
 Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
+"""
+
+_EXPORT_HELP = """Write a table of a checkpoint to an .npz file.
+
+The file has `values` and the state of the update rule, in the shape of a dense array; of another
+table also `keys`, and a row for each in the others.
+
+Exit status: 0 if it is written; 1 if the checkpoint cannot be read or has no such table; 2 if an
+argument is wrong.
+"""
+
+_EXPORT_EXAMPLES = """**Examples**
+
+- `xain-parameter-server export checkpoints/cut-1795390830-4 --table user --to user.npz`
 """
 
 Scheduler = Annotated[
@@ -243,6 +258,25 @@ def _checkpoint(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 600.0) ->
 @app.command("roll-back", help=_ROLL_BACK_HELP)
 def _roll_back(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
     _asked(scheduler, lambda calls: calls.roll_back(timeout))
+
+
+@app.command("export", help=_EXPORT_HELP, epilog=_EXPORT_EXAMPLES)
+def _export(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Its folder, or fsspec URL.")
+    ],
+    table: Annotated[str, typer.Option("--table", metavar="NAME")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE.npz")],
+) -> None:
+    from xain_parameters.export import export
+
+    if to.suffix != ".npz":
+        fail(PROGRAM, f"{str(to)!r} does not end in .npz", EXIT_BAD_CONFIG)
+    try:
+        num_values = export(checkpoint, table, to)
+    except Exception as error:  # of any file system
+        fail(PROGRAM, str(error), EXIT_FAILED)
+    typer.echo(f"{to}: {num_values} values")
 
 
 def _stopped_by_signal() -> threading.Event:

@@ -12,13 +12,15 @@ import pytest
 from support.s3_servers import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
-from xain_parameters.errors import RolledBack, Unavailable
+from xain_parameters.errors import Invalid, RolledBack, Unavailable
+from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Said
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
+from xain_parameters.tables.rules import Adagrad
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Connection
 
@@ -116,6 +118,31 @@ def test_messages_before_the_server_has_joined_are_handled_afterwards(tmp_path):
         said = answer.result(LONG_S).head
     assert isinstance(said, Said)
     assert said.text == "early"
+
+
+def test_export_has_all_rows_and_the_pushes_of_the_last_clock(group, tmp_path):
+    made = group(checkpoints=str(tmp_path / "cuts"))
+    made.start("s0")
+    worker = made.worker("w0")
+    w = worker.dense("w", SHAPE, update=Adagrad(0.1))
+    rows = worker.table("rows", 2)
+    ids = np.array([9, 1 << 40, 5, 7], np.uint64)
+    for _ in worker.clocks(staleness=0, stop=3):
+        w.push(np.ones(SHAPE, np.float32))
+        rows.push(ids, np.ones((4, 2), np.float32))
+    worker.checkpoint()
+    (cut,) = (tmp_path / "cuts").iterdir()
+    dense = read_table(str(cut), "w")
+    np.testing.assert_array_equal(dense["values"], w.pull())
+    assert len(dense) == 2
+    table = read_table(str(cut), "rows")
+    np.testing.assert_array_equal(table["keys"], np.sort(ids))
+    assert (table["values"] == 3).all()
+    with pytest.raises(Invalid, match="'nothing'; it has 'w', 'rows'"):
+        read_table(str(cut), "nothing")
+    assert export(cut.as_uri(), "rows", tmp_path / "rows.npz") == 8
+    with np.load(tmp_path / "rows.npz") as arrays:
+        assert set(arrays) == {"keys", "values"}
 
 
 def test_death_of_a_primary_loses_nothing_with_replicas(group):
