@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from support.journals import copy_journal
-from support.process import CoordinatorProcess
+from support.process import PATIENCE_S, CoordinatorProcess
 from support.s3_servers import S3Server
 from support.wire import Member
 from xain_coordinator import fencing
@@ -60,9 +61,13 @@ class OddProcess(CoordinatorProcess):
         program = ["-c", ODD.format(odd=self.odd), f"--data-dir={self.folder}"]
         return await self.run([*program, f"--port={self.port}", *flags, *extra])
 
+    async def stopped(self) -> None:
+        """Wait until the process is stopped by SIGSTOP."""
+        wait = asyncio.to_thread(os.waitid, os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        await asyncio.wait_for(wait, PATIENCE_S)
+
     def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        self.send(signal.SIGCONT)
 
 
 class Ward:
@@ -171,10 +176,13 @@ async def test_what_wakes_up_publishes_nothing(ward: Ward) -> None:
     older.odd = STOPS_BEFORE_AGGREGATION
     _, b = await ward.begin(older)
     ward.copy(older, newer)
-    await b.hand_in([3.0])
+    # The process may stop before it has answered the last update of the round.
+    last_update = asyncio.create_task(b.hand_in([3.0]))
+    await older.stopped()
     await newer.start()
     assert ward.models() == ["0/global"]
     older.resume()
+    await asyncio.gather(last_update, return_exceptions=True)  # ended if the process ends first
     assert await asyncio.wait_for(older.died(), 60) == EXIT_FENCED
     assert ward.models() == ["0/global"]
     a, b = ward.enter(newer, "a"), ward.enter(newer, "b")
