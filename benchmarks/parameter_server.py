@@ -2,8 +2,8 @@
 
     python benchmarks/parameter_server.py [--turns 30] [--seconds 5]
 
-Servers are processes of their own: the listener and the replicas of their ranges, without
-scheduler, backups and log. The client is one worker in this process. With 1 and with 2 servers:
+A scheduler and 1 or 2 servers are processes as `xain-parameter-server` starts them, without
+replicas and log. The client is one worker in this process. With 1 and with 2 servers:
 
 Dense: an array of 4 and of 100 MB is pushed, added up at the servers, and pulled. Beside it, in the
 same run and in turns with it, the same bytes with the same addition over TCP sockets, pyzmq (REQ
@@ -17,13 +17,11 @@ Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and
 Prints tables; writes bench-results/parameter_server.json.
 """
 
-import functools
 import itertools
 import multiprocessing as mp
 import queue
 import socket
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,22 +35,14 @@ import grpc
 import numpy as np
 import results
 import zmq
-from msgspec.structs import replace
 from numpy.typing import NDArray
+from parameter_group import Group, connected, group_of
+from processes import PATIENCE_S
 
-from xain_parameters.client.core import Core
-from xain_parameters.client.ports import Progress
+from xain_parameters.client.connecting import connect_sync
 from xain_parameters.client.sync import Server
-from xain_parameters.keys import even
-from xain_parameters.messages import Done, Message, Pull, Push, Rows
-from xain_parameters.replica import Replica
-from xain_parameters.specs import RangeView, TableSpec, View, decode_view, encoded
 from xain_parameters.tables.rules import Adagrad, Add
-from xain_parameters.transport.channel import Channel
-from xain_parameters.transport.listener import Listener
 
-PATIENCE_S = 120.0
-NUM_RANGES = 4
 SMALL = 1024  # values in 4 KiB
 CHUNK_BYTES = 2 << 20
 METHOD = "/bench.Bare/Exchange"
@@ -92,104 +82,13 @@ def served(serve: Callable[..., None], num_servers: int, *arguments: Any) -> Ite
 # --- the parameter server -------------------------------------------------------------------------
 
 
-def serve_ranges(pipe: Pipe, index: int, encoded_view: bytes) -> None:
-    """A server's process."""
-    sys.setswitchinterval(0.0005)
-    view = decode_view(encoded_view)
-    replicas = {
-        each.number: (threading.Lock(), Replica(each, view.tables, view.generation))
-        for each in view.ranges
-        if each.servers == (f"s{index}",)
-    }
-
-    def hear(channel: Channel, message: Message) -> None:
-        head = message.head
-        assert isinstance(head, Pull | Push)
-        lock, replica = replicas[head.range]
-        if isinstance(head, Pull):
-            channel.send(Message(Rows(head.request), values=replica.pull(head, message.keys)))
-            return
-        with lock:
-            entry = replica.prepare(channel.peer.name, head, message.keys, message.values)
-            if entry is not None:
-                replica.apply(entry, message.keys, message.values)
-        channel.send(Message(Done(head.request)))
-
-    listener = Listener("127.0.0.1:0", hear, lambda channel, why: None)
-    pipe.send(listener.port)
-    threading.Event().wait()
-
-
-class FixedScheduler:
-    """All tables are there, and nothing changes. See client.ports.Scheduler."""
-
-    incarnation = 1
-
-    def __init__(self, view: View, worker: str) -> None:
-        self.view = view
-        self.worker = worker
-
-    def newer_view(self, version: tuple[int, int], timeout_s: float) -> View:
-        raise RuntimeError("a server has failed")
-
-    def declare(self, table: TableSpec, timeout_s: float) -> TableSpec:
-        [found] = [each for each in self.view.tables if each.name == table.name]
-        assert replace(found, number=0) == table, (found, table)
-        return found
-
-    def begin(
-        self, staleness: int | None, num_workers: int, is_over: Callable[[], bool]
-    ) -> Progress:
-        raise NotImplementedError
-
-    def tick(self, clock: int, generation: int, is_over: Callable[[], bool]) -> Progress:
-        raise NotImplementedError
-
-    def end(self) -> None: ...
-
-    def checkpoint(self, timeout_s: float) -> int:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
-
-
-class _Declared(FixedScheduler):
-    """Collects the tables that are declared."""
-
-    def declare(self, table: TableSpec, timeout_s: float) -> TableSpec:
-        made = replace(table, number=len(self.view.tables) + 1)
-        self.view = replace(self.view, tables=(*self.view.tables, made))
-        return made
-
-
-@contextmanager
-def parameter_servers(num_servers: int, declare: Callable[[Server], object]) -> Iterator[View]:
-    ranges = tuple(
-        RangeView(number, start, stop - 1, 1, (f"s{(number - 1) % num_servers}",))
-        for number, (start, stop) in enumerate(even(NUM_RANGES), 1)
-    )
-    empty = _Declared(View(1, 1, (), ranges, {}), "w")
-    declare(Server(Core(empty, PATIENCE_S)))
-    with served(serve_ranges, num_servers, encoded(empty.view)) as ports:
-        addresses = {f"s{index}": f"127.0.0.1:{port}" for index, port in enumerate(ports)}
-        yield replace(empty.view, addresses=addresses)
-
-
-def worker(view: View, name: str) -> Server:
-    return Server(Core(FixedScheduler(view, name), PATIENCE_S))
-
-
 class Ours:
-    def __init__(self, view: View, size: int) -> None:
-        self._server = worker(view, "w")
-        self._dense = self._server.dense("w", (size,))
+    def __init__(self, server: Server, size: int) -> None:
+        self._dense = server.dense(f"dense {size}", (size,))
 
     def exchange(self, pushed: Array, out: Array) -> None:
         self._dense.push(pushed)
         self._dense.pull(out=out)
-
-    def close(self) -> None:
-        self._server.close()
 
 
 # --- bare transports ------------------------------------------------------------------------------
@@ -347,16 +246,12 @@ BARE: dict[str, tuple[Callable[..., None], Callable[[int], Line]]] = {
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def dense(num_servers: int, size: int, turns: int) -> dict[str, Any]:
+def dense(server: Server, size: int, turns: int) -> dict[str, Any]:
     """GB pushed and pulled a second, by the median of the turns."""
     pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
+    num_servers = len(server.servers)
     with ExitStack() as stack:
-        view = stack.enter_context(
-            parameter_servers(num_servers, lambda server: server.dense("w", (size,)))
-        )
-        ours = Ours(view, size)
-        stack.callback(ours.close)
-        lines: dict[str, Line] = {"parameter_server": ours}
+        lines: dict[str, Line] = {"parameter_server": Ours(server, size)}
         for name, (serve, connect) in BARE.items():
             ports = stack.enter_context(served(serve, num_servers, size // num_servers))
             lines[name] = Halves([connect(port) for port in ports])
@@ -390,35 +285,35 @@ def keys_of(rows: int, *, is_open: bool) -> Array:
 
 
 def sparse(
-    num_servers: int, dim: int, rows: int, batch: int, turns: int, *, is_open: bool
+    server: Server, dim: int, rows: int, batch: int, turns: int, *, is_open: bool
 ) -> dict[str, Any]:
     """Million keys a second, by the median of the turns."""
     update = Adagrad(0.05) if dim == 64 else Add()
-    bound = None if is_open else rows
-    declare = functools.partial(Server.table, name="t", dim=dim, update=update, bound=bound)
+    keys_are = "open" if is_open else "bounded"
+    table = server.table(
+        f"{keys_are} {dim} {rows}", dim, update=update, bound=None if is_open else rows
+    )
     chance = np.random.default_rng(5)
     every = keys_of(rows, is_open=is_open)
     values = np.ones((batch, dim), np.float32)
     taken: dict[str, list[float]] = {"push": [], "pull": []}
-    with parameter_servers(num_servers, declare) as view, worker(view, "w") as server:
-        table = declare(server)
-        for start in range(0, rows, batch):  # all rows are there
-            keys = every[start : start + batch]
-            table.push(keys, values[: len(keys)])
-        for _ in range(turns):
-            keys = np.sort(chance.choice(every, batch, replace=False, shuffle=False))
-            begin = time.perf_counter()
-            table.push(keys, values)
-            middle = time.perf_counter()
-            table.pull(keys)
-            end = time.perf_counter()
-            taken["push"].append(middle - begin)
-            taken["pull"].append(end - middle)
+    for start in range(0, rows, batch):  # all rows are there
+        keys = every[start : start + batch]
+        table.push(keys, values[: len(keys)])
+    for _ in range(turns):
+        keys = np.sort(chance.choice(every, batch, replace=False, shuffle=False))
+        begin = time.perf_counter()
+        table.push(keys, values)
+        middle = time.perf_counter()
+        table.pull(keys)
+        end = time.perf_counter()
+        taken["push"].append(middle - begin)
+        taken["pull"].append(end - middle)
     push, pull = (statistics.median(seconds) for seconds in taken.values())
     return {
-        "servers": num_servers,
+        "servers": len(server.servers),
         "dim": dim,
-        "keys": "open" if is_open else "bounded",
+        "keys": keys_are,
         "update": update.name,
         "rows": rows,
         "push_mkeys_per_s": round(batch / push / 1e6, 2),
@@ -427,8 +322,8 @@ def sparse(
     }
 
 
-def pull_small(pipe: Pipe, index: int, encoded_view: bytes, seconds: float) -> None:
-    with worker(decode_view(encoded_view), "small") as server:
+def pull_small(pipe: Pipe, index: int, target: str, seconds: float) -> None:
+    with connect_sync(target, worker="small") as server:
         small = server.dense("small", (SMALL,))
         out = np.empty(SMALL, np.float32)
         small.pull(out=out)
@@ -443,35 +338,30 @@ def pull_small(pipe: Pipe, index: int, encoded_view: bytes, seconds: float) -> N
         threading.Event().wait()
 
 
-def latency(num_servers: int, size: int, batch: int, seconds: float) -> dict[str, Any]:
-    def declare(server: Server) -> None:
-        server.dense("small", (SMALL,))
-        server.dense("w", (size,))
-        server.table("t", 16)
-
+def latency(group: Group, server: Server, size: int, batch: int, seconds: float) -> dict[str, Any]:
+    """Pulls of 4 KiB by another process, while this one pushes and pulls."""
+    w, table = server.dense(f"dense {size}", (size,)), server.table("t", 16)
+    pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
+    keys, values = keys_of(batch, is_open=True), np.ones((batch, 16), np.float32)
     context = mp.get_context("spawn")
-    with parameter_servers(num_servers, declare) as view, worker(view, "w") as server:
-        w, table = server.dense("w", (size,)), server.table("t", 16)
-        pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
-        keys, values = keys_of(batch, is_open=True), np.ones((batch, 16), np.float32)
-        here, there = context.Pipe()
-        process = context.Process(
-            target=pull_small, args=(there, 0, encoded(view), seconds), daemon=True
-        )
-        process.start()
-        try:
-            here.recv()
-            while not here.poll():
-                w.push(pushed)
-                w.pull(out=out)
-                table.push(keys, values)
-                table.pull(keys)
-            median, p99 = here.recv()
-        finally:
-            process.kill()
-            process.join()
+    here, there = context.Pipe()
+    process = context.Process(
+        target=pull_small, args=(there, 0, group.target, seconds), daemon=True
+    )
+    process.start()
+    try:
+        here.recv()
+        while not here.poll():
+            w.push(pushed)
+            w.pull(out=out)
+            table.push(keys, values)
+            table.pull(keys)
+        median, p99 = here.recv()
+    finally:
+        process.kill()
+        process.join()
     return {
-        "servers": num_servers,
+        "servers": len(server.servers),
         "pull_4_kib_p50_ms": round(1000 * median, 2),
         "pull_4_kib_p99_ms": round(1000 * p99, 2),
     }
@@ -487,28 +377,23 @@ def main() -> None:
     if given.quick:
         given.turns, given.seconds = 3, 0.3
         sizes, batch, rows = [10_000], 1_000, {1: 4_000, 16: 2_000}
-    servers = (1, 2)
-    results.report(
-        "parameter_server",
-        {
-            "turns": given.turns,
-            "batch": batch,
-            "dense": [
-                dense(num, size, max(3, given.turns // 3) if size > 1 << 22 else given.turns)
+    figures: dict[str, list[dict[str, Any]]] = {"dense": [], "sparse": [], "latency": []}
+    for num_servers in (1, 2):
+        with group_of(num_servers) as group, connected(group) as server:
+            figures["dense"] += [
+                dense(server, size, max(3, given.turns // 3) if size > 1 << 22 else given.turns)
                 for size in sizes
-                for num in servers
-            ],
-            "sparse": [
+            ]
+            figures["sparse"] += [
                 sparse(
-                    num, dim, rows.get(dim, batch), batch, max(3, given.turns // 3), is_open=is_open
+                    *(server, dim, rows.get(dim, batch), batch, max(3, given.turns // 3)),
+                    is_open=is_open,
                 )
                 for dim in (1, 16, 64)
                 for is_open in (False, True)
-                for num in servers
-            ],
-            "latency": [latency(num, sizes[0], batch // 10, given.seconds) for num in servers],
-        },
-    )
+            ]
+            figures["latency"].append(latency(group, server, sizes[0], batch // 10, given.seconds))
+    results.report("parameter_server", {"turns": given.turns, "batch": batch, **figures})
 
 
 if __name__ == "__main__":
