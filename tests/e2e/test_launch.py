@@ -55,19 +55,27 @@ async def launched(folder: Path, *arguments: str) -> AsyncIterator[Shown]:
 
 def pid_of(name: str, program: str) -> int:
     """Number of the process of a launch that runs a worker, or the coordinator."""
-    wanted = "xain_coordinator" if program == "coordinator" else f"--id={program}"
+    return pid_with(name, "xain_coordinator" if program == "coordinator" else f"--id={program}")
+
+
+def pid_with(name: str, argument: str) -> int:
+    """Number of the process of a launch that has this argument."""
     (pid,) = [
         pid
         for pid, _ in processes._labelled(name)
-        if wanted in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if argument in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     ]
     return pid
 
 
+def name_of(folder: Path) -> str:
+    """The name of a launch that no other test uses at the same time."""
+    return f"t{os.getpid()}-{folder.name[-30:].lower().strip('_')}"[:38]
+
+
 @pytest.fixture
 def name(tmp_path: Path) -> str:
-    """A name that no other test uses at the same time."""
-    return f"t{os.getpid()}-{tmp_path.name[-30:].lower().strip('_')}"[:38]
+    return name_of(tmp_path)
 
 
 async def test_commands_of_the_page(tmp_path: Path, name: str) -> None:

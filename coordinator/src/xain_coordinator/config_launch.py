@@ -86,6 +86,7 @@ class LaunchSettings(Section):
 
     name: LaunchName = "xain"
     workers: int | None = Field(default=None, ge=1, le=MAX_WORKERS)
+    servers: int = Field(default=2, ge=1, le=MAX_WORKERS)
     names: Texts = ()
     host: Host = "127.0.0.1"
     ports: Numbers = (0, 0)

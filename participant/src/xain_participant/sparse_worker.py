@@ -120,16 +120,14 @@ def train(
 ) -> None:
     """Train until the epochs of this worker are over. Raises DataError and ParameterError."""
     table = declare(server, job)
+    done = _Done(server, job)
     with Batches(job, files) as batches:
-        if batches.is_empty:
-            # The others wait until all workers are there, also one that has no rows.
-            for _ in server.clocks(job.staleness, workers=job.num_workers):
-                break
-            return
         meter = _Meter(report, report_s)
         start = _Start(server, job)
-        for clock in server.clocks(job.staleness, workers=job.num_workers):
-            batch = batches.batch(start.since(clock))
+        # A worker without rows begins too: the others wait until all workers are there.
+        is_empty = batches.is_empty
+        for clock in server.clocks(job.staleness, workers=done.num_awaited()):
+            batch = None if is_empty else batches.batch(start.since(clock))
             if batch is None:
                 break
             rows = table.pull(batch.keys).astype(np.float64)
@@ -140,6 +138,7 @@ def train(
             table.push(batch.keys, gradient)
             meter.count(clock, batch, step.loss, step.num_right)
         meter.flush()
+    done.tell()
 
 
 class _Start:
@@ -162,6 +161,28 @@ class _Start:
         if clock == self._clock:
             self._table.push(self._index, np.array([[clock + 1.0]]))
         return clock - self._clock
+
+
+class _Done:
+    """The epochs that each worker of a model has completed, in a table beside the model.
+
+    A worker whose epochs are over does not come back, and is not waited for: one that was stopped
+    and is started again after that would wait for ever.
+    """
+
+    def __init__(self, server: Server, job: Job) -> None:
+        self._table = server.table(f"{job.table}.done", dim=1, update=Assign(), dtype=np.float64)
+        self._job = job
+
+    def num_awaited(self) -> int:
+        """Workers that must be there before the first clock, this one among them."""
+        is_done = self._table.pull(np.arange(self._job.num_workers))[:, 0] >= self._job.num_epochs
+        is_done[self._job.index] = False
+        return int((~is_done).sum())
+
+    def tell(self) -> None:
+        """The epochs of this worker are over."""
+        self._table.push([self._job.index], np.array([[float(self._job.num_epochs)]]))
 
 
 def score(server: Server, job: Job, files: LibsvmFiles) -> Score:

@@ -122,6 +122,44 @@ def test_killed_worker_goes_on_with_its_batch(group, folder):
     assert found == expected
 
 
+@pytest.mark.parametrize("staleness", [0, None])
+def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_path, staleness):
+    """Its part has more batches than theirs. It waits for nobody, and nobody for it."""
+    lines = [f"{i % 2} {i % 7}:1\n" for i in range(30)] + [
+        f"1 {30 * '0'}{i}:1\n" for i in range(20)
+    ]
+    (tmp_path / "train.svm").write_text("".join(reversed(lines)))
+    job = Job("t", MODELS["logistic"], num_workers=3, batch_rows=1, staleness=staleness)
+    files = LibsvmFiles(str(tmp_path / "train.svm"))
+
+    class Stopped(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        raise Stopped
+
+    def stopped() -> None:
+        with pytest.raises(Stopped), group.connect("w2") as server:
+            train(server, replace(job, index=2), files, stop, 0)
+
+    with ThreadPoolExecutor(3) as threads:
+        others = [threads.submit(work, group, tmp_path, replace(job, index=i)) for i in range(2)]
+        threads.submit(stopped).result()
+        num_clocks = max(len(other.result()) for other in others)
+    after = work(group, tmp_path, replace(job, index=2))
+    assert after[-1].clock >= num_clocks
+
+
+def test_longer_training_waits_for_all_workers_again(group, tmp_path):
+    """Workers of the first training were done with one epoch."""
+    (tmp_path / "train.svm").write_text("".join(f"{i % 2} {i % 7}:1\n" for i in range(30)))
+    job = Job("t", MODELS["logistic"], num_workers=2, batch_rows=1)
+    assert [len(each) for each in together(group, tmp_path, job)] == [15, 15]
+    reports = together(group, tmp_path, replace(job, num_epochs=2))
+    assert [len(each) for each in reports] == [15, 15]
+    assert [len(each) for each in together(group, tmp_path, replace(job, num_epochs=2))] == [0, 0]
+
+
 def test_batches_come_again_after_a_rollback(folder):
     """All tables are empty again, also that of the first clocks."""
     job = Job("t", MODELS["logistic"], batch_rows=100)

@@ -10,10 +10,10 @@ import pytest
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.config_launch import LaunchSettings
 from xain_coordinator.demo.interrupts import Interrupts
-from xain_coordinator.launch import cli, plan, processes, programs
-from xain_coordinator.launch.lifecycle import Launch, Request
+from xain_coordinator.launch import cli, containers, plan, processes, programs, sparse
 from xain_coordinator.launch.log_view import LogView
 from xain_coordinator.launch.plan import Program, Worker, find_workers
+from xain_coordinator.launch.rounds import Request, RoundsLaunch
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.settings import ConfigError, resolve
 
@@ -236,7 +236,7 @@ def test_interrupted_start_leaves_no_process(
     request = Request([], tmp_path, None, (0, 0), {"workload.name": "sgd"}, {}, "")
     interrupts = Interrupts()
     view = LogView(["coordinator"], colors=False, is_quiet=True)
-    launch = Launch(request, backend, view, lambda text: None, interrupts.held)
+    launch = RoundsLaunch(request, backend, view, lambda text: None, interrupts.held)
     with interrupts.installed():
         with pytest.raises(KeyboardInterrupt):
             launch.start()
@@ -248,7 +248,7 @@ def test_interrupted_start_leaves_no_process(
 def test_log_of_a_restarted_program_keeps_its_earlier_lines(
     tmp_path: Path, backend: processes.ProcessBackend
 ) -> None:
-    backend.prepare([], tmp_path)
+    backend.prepare(tmp_path)
     lines = []
     for _ in range(2):
         process = backend.start(Program("coordinator", ["--version"]))
@@ -303,6 +303,74 @@ def test_wrong_command_lines_are_told_in_one_line(
     errors = capsys.readouterr().err
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data=nowhere"], "--data nowhere: there is no such file or folder"),
+        (["--data=.", "--test=nowhere"], "--test nowhere: there is no such file or folder"),
+        (["--data=.", "--rounds=3"], "--rounds is not for --workload sparse"),
+        (["--data=.", "--serve"], "--serve is not for --workload sparse"),
+        (["--data=.", "--servers=0"], "launch.servers is 0; it must be a whole number, at least 1"),
+        (["--data=.", "--replicas=many"], 'scheduler.replicas is "many"; it must be a whole'),
+        (["--data=.", "--set=rounds.rounds=3"], "unknown key rounds.rounds"),
+        (["--data=.", "--worker-set=data.target=x"], "--worker-set has 'data.target'; sparse"),
+        (["--data=.", "--set=launch.names=a,score"], "launch.names has 'score', which another"),
+        (["--data=.", "--with=vm"], "--with takes process or docker"),
+    ],
+)
+def test_wrong_command_lines_of_sparse_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["--workload=sparse", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_flags_of_sparse_are_not_for_other_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--servers=2", "--replicas=1", "--test=x"):
+        assert cli.main(["--data=iris", "--workload=sgd", flag]) == 2
+        assert "is not for --workload sgd" in capsys.readouterr().err
+
+
+def sparse_request(folder: Path, data: str, **values: str) -> sparse.Request:
+    resolved = sparse.load(None, values, lambda given: {})
+    return sparse.plan(resolved, data, "", folder, {"model": "fm"})
+
+
+def test_sparse_workers_divide_one_source(tmp_path: Path) -> None:
+    """Local paths are absolute, patterns and URLs may be what they are."""
+    values = {"launch.workers": "2", "launch.servers": "3", "launch.cpu_shares": "7"}
+    request = sparse_request(tmp_path, "s3://rows/*.svm", **values)
+    assert request.workers == tuple(
+        Worker(f"worker-{i + 1}", "s3://rows/*.svm", (i, 2), 7) for i in range(2)
+    )
+    assert request.servers == ("server-1", "server-2", "server-3")
+    assert request.table == "fm"
+    assert request.values == {}
+    (worker, *_) = sparse_request(tmp_path, "rows/*.svm", **{"scheduler.log": "true"}).workers
+    assert worker.source == str(Path.cwd() / "rows/*.svm")
+
+
+@pytest.mark.parametrize(
+    ("source", "mounted", "inside"),
+    [
+        ("digits", None, "digits"),
+        ("s3://rows/*.svm", None, "s3://rows/*.svm"),
+        ("ROOT/w", "ROOT/w", "/data"),
+        ("ROOT/w/X_train.csv", "ROOT/w/X_train.csv", "/data/X_train.csv"),
+        ("ROOT/w/*.csv", "ROOT/w", "/data/*.csv"),
+        ("ROOT/*/part-?/x.svm", "ROOT", "/data/*/part-?/x.svm"),
+    ],
+)
+def test_containers_mount_the_data_of_their_program(
+    tmp_path: Path, source: str, mounted: str | None, inside: str
+) -> None:
+    root = str(folder(tmp_path, "w"))
+    path = None if mounted is None else Path(mounted.replace("ROOT", root))
+    assert containers._mounted(source.replace("ROOT", root), 0) == (path, inside)
 
 
 def test_wrong_variable_of_chimera_is_a_wrong_setting(

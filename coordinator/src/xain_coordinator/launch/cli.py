@@ -3,8 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,12 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from xain_coordinator.config import ENV_PREFIX, CoordinatorConfig
-from xain_coordinator.config_launch import COORDINATOR, LaunchSettings
+from xain_coordinator.config_launch import LaunchSettings
 from xain_coordinator.demo.interrupts import Interrupts
 from xain_coordinator.launch import plan, processes
-from xain_coordinator.launch.lifecycle import Launch, Request, result_lines
+from xain_coordinator.launch.lifecycle import Launch
 from xain_coordinator.launch.log_view import LogView
 from xain_coordinator.launch.programs import Backend
+from xain_coordinator.launch.rounds import Request, RoundsLaunch
 from xain_messaging.process.commands import (
     EXIT_BAD_CONFIG,
     CommandFailed,
@@ -34,12 +36,14 @@ PROGRAM = "xain-coordinator launch"
 EXIT_FAILED = 1
 EXAMPLE = "rounds.epochs=3"
 WORKER_EXAMPLE = "data.test_fraction=0.2"
-JSON_BODY = "-H 'content-type: application/json' -d '{}'"
 BACKENDS = ("process", "docker")
 
 app = make_app()
 
 _HELP = """Start a coordinator and workers on this machine, train, and stop them again.
+
+With `--workload sparse` these are a parameter server and its workers: DATA is libsvm files, which
+the workers divide, and the model is written to model.npz.
 
 A worker is a participant, in a process or a container of its own. DATA is either a folder with a
 folder for each worker, NAME/X_train.csv and NAME/y_train.csv, or one data set that the workers
@@ -53,7 +57,8 @@ is stopped by the next launch of the same name, or with --clean NAME.
 
 Settings come from --config, over it from the environment, over that from flags. The section
 [launch] has name, workers, host, ports, network, CPU shares; all other sections are those of any
-coordinator. Rule and rounds that the workload needs are set unless you set them.
+coordinator, and for `sparse` [scheduler] and [server] of `xain-parameter-server`. Rule and rounds
+that the workload needs are set unless you set them.
 
 Exit status: 0 at the end of the training, and with --serve after Ctrl-C; 1 if it could not come to
 its end; 2 if a setting is wrong; 130 after Ctrl-C, 143 after SIGTERM.
@@ -74,6 +79,9 @@ _EXAMPLES = """**Examples**
 - `xain-coordinator launch --workload sgd --data digits --set workload.options.mode=gradient
   --set aggregation.options.eta0=0.5 --rounds 100` : any key of a coordinator
 
+- `xain-coordinator launch --workload sparse --servers 2 --workers 4 --data clicks/train
+  --test clicks/test --worker-set epochs=3` : a parameter server
+
 - `xain-coordinator launch --clean study` : stop what a killed launch left behind
 """
 
@@ -81,10 +89,11 @@ _EXAMPLES = """**Examples**
 @app.command(help=_HELP, epilog=_EXAMPLES)
 def _launch(
     data: Annotated[
-        str | None, typer.Option(metavar="DIR|FILE|SET", help="Data of the workers.")
+        str | None, typer.Option(metavar="DIR|FILE|SET|URL", help="Data of the workers.")
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What is trained. [workload.name]")
+        str | None,
+        typer.Option(metavar="NAME", help="What is trained; or sparse. [workload.name]"),
     ] = None,
     workers: Annotated[
         str | None,
@@ -93,6 +102,18 @@ def _launch(
             help=f"How many; by default a worker for each folder, or {plan.DEFAULT_WORKERS} that "
             "divide one data set. [launch.workers]",
         ),
+    ] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Of sparse: parameter servers. [launch.servers]"),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(metavar="R", help="Of sparse: backups of each key. [scheduler.replicas]"),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="PATH|URL", help="Of sparse: rows to score the model with."),
     ] = None,
     with_: Annotated[
         str, typer.Option("--with", metavar="process|docker", help="Processes or containers.")
@@ -144,30 +165,41 @@ def _launch(
             _refuse(f"--with takes {' or '.join(BACKENDS)}")
         if data is None:
             _refuse("name the data of the workers with --data, such as --data digits; see --help")
-        given: dict[str, object] = {
-            "launch.name": name,
-            "launch.workers": workers,
-            "workload.name": workload,
-            "rounds.rounds": rounds,
-        }
-        values = given | parse_assignments(PROGRAM, assignments, EXAMPLE)
-        of_workers: dict[str, object] = {"data.target": target}
-        of_workers |= parse_assignments(
+        values: dict[str, object] = {"launch.name": name, "launch.workers": workers}
+        own = parse_assignments(PROGRAM, assignments, EXAMPLE)
+        of_workers = parse_assignments(
             PROGRAM, worker_assignments, WORKER_EXAMPLE, flag="--worker-set"
         )
-        settings, found, values = _resolve(config, data, values, with_, serve=serve)
-        request = Request(
-            found,
-            (work or Path("xain-launch") / settings.launch.name),
-            config,
-            (settings.launch.ports[0], settings.launch.ports[1] or settings.http.port or 0),
-            values,
-            of_workers,
-            settings.workload.task,
-            os.environ,
-            serve or settings.http.is_on,
-        )
-        status = _run(with_, settings.launch, settings.workload.name, request, is_quiet=quiet)
+        if workload == plan.SPARSE:
+            _refuse_flags(workload, {"--rounds": rounds, "--target": target, "--serve": serve})
+            values |= {"launch.servers": servers, "scheduler.replicas": replicas, **own}
+            status = _launch_sparse(
+                config, (data, test or ""), values, of_workers, work, with_, is_quiet=quiet
+            )
+        else:
+            _refuse_flags(workload, {"--servers": servers, "--replicas": replicas, "--test": test})
+            values |= {"workload.name": workload, "rounds.rounds": rounds, **own}
+            settings, found, values = _resolve(config, data, values, with_, serve=serve)
+            request = Request(
+                found,
+                work or _work_of(settings.launch),
+                config,
+                (settings.launch.ports[0], settings.launch.ports[1] or settings.http.port or 0),
+                values,
+                {"data.target": target, **of_workers},
+                settings.workload.task,
+                os.environ,
+                serve or settings.http.is_on,
+            )
+            status = _run(
+                with_,
+                settings.launch,
+                settings.workload.name,
+                request.names,
+                partial(RoundsLaunch, request),
+                is_quiet=quiet,
+                is_serving=request.serve,
+            )
     except CommandFailed as error:
         fail(PROGRAM, str(error), EXIT_FAILED)
     raise typer.Exit(status)
@@ -180,6 +212,47 @@ def main(arguments: Sequence[str]) -> int:
 
 def _refuse(message: str) -> NoReturn:
     fail(PROGRAM, f"command line: {message}", EXIT_BAD_CONFIG)
+
+
+def _refuse_flags(workload: str | None, flags: Mapping[str, object]) -> None:
+    for flag, value in flags.items():
+        if value:
+            _refuse(f"{flag} is not for --workload {workload or 'NAME'}")
+
+
+def _work_of(settings: LaunchSettings) -> Path:
+    return Path("xain-launch") / settings.name
+
+
+def _launch_sparse(
+    config: Path | None,
+    data: tuple[str, str],
+    values: Mapping[str, object],
+    of_workers: Mapping[str, str],
+    work: Path | None,
+    kind: str,
+    *,
+    is_quiet: bool,
+) -> int:
+    """data: rows to train on, and rows to score the model with or "". Returns the exit status."""
+    if find_spec("xain_parameters") is None:
+        raise CommandFailed(
+            "--workload sparse needs xain-parameters: pip install 'xain-coordinator[parameters]'"
+        )
+    from xain_coordinator.launch import sparse
+
+    def weakest(given: Mapping[str, object]) -> dict[str, object]:
+        chimera = plan.chimera_defaults(os.environ)
+        return {key: value for key, value in chimera.items() if key not in given}
+
+    try:
+        resolved = sparse.load(config, values, weakest)
+        settings = resolved.config.launch
+        request = sparse.plan(resolved, *data, work or _work_of(settings), of_workers)
+    except (ConfigError, CommandFailed) as error:
+        fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
+    make = partial(sparse.SparseLaunch, request)
+    return _run(kind, settings, plan.SPARSE, request.names, make, is_quiet=is_quiet)
 
 
 def _resolve(
@@ -214,18 +287,29 @@ def _resolve(
 
 
 def _run(
-    kind: str, settings: LaunchSettings, workload: str, request: Request, *, is_quiet: bool
+    kind: str,
+    settings: LaunchSettings,
+    workload: str,
+    names: Sequence[str],
+    make: Callable[..., Launch],
+    *,
+    is_quiet: bool,
+    is_serving: bool = False,
 ) -> int:
+    """Run a launch to its end. Returns the exit status.
+
+    names: of its programs. make: called with backend, view, say and held.
+    is_serving: Ctrl-C is the usual end.
+    """
     interrupts = Interrupts()
-    names = [COORDINATOR, *(worker.name for worker in request.workers)]
     colors = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     view = LogView(names, colors=colors, is_quiet=is_quiet)
     backend = _backend(kind, settings, workload)
     _stop_leftovers(kind, settings.name)
-    launch = Launch(request, backend, view, _say, interrupts.held)
+    launch = make(backend, view, _say, interrupts.held)
     with interrupts.installed():
         try:
-            return _follow(launch, request)
+            return launch.follow()
         except (KeyboardInterrupt, OSError):
             # After SIGHUP there is no terminal any more, and to write to it is an OSError.
             interrupts.hold_to_the_end()
@@ -233,29 +317,11 @@ def _run(
                 raise
             with suppress(OSError):
                 _say("stopping ...")
-            is_usual_end = request.serve and interrupts.number == signal.SIGINT
+            is_usual_end = is_serving and interrupts.number == signal.SIGINT
             return 0 if is_usual_end else interrupts.exit_status
         finally:
             interrupts.hold_to_the_end()
             launch.stop()
-
-
-def _follow(launch: Launch, request: Request) -> int:
-    """Start and watch. Returns the exit status at the end of the training."""
-    number = len(request.workers)
-    _say(f"starting a coordinator and {number} {'worker' if number == 1 else 'workers'} ...")
-    launch.start()
-    launch.wait_until_ready()
-    _say(f"ready: all {number} have joined; the coordinator listens on {launch.address}")
-    if request.serve:
-        url = f"http://{launch.http_address}"
-        _say(f"train with: curl -X POST {url}/v1/fit {JSON_BODY}    (Ctrl-C ends)")
-    snapshot = launch.watch()
-    with launch.held():  # a signal within a call of gRPC may leave a channel that never closes
-        lines = result_lines(launch, snapshot, request.work)
-    for line in lines:
-        _say(line)
-    return 0 if snapshot.status.cause == "completed" else EXIT_FAILED
 
 
 def _say(text: str) -> None:

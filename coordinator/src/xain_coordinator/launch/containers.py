@@ -9,33 +9,38 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from xain_coordinator.config_launch import LaunchSettings
-from xain_coordinator.launch.plan import Program, Worker
+from xain_coordinator.launch.plan import COORDINATE, PARTICIPATE, SPARSE, Program
 from xain_coordinator.launch.programs import (
     KILLED,
     STOP_TIMEOUT_S,
     Leftovers,
-    Running,
     is_alive,
     launcher_id,
 )
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import join_host_port
+from xain_workloads.data import BUNDLED
 
 NAME_LABEL, LAUNCHER_LABEL = "org.xain.launch", "org.xain.launch.by"
-GRPC_PORT, HTTP_PORT = 50051, 8080  # in the coordinator's container
+GRPC_PORT, HTTP_PORT = 50051, 8080  # in the container whose ports are published
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DATA_DIR = PurePosixPath("/var/lib/xain")
 CONFIG_PATH = PurePosixPath("/etc/xain/coordinator.toml")
-WORKER_DATA = PurePosixPath("/data")
-# Targets of participant/Dockerfile by workload; all others are in `sgd`.
-TARGETS = {"bagging": "bagging", "neural": "neural"}
-SGD_WORKLOADS = ("mlp", "sgd")
+# Targets of participant/Dockerfile by workload.
+TARGETS = {
+    "bagging": "bagging",
+    "mlp": "sgd",
+    "neural": "neural",
+    "sgd": "sgd",
+    SPARSE: "sparse",
+}
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 class DockerBackend:
@@ -53,7 +58,7 @@ class DockerBackend:
         self._config: Path | None = None
         self._ports: dict[str, tuple[str, int]] = {}
 
-    def prepare(self, programs: Sequence[Worker], work: Path) -> None:
+    def prepare(self, work: Path) -> None:
         """Look for the images and make the network."""
         self._require_images()
         work.mkdir(parents=True, exist_ok=True)
@@ -72,10 +77,10 @@ class DockerBackend:
     def _require_images(self) -> None:
         import docker
 
-        if self._workload not in (*TARGETS, *SGD_WORKLOADS):
-            known = ", ".join(sorted((*TARGETS, *SGD_WORKLOADS)))
+        if self._workload not in TARGETS:
             raise CommandFailed(
-                f"there is no image with the workload {self._workload}; --with docker has {known}"
+                f"there is no image with the workload {self._workload}; --with docker has "
+                f"{', '.join(sorted(TARGETS))}"
             )
         missing = []
         for image, command in self._images():
@@ -88,14 +93,15 @@ class DockerBackend:
 
     def _images(self) -> Iterator[tuple[str, str]]:
         """Name of each image and the command that builds it."""
-        yield self._image(None), f"docker build -f coordinator/Dockerfile -t {self._image(None)} ."
-        target, image = TARGETS.get(self._workload, "sgd"), self._image(self._workload)
+        if self._workload != SPARSE:
+            image = self._image(COORDINATE)
+            yield image, f"docker build -f coordinator/Dockerfile -t {image} ."
+        target, image = TARGETS[self._workload], self._image(PARTICIPATE)
         yield image, f"docker build -f participant/Dockerfile --target {target} -t {image} ."
 
-    def _image(self, workload: str | None) -> str:
-        part = "coordinator" if workload is None else "participant"
-        if workload is not None:
-            part += f"-{TARGETS.get(workload, 'sgd')}"
+    def _image(self, command: str) -> str:
+        """The image of a program. That of sparse workers has the parameter server too."""
+        part = "coordinator" if command == COORDINATE else f"participant-{TARGETS[self._workload]}"
         return f"xain-{part}:{version('xain-coordinator')}"
 
     def _ipam(self) -> Any:
@@ -113,9 +119,8 @@ class DockerBackend:
         self._config = config
         return None if config is None else str(CONFIG_PATH)
 
-    def source(self, worker: Worker) -> str:
-        path = worker.path
-        return worker.source if path is None else str(_inside(path))
+    def source(self, source: str, number: int = 0) -> str:
+        return _mounted(source, number)[1]
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
         self._ports = {f"{GRPC_PORT}/tcp": (self._settings.host, wanted[0])}
@@ -129,18 +134,18 @@ class DockerBackend:
         return {"http.host": self.bind_host, **({"http.insecure": True} if is_local else {})}
 
     def start(self, program: Program) -> "Container":
-        worker = program.worker
         with self._explained(program.name):
             made = self._client.containers.create(
-                self._image(None if worker is None else self._workload),
+                self._image(program.command),
                 list(program.arguments),
+                entrypoint=[program.command],
                 name=self._container_name(program.name),
                 environment=dict(program.environment),
                 labels=self._labels,
                 network=self._settings.effective_network_name,
-                ports=self._ports if worker is None else {},
-                mounts=self._mounts(worker),
-                cpu_shares=None if worker is None else worker.cpu_shares,
+                ports=self._ports if program.is_published else {},
+                mounts=self._mounts(program),
+                cpu_shares=program.cpu_shares,
                 user=_own_user(),
                 init=True,
                 read_only=True,
@@ -150,7 +155,7 @@ class DockerBackend:
             )
             try:
                 made.start()
-                if worker is None:  # the port that was found for 0 stays after a restart
+                if program.is_published:  # the port that was found for 0 stays after a restart
                     made.reload()
                     self._ports = {
                         port: (self._settings.host, int(at[0]["HostPort"]))
@@ -165,22 +170,24 @@ class DockerBackend:
     def _container_name(self, name: str) -> str:
         return f"xain-{self._settings.name}-{re.sub('[^A-Za-z0-9_.-]', '-', name)}"
 
-    def _mounts(self, worker: Worker | None) -> list[Any]:
-        """Folders of this machine: of the coordinator the work folder, of a worker its data."""
-        if worker is not None:
-            path = worker.path
-            return [] if path is None else [_mount(path, _inside(path), is_read_only=True)]
-        mounts = [_mount(self._work, DATA_DIR)]
-        if self._config is not None:
+    def _mounts(self, program: Program) -> list[Any]:
+        """Folders of this machine that the program needs, and no others."""
+        mounts = [_mount(self._work, DATA_DIR)] if program.has_work else []
+        if self._config is not None and program.command == COORDINATE:
             mounts.append(_mount(self._config, CONFIG_PATH, is_read_only=True))
+        for number, source in enumerate(program.data):
+            path, inside = _mounted(source, number)
+            if path is not None:
+                target = PurePosixPath(inside)
+                mounts.append(_mount(path, target, is_read_only=True))
         return mounts
 
-    def address(self, coordinator: object, listens: int) -> str:
+    def address(self, listens: int) -> str:
         host, port = self._ports[f"{listens}/tcp"]
         return join_host_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
 
-    def address_for_workers(self, coordinator: Running, listens: int) -> str:
-        return join_host_port(self._container_name(coordinator.name), listens)
+    def host(self, name: str) -> str:
+        return self._container_name(name)
 
     def close(self) -> None:
         """Remove the network that prepare() made."""
@@ -288,9 +295,24 @@ def _own_user() -> str | None:
     return f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else None
 
 
-def _inside(path: Path) -> PurePosixPath:
-    """Where the data are in a container: a file keeps its name, whose ending tells its format."""
-    return WORKER_DATA / path.name if path.is_file() else WORKER_DATA
+def _mounted(source: str, number: int) -> tuple[Path | None, str]:
+    """(file or folder of this machine to mount, the source in a container); None for neither.
+
+    A file keeps its name, whose ending tells its format. Of a pattern such as clicks/*.svm the
+    folder before the first wildcard is mounted.
+    """
+    if source in BUNDLED or "://" in source:
+        return None, source
+    path, inside = Path(source), PurePosixPath("/data" if number == 0 else f"/data-{number}")
+    if path.is_dir():
+        return path, str(inside)
+    names = [path.name]
+    if not path.is_file():
+        path = path.parent
+        while _WILDCARD.search(str(path)):
+            names.insert(0, path.name)
+            path = path.parent
+    return path, str(inside.joinpath(*names))
 
 
 def _mount(source: Path, target: PurePosixPath, *, is_read_only: bool = False) -> Any:

@@ -1,52 +1,21 @@
-"""The lifecycle of a launch: start, wait for all workers, watch, tell the result, stop."""
+"""What all launches have in common: programs that are started, watched, and stopped."""
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from xain_coordinator import status_view
 from xain_coordinator.launch.log_view import LogView
-from xain_coordinator.launch.plan import (
-    START_TIMEOUT_S,
-    Program,
-    Worker,
-    coordinator_program,
-    worker_program,
-)
+from xain_coordinator.launch.plan import Program
 from xain_coordinator.launch.programs import KILLED, STOP_TIMEOUT_S, Backend, Running
-from xain_coordinator.status_view import NoStatus, Snapshot
-from xain_messaging.process.commands import CommandFailed
 
 POLL_S = 0.1
-ASK_EVERY_S = 0.5
-LEAVE_TIMEOUT_S = 10.0  # for workers to end by themselves after the session
-MAX_RESTARTS = 5
+MAX_RESTARTS = 5  # of each program
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Programs of a launch and their settings.
-
-    ports: of gRPC and HTTP; 0 for a free one. values: settings of the coordinator by dotted key.
-    worker_values: of each worker. task: of the workload. serve: stay after the training, for
-        requests over HTTP.
-    """
-
-    workers: Sequence[Worker]
-    work: Path
-    config: Path | None
-    ports: tuple[int, int]
-    values: Mapping[str, object]
-    worker_values: Mapping[str, object]
-    task: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    serve: bool = False
-
-
-class Launch:
+class Launch(ABC):
     """The programs of a launch, from the first start until stop().
 
     say: prints a line of the launcher's own.
@@ -55,219 +24,77 @@ class Launch:
 
     def __init__(
         self,
-        request: Request,
         backend: Backend,
         view: LogView,
         say: Callable[[str], None],
         held: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._request = request
         self._backend = backend
         self._view = view
         self._say = say
-        self.held = held
-        self._coordinator: Running | None = None
-        self._workers: dict[str, Running] = {}
-        self._listens = (0, 0)
-        self._num_restarts = 0
-        self._joined: set[str] = set()
+        self._held = held
+        # By name, in groups: the last group is stopped first.
+        self._groups: list[dict[str, Running]] = []
+        self._num_restarts: Counter[str] = Counter()
         self._told: set[str] = set()  # workers whose end was reported
-        self._asked_at = 0.0
-        self.address = ""
 
-    def start(self) -> None:
-        """Start the coordinator, and when it answers the workers. Raises CommandFailed."""
-        request, backend = self._request, self._backend
-        with self.held():
-            backend.prepare(request.workers, request.work)
-        self._listens = backend.ports(request.ports, http=request.serve)
-        self._start_coordinator(is_restart=False)
-        assert self._coordinator is not None
-        address = backend.address_for_workers(self._coordinator, self._listens[0])
-        for worker in request.workers:
-            program = worker_program(
-                worker,
-                address,
-                backend.source(worker),
-                request.task,
-                request.worker_values,
-                serve=request.serve,
-            )
-            with self.held():
-                self._workers[worker.name] = backend.start(program)
+    @abstractmethod
+    def follow(self) -> int:
+        """Start, train to the end, and say what came of it. Returns the exit status.
 
-    def _start_coordinator(self, *, is_restart: bool) -> None:
-        with self.held():
-            self._coordinator = self._backend.start(self._program(is_restart=is_restart))
-        self.address = ""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            self._show()
-            status = self._coordinator.status()
-            if status is not None:
-                raise CommandFailed(f"the coordinator ended with status {status}")
-            self.address = self._backend.address(self._coordinator, self._listens[0])
-            if self._ask() is not None:
-                return
-            if time.monotonic() > deadline:
-                raise CommandFailed(f"the coordinator does not answer for {START_TIMEOUT_S:g} s")
-            time.sleep(POLL_S)  # between two questions
+        Raises CommandFailed if the training cannot come to its end.
+        """
 
-    def _program(self, *, is_restart: bool) -> Program:
-        request, backend = self._request, self._backend
-        values = dict(request.values)
-        if request.serve:
-            values |= {"http.port": self._listens[1], **backend.http_values()}
-        return coordinator_program(
-            (backend.bind_host, self._listens[0]),
-            backend.data_dir(request.work),
-            backend.config_path(request.config),
-            values,
-            request.environ,
-            is_restart=is_restart,
-        )
+    def _new_group(self) -> dict[str, Running]:
+        group: dict[str, Running] = {}
+        self._groups.append(group)
+        return group
 
-    @property
-    def http_address(self) -> str:
-        """HOST:PORT of the HTTP face."""
-        assert self._coordinator is not None
-        return self._backend.address(self._coordinator, self._listens[1])
-
-    def wait_until_ready(self) -> None:
-        """Return when all workers have joined, or the session is over. Raises CommandFailed."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        names = {worker.name for worker in self._request.workers}
-        while not names <= self._joined:
-            snapshot = self._look()
-            ended = {
-                name: one.status()
-                for name, one in self._workers.items()
-                if one.status() is not None and name not in self._joined
-            }
-            if ended:  # asked after that: workers also end at the end of a short session
-                snapshot = self._ask()
-            if snapshot is not None and snapshot.status.phase == "finished":
-                return
-            for name in sorted(ended.keys() - self._joined):
-                raise CommandFailed(f"{name} ended with status {ended[name]} before it had joined")
-            if time.monotonic() > deadline:
-                missing = ", ".join(sorted(names - self._joined))
-                raise CommandFailed(f"after {START_TIMEOUT_S:g} s still not there: {missing}")
-
-    def watch(self) -> Snapshot:
-        """Follow the session to its end. Raises CommandFailed if it cannot come to one."""
-        while True:
-            snapshot = self._look()
-            have_ended = all(one.status() is not None for one in self._workers.values())
-            if have_ended:  # asked after that: workers end when they hear of the end of the session
-                snapshot = self._ask()
-            if snapshot is None:
-                continue
-            if snapshot.status.phase != "finished" and have_ended:
-                raise CommandFailed("all workers have ended, and the training is not over")
-            if snapshot.status.phase == "finished" and (have_ended or not self._request.serve):
-                self._let_workers_end()
-                return snapshot
-
-    def _look(self) -> Snapshot | None:
-        """Show new lines of the logs, report who died, and ask the coordinator now and then."""
-        time.sleep(POLL_S)  # between two looks
-        self._show()
-        self._report_workers()
-        self._revive_coordinator()
-        if time.monotonic() - self._asked_at < ASK_EVERY_S:
-            return None
-        self._asked_at = time.monotonic()
-        return self._ask()
-
-    def _ask(self) -> Snapshot | None:
-        try:
-            snapshot = status_view.fetch(self.address, everything=not self._is_ready)
-        except NoStatus:
-            return None
-        self._joined |= {one.participant_id for one in snapshot.participants.participants}
-        return snapshot
-
-    @property
-    def _is_ready(self) -> bool:
-        return {worker.name for worker in self._request.workers} <= self._joined
-
-    def _report_workers(self) -> None:
-        for name, worker in self._workers.items():
-            status = worker.status()
-            if status and name not in self._told:
-                self._told.add(name)
-                how = "was killed" if status == KILLED else f"ended with status {status}"
-                self._say(f"{name} {how}" + ("; the others go on" if self._is_ready else ""))
-
-    def _revive_coordinator(self) -> None:
-        """Start a killed coordinator again, on the same port, to go on with its session."""
-        assert self._coordinator is not None
-        status = self._coordinator.status()
-        if status is None:
-            return
-        self._num_restarts += 1
-        if status != KILLED or self._num_restarts > MAX_RESTARTS:
-            raise CommandFailed(f"the coordinator ended with status {status}")
-        self._say("the coordinator was killed; it is started again")
-        self._coordinator.remove(0)
-        self._start_coordinator(is_restart=True)
-
-    def _let_workers_end(self) -> None:
-        deadline = time.monotonic() + LEAVE_TIMEOUT_S
-        while time.monotonic() < deadline:
-            self._show()
-            if all(one.status() is not None for one in self._workers.values()):
-                return
-            time.sleep(POLL_S)  # between two looks
+    def _start(self, group: dict[str, Running], program: Program) -> Running:
+        """Start a program, also in the place of an earlier process of its name."""
+        with self._held():
+            group[program.name] = self._backend.start(program)
+        return group[program.name]
 
     def _show(self) -> None:
-        for one in self._all():
-            self._view.show(one.name, one.new_lines())
+        """Print what programs have logged since the last call."""
+        for group in reversed(self._groups):
+            for one in group.values():
+                self._show_lines(one)
 
-    def _all(self) -> list[Running]:
-        """All programs, the coordinator last."""
-        return [*self._workers.values(), *([self._coordinator] if self._coordinator else [])]
+    def _show_lines(self, one: Running) -> None:
+        self._view.show(one.name, one.new_lines())
+
+    def _revive(
+        self, group: dict[str, Running], name: str, start: Callable[[], None], called: str = ""
+    ) -> int | None:
+        """Start a program again if it was killed, but not too often.
+
+        called: the program in words, by default its name.
+        Returns None if it runs, otherwise its exit status.
+        """
+        status = group[name].status()
+        if status != KILLED or self._num_restarts[name] == MAX_RESTARTS:
+            return status
+        self._num_restarts[name] += 1
+        self._say(f"{called or name} was killed; it is started again")
+        group[name].remove(0)
+        self._show_lines(group[name])
+        start()
+        return None
 
     def stop(self) -> None:
-        """Stop and remove everything, workers first."""
-        for group in (list(self._workers.values()), [self._coordinator]):
-            for one in group:
-                if one is not None:
-                    one.terminate()
+        """Stop and remove everything, the last group first."""
+        for group in reversed(self._groups):
+            for one in group.values():
+                one.terminate()
             deadline = time.monotonic() + STOP_TIMEOUT_S
-            for one in group:
-                if one is not None:
-                    one.remove(max(0.1, deadline - time.monotonic()))
-                    with contextlib.suppress(OSError):  # a terminal that is gone
-                        self._view.show(one.name, one.new_lines())
+            for one in group.values():
+                one.remove(max(0.1, deadline - time.monotonic()))
+                with contextlib.suppress(OSError):  # a terminal that is gone
+                    self._show_lines(one)
         self._backend.close()
 
 
-def result_lines(launch: Launch, snapshot: Snapshot, work: Path) -> list[str]:
-    """How the session ended, what was measured of its last model, and where that is.
-
-    Asks the coordinator, which is still there.
-    """
-    from xain_coordinator.export.trained import NoModel, ask
-
-    status = snapshot.status
-    lines = [f"The session is over: {status.cause}, {status_view.progress(status)}."]
-    try:
-        with ask(launch.address) as trained:
-            last = trained.choose("last")
-    except (NoModel, NoStatus) as error:
-        return [*lines, f"There is no model: {error}"]
-    evaluation = last.evaluation.metrics if last.evaluation else {}
-    own = last.coordinator_evaluation.metrics if last.coordinator_evaluation else {}
-    for label, metrics in (
-        ("last training", last.metrics),
-        ("on rows that workers set aside", evaluation),
-        ("on the coordinator's data", own),
-    ):
-        if metrics:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()))
-            lines.append(f"Model {last.model.round}, {label}: {values}")
-    lines.append(f"All models: xain-coordinator models --data-dir {work}")
-    lines.append(f"This one: xain-coordinator export --data-dir {work} --to model.skops")
-    return lines
+def have_ended(group: dict[str, Running]) -> bool:
+    return all(one.status() is not None for one in group.values())

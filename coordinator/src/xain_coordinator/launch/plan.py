@@ -11,7 +11,14 @@ from xain_messaging.process.commands import CommandFailed
 from xain_workloads.data import BUNDLED, FOLDER_FILES, SUFFIXES, is_folder
 
 DEFAULT_WORKERS = 3  # that share one data set, unless their number is given
+SPARSE = "sparse"  # the workload that a parameter server trains, without a coordinator
 COORDINATOR_PREFIX = "XAIN_COORDINATOR_"  # of settings in the environment
+# Commands of programs.
+COORDINATE, PARTICIPATE, PARAMETERS = (
+    "xain-coordinator",
+    "xain-participant",
+    "xain-parameter-server",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +35,24 @@ class Worker:
     part: tuple[int, int] | None = None
     cpu_shares: int | None = None
 
-    @property
-    def path(self) -> Path | None:
-        """The file or folder of the data; None for a bundled set."""
-        return None if self.source in BUNDLED else Path(self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command to start. arguments: without the name of the program.
+    """A command to start.
 
-    environment: settings of the coordinator; a worker has none.
+    arguments: without the command. environment: settings of the coordinator; others have none.
+    data: sources that it reads. has_work: it writes into the work folder. is_published: this
+        machine reaches its ports.
     """
 
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    worker: Worker | None = None  # None for the coordinator
+    command: str = COORDINATE
+    data: Sequence[str] = ()
+    cpu_shares: int | None = None
+    has_work: bool = False
+    is_published: bool = False
 
 
 def find_workers(
@@ -71,7 +79,7 @@ def find_workers(
     else:
         known = f"a file, a folder, or one of: {', '.join(BUNDLED)}"
         raise CommandFailed(f"--data {data}: there is no such file or folder; name {known}")
-    return _with_shares(found, settings.cpu_shares)
+    return with_shares(found, settings.cpu_shares)
 
 
 def _folders(path: Path, settings: LaunchSettings) -> Sequence[str]:
@@ -104,7 +112,8 @@ def _folders(path: Path, settings: LaunchSettings) -> Sequence[str]:
     return chosen
 
 
-def _with_shares(workers: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
+def with_shares(workers: Sequence[Worker], shares: Sequence[int]) -> tuple[Worker, ...]:
+    """The workers with launch.cpu_shares. Raises CommandFailed for another number of them."""
     if not shares:
         return tuple(workers)
     if len(shares) == 1:
@@ -212,10 +221,10 @@ def coordinator_program(
     host, port = address
     arguments = [f"--config={config}"] if config is not None else []
     arguments += [f"--data-dir={data_dir}", f"--host={host}", f"--port={port}"]
-    arguments += _assignments({**values, "logging.console": "false"})
+    arguments += assignments({**values, "logging.console": "false"})
     arguments.append("--resume" if is_restart else "--new-session")
     own = {name: v for name, v in environ.items() if name.upper().startswith(COORDINATOR_PREFIX)}
-    return Program(COORDINATOR, arguments, own)
+    return Program(COORDINATOR, arguments, own, has_work=True, is_published=True)
 
 
 def worker_program(
@@ -236,11 +245,18 @@ def worker_program(
         arguments += ["--partition=iid", f"--num-parts={number}", f"--index={index}"]
     if serve:
         arguments.append("--serve")
-    arguments += _assignments({**values, "logging.console": "false"})
-    return Program(worker.name, arguments, {}, worker)
+    arguments += assignments({**values, "logging.console": "false"})
+    return Program(
+        worker.name,
+        arguments,
+        command=PARTICIPATE,
+        data=(worker.source,),
+        cpu_shares=worker.cpu_shares,
+    )
 
 
-def _assignments(values: Mapping[str, object]) -> list[str]:
+def assignments(values: Mapping[str, object]) -> list[str]:
+    """Settings by dotted key as flags."""
     return [f"--set={key}={_text(value)}" for key, value in values.items() if value is not None]
 
 

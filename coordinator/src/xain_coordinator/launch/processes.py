@@ -12,30 +12,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from xain_coordinator.launch.plan import Program, Worker
+from xain_coordinator.launch.plan import COORDINATE, PARAMETERS, PARTICIPATE, Program
 from xain_coordinator.launch.programs import STOP_TIMEOUT_S, Leftovers, is_alive, launcher_id
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import join_host_port
 
 NAME_VARIABLE, LAUNCHER_VARIABLE = "XAIN_LAUNCH_NAME", "XAIN_LAUNCH_BY"
-SETTINGS = ("XAIN_COORDINATOR_", "XAIN_PARTICIPANT_")
+SETTINGS = ("XAIN_COORDINATOR_", "XAIN_PARAMETERS_", "XAIN_PARTICIPANT_")
+MODULES = {
+    COORDINATE: "xain_coordinator",
+    PARAMETERS: "xain_parameters",
+    PARTICIPATE: "xain_participant",
+}
 POLL_S = 0.05
 _ANY = ("0.0.0.0", "::")
 
 
 class ProcessBackend:
-    """name: of the launch. host: where the coordinator listens."""
+    """name: of the launch. host: where programs listen."""
 
     def __init__(self, name: str, host: str) -> None:
         self._name = name
         self.bind_host = host
         self._logs = Path()
 
-    def prepare(self, programs: Sequence[Worker], work: Path) -> None:
+    def prepare(self, work: Path) -> None:
         """Make the folder of the logs."""
         if find_spec("xain_participant") is None:
             raise CommandFailed(
@@ -50,8 +55,8 @@ class ProcessBackend:
     def config_path(self, config: Path | None) -> str | None:
         return None if config is None else str(config.absolute())
 
-    def source(self, worker: Worker) -> str:
-        return worker.source
+    def source(self, source: str, number: int = 0) -> str:
+        return source
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
         grpc_port, http_port = (port or _free_port() for port in wanted)
@@ -61,12 +66,11 @@ class ProcessBackend:
         return {"http.host": self.bind_host}
 
     def start(self, program: Program) -> "LocalProcess":
-        module = "xain_coordinator" if program.worker is None else "xain_participant"
         path = self._logs / f"{program.name}.log"
         with path.open("ab") as log:  # the lines before a restart stay
             begin = log.tell()
             popen = subprocess.Popen(
-                [sys.executable, "-m", module, *program.arguments],
+                [sys.executable, "-m", MODULES[program.command], *program.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -81,12 +85,11 @@ class ProcessBackend:
         labels = {NAME_VARIABLE: self._name, LAUNCHER_VARIABLE: launcher_id()}
         return {**inherited, **settings, **labels}
 
-    def address(self, coordinator: object, listens: int) -> str:
-        host = "127.0.0.1" if self.bind_host in _ANY else self.bind_host
-        return join_host_port(host, listens)
+    def address(self, listens: int) -> str:
+        return join_host_port(self.host(""), listens)
 
-    def address_for_workers(self, coordinator: object, listens: int) -> str:
-        return self.address(coordinator, listens)
+    def host(self, name: str) -> str:
+        return "127.0.0.1" if self.bind_host in _ANY else self.bind_host
 
     def close(self) -> None:
         """Nothing is left to remove."""

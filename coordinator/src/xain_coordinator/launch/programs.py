@@ -2,12 +2,11 @@
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from xain_coordinator.launch.plan import Program, Worker
+from xain_coordinator.launch.plan import Program
 
 KILLED = 128 + 9  # exit status of a program that was killed, as a shell and Docker have it
 STOP_TIMEOUT_S = 20.0  # above the drain of a coordinator
@@ -18,7 +17,7 @@ class Running(Protocol):
 
     @property
     def name(self) -> str:
-        """The worker's name, or "coordinator"."""
+        """The program's name, such as that of a worker."""
 
     def status(self) -> int | None:
         """Exit status, above 128 after a signal; None while it runs."""
@@ -38,22 +37,22 @@ class Backend(Protocol):
 
     @property
     def bind_host(self) -> str:
-        """The host on which a coordinator listens."""
+        """The host on which programs listen."""
 
-    def prepare(self, programs: Sequence[Worker], work: Path) -> None:
+    def prepare(self, work: Path) -> None:
         """Make what the programs need. Raises CommandFailed if something is missing."""
 
     def data_dir(self, work: Path) -> str:
-        """The work folder where the coordinator runs."""
+        """The work folder where programs run."""
 
     def config_path(self, config: Path | None) -> str | None:
         """The file of settings where the coordinator runs."""
 
-    def source(self, worker: Worker) -> str:
-        """The data of a worker where it runs."""
+    def source(self, source: str, number: int = 0) -> str:
+        """A program's data where it runs. number: of the source among Program.data."""
 
     def ports(self, wanted: tuple[int, int], *, http: bool) -> tuple[int, int]:
-        """The ports on which the coordinator listens where it runs."""
+        """The ports on which the published program listens where it runs."""
 
     def http_values(self) -> dict[str, object]:
         """Settings of the HTTP face, but for its port."""
@@ -61,11 +60,11 @@ class Backend(Protocol):
     def start(self, program: Program) -> Running:
         """Raises CommandFailed."""
 
-    def address(self, coordinator: Running, listens: int) -> str:
-        """HOST:PORT at which this machine reaches a port on which the coordinator listens."""
+    def address(self, listens: int) -> str:
+        """HOST:PORT at which this machine reaches a port of the published program."""
 
-    def address_for_workers(self, coordinator: Running, listens: int) -> str:
-        """HOST:PORT at which workers reach it."""
+    def host(self, name: str) -> str:
+        """The host at which programs of the launch reach the program of this name."""
 
     def close(self) -> None:
         """Remove what prepare() made."""

@@ -96,15 +96,19 @@ class RemoteMembership(ABC):
 
     def join(self, deadline: float) -> None:
         """Again and again. Raises NameTaken and DiscoveryUnavailable at the deadline."""
+        was_told = False
         while True:
             try:
                 self._member = self._ask_to_join(left_s(deadline))
                 self._begin(deadline)
                 return
-            except (NameTaken, DiscoveryUnavailable):
+            except (NameTaken, DiscoveryUnavailable) as error:
                 # What has been started is not started twice.
                 if self._threads or time.monotonic() + RETRY_S > deadline:
                     raise
+                if isinstance(error, NameTaken) and not was_told:
+                    was_told = True
+                    log.info("name_is_taken", peer=self._name, waits_for=str(error))
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:

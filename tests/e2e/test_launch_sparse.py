@@ -1,0 +1,102 @@
+"""`xain-coordinator launch --workload sparse` with processes: a model, deaths, and the end."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from e2e.test_launch import launched, name_of, pid_with
+from xain_coordinator.launch import processes
+from xain_workloads.sparse.generator import SHAPES, write
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+SPARSE = ("--workload=sparse", "--data=rows", "--servers=2", "--workers=2")
+READY = "launch: ready: all 2 have joined"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of the shape of kdd12: two files in rows/, and test.svm."""
+    made = tmp_path_factory.mktemp("sparse")
+    (made / "rows").mkdir()
+    shape = SHAPES["kdd12"].scaled(4e-5)
+    for part, file in enumerate(("rows/a.svm", "rows/b.svm", "test.svm")):
+        write(made / file, shape, 1, part, 3)
+    return made
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> str:
+    return name_of(tmp_path)
+
+
+def model_of(folder: Path, name: str) -> dict[str, np.ndarray]:
+    with np.load(folder / "xain-launch" / name / "model.npz") as file:
+        return dict(file)
+
+
+async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name: str) -> None:
+    """With a replica, training goes on while both are started again, to the bits of an undisturbed
+    training. The second launch of the name begins anew."""
+    # Hundreds of clocks: the kills come among the first of them.
+    epochs = ("--worker-set=epochs=8", "--worker-set=batch=50", "--test=test.svm", "--quiet")
+    arguments = (*SPARSE, *epochs, f"--name={name}", "--replicas=1")
+    async with launched(folder, *arguments) as shown:
+        assert await shown.end() == 0, shown.output
+    assert processes.leftovers(name) is None
+    undisturbed = model_of(folder, name)
+    score = re.search(r"On [0-9,]+ rows of test.svm: log loss .*, AUC (0[.]\d+)", shown.output)
+    assert score, shown.output
+    assert float(score[1]) > 0.8
+
+    async with launched(folder, *arguments) as shown:
+        await shown.until(lambda output: READY in output)
+        os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGKILL)
+        await shown.until(lambda output: "server-1 was killed; it is started again" in output)
+        os.kill(pid_with(name, "--worker=worker-2"), signal.SIGKILL)
+        assert await shown.end() == 0, shown.output
+    assert "worker-2 was killed; it is started again" in shown.output
+    assert processes.leftovers(name) is None
+    scheduler = folder / "xain-launch" / name / "logs/scheduler.log"
+    assert '"rolled_back"' not in scheduler.read_text()
+    disturbed = model_of(folder, name)
+    assert disturbed.keys() >= {"keys", "values"}
+    for what, array in undisturbed.items():
+        np.testing.assert_array_equal(disturbed[what], array)
+
+
+async def test_killed_launcher_leaves_programs_for_the_next_launch_to_stop(
+    folder: Path, name: str
+) -> None:
+    """Ctrl-C ends a launch with status 130 and leaves no process."""
+    arguments = (*SPARSE, f"--name={name}", "--worker-set=epochs=100000")
+    async with launched(folder, *arguments) as shown:
+        await shown.until(lambda output: READY in output)
+        shown.process.kill()
+        assert await shown.end() == -signal.SIGKILL
+    left = processes.leftovers(name)
+    assert left is not None
+    assert (len(left.names), left.is_live) == (5, False)
+
+    async with launched(folder, *arguments) as shown:
+        await shown.until(lambda output: READY in output)
+        assert f"an earlier launch called {name} was killed; stopping process " in shown.output
+        await shown.until(lambda output: re.search(r"^worker-2  \| .* connected ", output, re.M))
+        shown.process.send_signal(signal.SIGINT)
+        assert await shown.end() == 130, shown.output
+    assert "launch: stopping ..." in shown.output
+    assert processes.leftovers(name) is None
+
+
+async def test_worker_that_cannot_train_ends_the_launch(folder: Path, name: str) -> None:
+    """Its log says why, and nothing is left."""
+    arguments = (*SPARSE, f"--name={name}", "--worker-set=bound=1")
+    async with launched(folder, *arguments) as shown:
+        assert await shown.end() == 1
+    assert re.search("launch: worker-[12] ended with status 1 before it had joined", shown.output)
+    assert "with this bound they are 0 to 0" in shown.output
+    assert processes.leftovers(name) is None
