@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from xain_messaging.logger import get_logger
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import Keys, Range
 from xain_parameters.messages import (
@@ -29,6 +30,8 @@ from xain_parameters.specs import RangeView, TableSpec
 from xain_parameters.tables.dense import BoundedPart
 from xain_parameters.tables.part import Array, Bytes, Piece
 from xain_parameters.tables.sparse import OpenPart
+
+log = get_logger(__name__)
 
 AnyPart = BoundedPart | OpenPart
 PushKey = tuple[int, int]  # (table, part) of a push; worker and clock stand before it
@@ -227,16 +230,24 @@ class Replica:
         self._has_state = is_whole
         self._last_cut = 0
         self._parts: dict[int, AnyPart] = {}
+        self._refused: dict[int, Invalid] = {}  # tables that are left out
         self._known: dict[str, _Known] = {}
         self._held: list[_Held] = []
         for table in tables:
             self.declare(table)
 
-    def declare(self, table: TableSpec) -> None:
-        """Make room for a table. Raises Invalid if it cannot be kept. One that is declared already
-        stays as it is."""
-        if table.number not in self._parts:
+    def declare(self, table: TableSpec) -> bool:
+        """Make room for a table; returns whether there was none before. A table that cannot be kept
+        here (no memory, or no such update rule) is left out, and its requests are Invalid."""
+        if table.number in self._parts or table.number in self._refused:
+            return False
+        try:
             self._parts[table.number] = self._part(table)
+        except Invalid as error:
+            self._refused[table.number] = error
+            log.error("table_refused", table=table.name, range=self.number, why=str(error))
+            return False
+        return True
 
     def _part(self, table: TableSpec) -> AnyPart:
         kind = OpenPart if table.bound is None else BoundedPart
@@ -330,7 +341,11 @@ class Replica:
         return part.pull(keys, pull.start, pull.stop)
 
     def _no_table(self, number: int) -> Invalid:
-        return Invalid(f"table number {number}, range {self.number}: no such table")
+        refused = self._refused.get(number)
+        return Invalid(
+            f"table number {number}, range {self.number}: "
+            f"{'no such table' if refused is None else refused}"
+        )
 
     def _is_known(self, worker: str, push: Push) -> bool:
         known = self._known.get(worker)
@@ -463,6 +478,7 @@ class Replica:
 
         Rows, held pushes and recorded pushes outside of this range are left out, and tables that
         are not declared here. with_recorded: False for a replay of a log, which has these pushes.
+        Raises Invalid if a table cannot be kept here.
         """
         opened = []
         for pieces in files:
@@ -473,6 +489,9 @@ class Replica:
                         pass
                     case "state":
                         state = _decode_state(piece.body.tobytes())
+                        for refused in (self._refused.get(number) for number in state.tables):
+                            if refused is not None:
+                                raise refused  # the next checkpoint would be without the table
                         opened.append(state.opened)
                         self.opened = state.opened
                         self._merge_state(state)

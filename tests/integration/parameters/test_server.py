@@ -196,3 +196,33 @@ def test_loss_of_a_server_rolls_back_to_the_last_checkpoint(group, tmp_path):
             w.push(np.ones(SHAPE, np.float32))
     assert cuts == [1]
     assert min(seen[7:]) in (3, 4)
+
+
+def test_wrong_table_is_refused_and_the_next_one_works(group):
+    made = group()
+    made.start("s0")
+    worker = made.worker("w0")
+    with pytest.raises(Invalid, match="'huge'"):
+        worker.table("huge", 64, bound=1 << 60)
+    train(worker, 2)
+
+
+def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
+    """Its lease ends, and the backup goes on."""
+    made = group(num_replicas=1)
+    for name in ("s0", "s1"):
+        made.start(name)
+    broken = made.servers["s0"]
+
+    def take_view(view: object, now: float) -> None:
+        raise RuntimeError("a defect")
+
+    def fail(clock: int) -> None:
+        if clock == 2:
+            wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+            monkeypatch.setattr(broken._node, "take_view", take_view)
+            made.worker("w1").table("another", 1)
+
+    train(made.worker("w0"), 4, fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        broken.wait(LONG_S)

@@ -1,5 +1,6 @@
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,6 +9,7 @@ from xain_parameters.errors import Invalid
 from xain_parameters.keys import END
 from xain_parameters.messages import Mark
 from xain_parameters.replica import OutOfOrder, Replica, UnknownTable
+from xain_parameters.specs import Plugin
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import Adagrad, Adam, Assign
 
@@ -163,9 +165,11 @@ def test_mark_is_an_entry_once_for_each_worker(replica):
     assert replica.mark("w2", mark) is not None
 
 
-def test_a_table_that_no_memory_can_hold_is_invalid():
+def test_table_that_no_memory_can_hold_is_invalid():
+    spec = table(1, bound=1 << 44, dim=8)
+    replica = Replica(range_view(1), [spec], generation=1)
     with pytest.raises(Invalid, match="no memory"):
-        Replica(range_view(1), [table(1, bound=1 << 60, dim=8)], generation=1)
+        replica.pull(pull(spec), keys_of([1]))
 
 
 @pytest.mark.parametrize("bound", [None, 20_000])
@@ -252,3 +256,26 @@ def test_cut_has_no_row_that_is_changed_between_two_pieces(bound):
     restored = Replica(range_view(1), [spec], generation=2)
     restored.load([read])
     assert (restored.pull(pull(spec), keys) == 1).all()
+
+
+def test_table_that_cannot_be_kept_is_left_out_and_its_requests_are_invalid():
+    """A server may lack a plug-in, or memory, that the scheduler does not know of."""
+    bad = msgspec.structs.replace(OPEN, number=4, update=Plugin("nosuch"))
+    replica = Replica(range_view(1), [OPEN, bad], generation=1)
+    assert replica.tables == [OPEN]
+    with pytest.raises(Invalid, match="no update rule 'nosuch'"):
+        replica.pull(pull(bad), keys_of([1]))
+    with pytest.raises(Invalid, match="no update rule 'nosuch'"):
+        send(replica, "w", push(bad), keys_of([1]), ones(1, bad))
+    send(replica, "w", push(OPEN), keys_of([1]), ones(1, OPEN))
+    assert value(replica, OPEN, 1) == [1]
+
+
+def test_checkpoint_with_a_table_that_cannot_be_kept_is_not_loaded(replica):
+    replica.keeps_cuts = True
+    replica.apply(replica.cut(1))
+    pieces = [*replica.cuts[1].pieces(), *replica.cuts[1].finish()]
+    bad = msgspec.structs.replace(OPEN, update=Plugin("nosuch"))
+    other = Replica(range_view(1), [DENSE, BOUNDED, bad], generation=2)
+    with pytest.raises(Invalid, match="no update rule 'nosuch'"):
+        other.load([pieces])

@@ -1,6 +1,7 @@
 """Commands in, events and state out."""
 
 import pytest
+from msgspec.structs import replace
 
 from xain_parameters.errors import Evicted, Invalid, RolledBack, TableConflict
 from xain_parameters.scheduler import commands as c
@@ -468,3 +469,26 @@ def test_scheduler_that_starts_again_has_higher_views() -> None:
     assert view_of(group.state).number >> 32 == (before.number >> 32) + 1
     assert isinstance(before.ranges[0], RangeView)
     assert fold(group.first, group.events) == group.state
+
+
+# --- tables ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"bound": 1 << 60, "dim": 64}, "more than"),
+        ({"bound": None, "dim": 1 << 40}, "a row of"),
+        ({"update": Plugin("nosuch")}, "no update rule 'nosuch'"),
+        ({"update": Plugin("sgd", {"learning_rate": -1.0})}, "must be positive"),
+        ({"init": Plugin("nosuch")}, "no initialiser 'nosuch'"),
+        ({"dtype": "int8"}, "no values of dtype int8"),
+        ({"bound": 0}, "must be positive"),
+    ],
+)
+def test_table_that_no_server_can_have_is_refused(changes: dict[str, object], why: str) -> None:
+    group = make_group("a")
+    before = group.state
+    with pytest.raises(Invalid, match=why):
+        group(c.DeclareTable(replace(TABLE, name="bad", **changes)))
+    assert group.state == before

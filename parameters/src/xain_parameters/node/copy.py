@@ -3,14 +3,10 @@
 from collections import deque
 from collections.abc import Iterator
 
-from xain_messaging.logger import get_logger
-from xain_parameters.errors import Invalid
 from xain_parameters.messages import Declare, Entry, Message, Whole
 from xain_parameters.node.ports import RangeLog
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, encoded
-
-logger = get_logger(__name__)
 
 # The latest entries are kept to bring servers up to date that lack only these: after a failover, a
 # broken connection, a restart. A server that lacks more is filled by tiles.
@@ -86,15 +82,8 @@ class Copy:
         return tuple(encoded(table) for table in self.replica.tables)
 
     def declare(self, table: TableSpec) -> Message | None:
-        """The record of a new table; None: it is known, or there is no memory for it."""
-        if table.number in {each.number for each in self.replica.tables}:
-            return None
-        try:
-            self.replica.declare(table)
-        except Invalid as error:
-            logger.error(
-                "table_refused", table=table.name, range=self._range.number, why=str(error)
-            )
+        """The record of a new table; None: it is known, or cannot be kept here."""
+        if not self.replica.declare(table):
             return None
         message = Message(Declare(self._range.number, 0, encoded(table)))
         if self.log is not None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -168,17 +168,29 @@ class ParameterServer:
         # Workers and servers notice at once; by a thread, since this one may be waited for.
         threading.Thread(target=self.close, name=f"close {self.name}", daemon=True).start()
 
+    @contextmanager
+    def _or_fail(self) -> Iterator[None]:
+        """End the server if the block raises. Its threads do not go on with half a state, and the
+        group takes other servers when the lease is over."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("server_broken", server=self.name)
+            self._fail(error)
+
     # --- the scheduler ---
 
     def _take_view(self, view: View) -> None:
         node = self._node
         if node is not None and not self._ended.is_set():
-            node.take_view(view, time.monotonic())
+            with self._or_fail():
+                node.take_view(view, time.monotonic())
 
     def _tick(self) -> None:
         assert self._node is not None
         while not self._ended.wait(TICK_S):
-            self._node.renew(self._scheduler.alive_until, time.monotonic())
+            with self._or_fail():
+                self._node.renew(self._scheduler.alive_until, time.monotonic())
             if self._scheduler.is_lost:
                 self._fail(Evicted(f"the scheduler has taken the server {self.name!r} for dead"))
 
@@ -284,7 +296,8 @@ class ParameterServer:
 
     def _synced(self, range_: int, sequence: int) -> None:
         if self._node is not None:
-            self._node.synced(range_, sequence, time.monotonic())
+            with self._or_fail():
+                self._node.synced(range_, sequence, time.monotonic())
 
     def load(self, range_: RangeView, view: View) -> None:
         self._pool.submit(self._load, range_, view)
@@ -299,7 +312,8 @@ class ParameterServer:
                 log.error("checkpoint_not_read", range=range_.number, error=str(error))
                 self._ended.wait(RETRY_S)
                 continue
-            self._node.loaded(range_.number, view.generation, replica, time.monotonic())
+            with self._or_fail():
+                self._node.loaded(range_.number, view.generation, replica, time.monotonic())
             return
 
     def save(self, range_: int, view: View) -> None:

@@ -18,6 +18,9 @@ from xain_parameters.keys import Keys, Range
 from xain_parameters.specs import TableSpec
 from xain_parameters.tables import initialisers, rules
 
+MAX_ROW_BYTES = 1 << 30  # a row goes in one message
+MAX_TABLE_BYTES = 1 << 50  # of the values of a table with a bound
+
 BLOCK_VALUES = 1 << 14  # changed at once, so that temporary arrays stay in the processor's cache
 PIECE_BYTES = 1 << 20
 
@@ -54,22 +57,37 @@ class RowsMeta(msgspec.Struct, frozen=True, array_like=True):
 _decode_meta = msgspec.msgpack.Decoder(RowsMeta).decode
 
 
+def plugins_of(spec: TableSpec) -> tuple[rules.Rule, initialisers.Initialiser]:
+    """The update rule and the initialiser of a table. Raises Invalid for a table that no server can
+    have."""
+    if spec.dtype not in ("float32", "float64"):
+        raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
+    if spec.dim < 1 or (spec.bound is not None and spec.bound < 1):
+        raise Invalid(f"table {spec.name!r}: dim and bound must be positive")
+    row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
+    if row_bytes > MAX_ROW_BYTES:
+        raise Invalid(
+            f"table {spec.name!r}: a row of {spec.dim} values is larger than {MAX_ROW_BYTES} bytes"
+        )
+    if spec.bound is not None and spec.bound * row_bytes > MAX_TABLE_BYTES:
+        raise Invalid(
+            f"table {spec.name!r}: {spec.bound} rows of {spec.dim} values are more than "
+            f"{MAX_TABLE_BYTES} bytes; a table without a bound has the rows only that are used"
+        )
+    return rules.made(spec.update), initialisers.made(spec.init)
+
+
 class Part(ABC):
     """A table's part in a key range."""
 
     def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
-        """number: of the range."""
-        if spec.dtype not in ("float32", "float64"):
-            raise Invalid(f"table {spec.name!r}: no values of dtype {spec.dtype}")
-        if spec.dim < 1 or (spec.bound is not None and spec.bound < 1):
-            raise Invalid(f"table {spec.name!r}: dim and bound must be positive")
+        """number: of the range. Raises Invalid as plugins_of()."""
+        self.rule, self.init = plugins_of(spec)
         self.spec = spec
         self.span = span
         self.where = f"table {spec.name!r}, range {number}"
         self.dtype = np.dtype(spec.dtype).newbyteorder("<")
         self.row_bytes = self.dtype.itemsize * spec.dim
-        self.rule = rules.made(spec.update)
-        self.init = initialisers.made(spec.init)
         self.names = ("values", *sorted(self.rule.state))
         self.snapshots: list[Snapshot] = []
         self._block = max(1, BLOCK_VALUES // spec.dim)
