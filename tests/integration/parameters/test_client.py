@@ -125,6 +125,28 @@ def test_wrong_requests_name_the_table_and_change_nothing(group):
         assert not table.pull(np.arange(10)).any()
 
 
+def test_push_with_one_value_that_is_not_finite_changes_no_range(group):
+    """The value lies in one of four ranges, or comes about where values of the same key are added
+    up."""
+    with group.worker() as server:
+        w = server.dense("w", (4_000, 2))
+        table = server.table("t", dim=1)
+        g = np.ones((4_000, 2), np.float32)
+        ids = np.arange(4_000)
+        for row in (0, 3_999):
+            g[row, 1] = np.nan
+            with pytest.raises(Invalid, match="'w'.*not finite"):
+                w.push(g)
+            g[row, 1] = 1
+            with pytest.raises(Invalid, match="'t'.*not finite"):
+                table.push(ids, np.where(ids == row, np.float32(np.inf), np.float32(1)))
+        assert not w.pull().any()
+        assert not table.pull(ids).any()
+        with pytest.raises(Invalid, match="'t'.*not finite"):
+            table.push([*range(100), 0], np.full(101, 3e38, np.float32))
+        assert not table.pull(ids).any()
+
+
 def test_pieces_of_a_push_have_numbers_that_depend_on_its_calls_only(group):
     """A worker that restarts and pushes the same in the same clock changes nothing, wherever the
     ranges are by then."""

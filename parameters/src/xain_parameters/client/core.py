@@ -17,6 +17,7 @@ from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
 from xain_parameters.keys import Keys
 from xain_parameters.messages import Mark, Pull, Push
 from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.tables.part import is_finite
 from xain_parameters.transport.connection import Request
 
 # Requests are cut into pieces of this size. While one is on its way the server applies the one
@@ -211,6 +212,7 @@ class Core:
         """Push to all rows of a dense array."""
         try:
             checked = _checked(table, values, table.shape).reshape(-1, table.dim)
+            _check_finite(table, checked)
             size = _rows_in(table.dim * checked.itemsize)
             pieces = [
                 Piece(
@@ -236,6 +238,7 @@ class Core:
             checked = _checked(table, values, shape).reshape(-1, table.dim)
             given = len(keys)
             keys, checked = summed(keys, checked)
+            _check_finite(table, checked)
             if table.update.name == "assign" and len(keys) < given:
                 raise Invalid(f"table {table.name!r}: a key is assigned twice in one push")
             size = _rows_in(table.dim * checked.itemsize + KEY_BYTES)
@@ -349,6 +352,13 @@ def _checked(table: TableSpec, values: object, shape: tuple[int, ...]) -> Array:
     if array.shape != shape:
         raise Invalid(f"table {table.name!r}: values of shape {array.shape} instead of {shape}")
     return np.ascontiguousarray(array)
+
+
+def _check_finite(table: TableSpec, values: Array) -> None:
+    """Raises Invalid. Servers check too, but each one only its own part of a push, when others may
+    have applied theirs."""
+    if not is_finite(values):
+        raise Invalid(f"table {table.name!r}: a pushed value is not finite")
 
 
 def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:

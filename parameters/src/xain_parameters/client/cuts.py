@@ -91,4 +91,5 @@ def summed(keys: Keys, values: NDArray[Any]) -> tuple[Keys, NDArray[Any]]:
     if is_first.all():
         return keys, values
     firsts = np.flatnonzero(is_first)
-    return keys[firsts], np.add.reduceat(values, firsts, axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # sums are checked before they are sent
+        return keys[firsts], np.add.reduceat(values, firsts, axis=0)

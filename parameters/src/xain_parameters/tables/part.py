@@ -151,8 +151,7 @@ class Part(ABC):
         )
 
     def check_finite(self, values: Array) -> None:
-        # A minimum is NaN where one value is.
-        if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+        if not is_finite(values):
             raise Invalid(f"{self.where}: a pushed value is not finite")
 
     @abstractmethod
@@ -326,3 +325,9 @@ def is_block(rows: NDArray[Any]) -> bool:
     return bool(
         len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (rows[1:] > rows[:-1]).all()
     )
+
+
+def is_finite(values: Array) -> bool:
+    """Whether no value is NaN or infinite. No values are finite."""
+    # A minimum is NaN where one value is.
+    return not values.size or bool(np.isfinite(values.min()) and np.isfinite(values.max()))
