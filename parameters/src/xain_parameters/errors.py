@@ -15,8 +15,15 @@ class TableConflict(Invalid):
 
 
 class Unavailable(ParameterError):
-    """No server answered for a key range within the time that the caller gave. What was pushed may
-    have been applied; pushing it again changes nothing twice."""
+    """No server answered for a key range within the time that the caller gave, or the scheduler did
+    not. Some servers may have applied a push by then, or may apply it later.
+
+    In a loop over clocks: leave the loop, begin another, and push the same in the same order. It
+    begins with the clock that was not completed, whose pushes the servers know by their numbers, so
+    each counts once. If other workers have gone on meanwhile, the loop begins with their clock:
+    under BSP nothing of the failed clock counts, under SSP and ASP what was applied stays.
+    Outside of clocks the same push again is another one, and counts again where the first did.
+    """
 
 
 class RolledBack(ParameterError):

@@ -135,14 +135,14 @@ def test_push_with_one_value_that_is_not_finite_changes_no_range(group):
         ids = np.arange(4_000)
         for row in (0, 3_999):
             g[row, 1] = np.nan
-            with pytest.raises(Invalid, match="'w'.*not finite"):
+            with pytest.raises(Invalid, match=r"'w'.*not finite"):
                 w.push(g)
             g[row, 1] = 1
-            with pytest.raises(Invalid, match="'t'.*not finite"):
+            with pytest.raises(Invalid, match=r"'t'.*not finite"):
                 table.push(ids, np.where(ids == row, np.float32(np.inf), np.float32(1)))
         assert not w.pull().any()
         assert not table.pull(ids).any()
-        with pytest.raises(Invalid, match="'t'.*not finite"):
+        with pytest.raises(Invalid, match=r"'t'.*not finite"):
             table.push([*range(100), 0], np.full(101, 3e38, np.float32))
         assert not table.pull(ids).any()
 
@@ -372,6 +372,37 @@ def test_failed_push_fails_its_clock(group):
         with pytest.raises(Unavailable):
             next(clocks)
         assert group.workers["w0"].ticked == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_clock_of_a_failed_push_that_is_repeated_counts_once(group, staleness):
+    """The push has reached three of four ranges. In another loop it has the same numbers."""
+    with group.worker(timeout_s=0.2) as server:
+        w = server.dense("w", (10,))
+        group.refuse = lambda where, head: Refused(0, "busy", "") if head.range == 3 else None
+        loop = server.clocks(staleness)
+        assert next(loop) == 0
+        with pytest.raises(Unavailable):
+            w.push(np.ones(10, np.float32))
+        loop.close()
+        group.refuse = lambda where, head: None
+        clocks = []
+        for clock in server.clocks(staleness, stop=2):
+            clocks.append(clock)
+            w.push(np.ones(10, np.float32))
+        assert clocks == [0, 1]
+        assert (w.pull() == 2).all()
+
+
+def test_failed_push_outside_of_clocks_counts_again_when_it_is_repeated(group):
+    with group.worker(timeout_s=0.2) as server:
+        w = server.dense("w", (4,))
+        group.refuse = lambda where, head: Refused(0, "busy", "") if head.range == 3 else None
+        with pytest.raises(Unavailable):
+            w.push(np.ones(4, np.float32))
+        group.refuse = lambda where, head: None
+        w.push(np.ones(4, np.float32))
+        np.testing.assert_array_equal(w.pull(), [2, 2, 1, 2])
 
 
 # --- the asynchronous face ---
