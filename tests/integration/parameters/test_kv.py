@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.parameter_group import Group
+from xain_parameters.client import kv as client_kv
 from xain_parameters.client.kv import KVWorker
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.messages import Push, Refused
@@ -67,6 +68,30 @@ def test_wrong_keys_and_values_are_refused_at_once(kv):
             wrong()
 
 
+def test_failed_push_of_several_lengths_leaves_no_push_open(group):
+    """The next clock comes, and no other length has been pushed. A length that found no server
+    fails the clock, and none waits for those behind it."""
+    with group.worker(timeout_s=0.2) as server:
+        kv = KVWorker(server)
+        clocks = server.clocks()
+        next(clocks)
+        with pytest.raises(Invalid, match="not finite"):
+            kv.wait(kv.push([1, 2], np.array([1, np.nan, 1], np.float32), [1, 2]))
+        with pytest.raises(Invalid, match="not finite"):
+            kv.wait(kv.push_pull([1, 2], np.array([np.nan, 1, 1], np.float32), lens=[1, 2]))
+        assert next(clocks) == 1
+        assert not kv.wait(kv.pull([1, 2], lens=[1, 2])).any()
+        group.refuse = lambda where, head: (
+            Refused(0, "busy", "") if isinstance(head, Push) else None
+        )
+        failing = kv.push([1, 2], np.ones(3, np.float32), [1, 2])
+        with pytest.raises(Unavailable):
+            kv.wait(failing)
+        with pytest.raises(Unavailable):
+            next(clocks)
+        kv.close()
+
+
 def test_empty_keys_finish_at_once(kv):
     nothing = np.empty(0, np.float32)
     called = threading.Event()
@@ -104,35 +129,26 @@ def test_wait_ends_after_its_timeout_and_may_be_repeated(group, kv):
     assert kv.wait(kv.pull([1])) == 1
 
 
-def test_higher_priorities_go_first_and_equals_in_their_order(group, kv):
-    """While all threads of the worker are busy, requests wait by priority."""
+def test_higher_priorities_go_first_and_equals_in_their_order(group, kv, monkeypatch):
+    """While the only thread of the worker is busy, requests wait by priority."""
+    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
     kv.wait(kv.pull([1]))
     free = threading.Event()
     group.refuse = lambda where, head: None if free.is_set() else Refused(0, "busy", "")
     one = np.ones(1, np.float32)
-    blocked = [kv.push([key], one) for key in range(4)]
-    with kv._queue._changed:  # each has a thread before more come
+    blocked = kv.push([1], one)
+    with kv._queue._changed:  # the thread has it before more come
         assert kv._queue._changed.wait_for(lambda: not kv._queue._waiting, 30)
-    order = []
-    lock = threading.Lock()
-
-    def done(name: str) -> None:
-        with lock:
-            order.append(name)
-
+    order: list[str] = []
     later = [
-        kv.push([10], one, callback=lambda: done("low 1"), priority=0),
-        kv.push([11], one, callback=lambda: done("low 2"), priority=0),
-        kv.push([12], one, callback=lambda: done("high"), priority=5),
+        kv.push([10], one, callback=lambda: order.append("low 1"), priority=0),
+        kv.push([11], one, callback=lambda: order.append("low 2"), priority=0),
+        kv.push([12], one, callback=lambda: order.append("high"), priority=5),
     ]
-    with kv._queue._changed:
-        waiting = sorted(kv._queue._waiting)
-    assert [-entry[0] for entry in waiting] == [5, 0, 0]
-    assert [entry[1] for entry in waiting[1:]] == sorted(entry[1] for entry in waiting[1:])
     free.set()
-    for timestamp in blocked + later:
+    for timestamp in (blocked, *later):
         kv.wait(timestamp)
-    assert sorted(order) == ["high", "low 1", "low 2"]
+    assert order == ["high", "low 1", "low 2"]
 
 
 def test_several_clients_of_one_process_share_their_app_only(group):

@@ -16,10 +16,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from xain_parameters.client.core import Ticket
 from xain_parameters.client.cuts import is_ascending
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.tables.initialisers import Initialiser, Zeros
+from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
 
 NUM_THREADS: Final = 4
@@ -29,6 +31,7 @@ Array: TypeAlias = NDArray[Any]
 Callback: TypeAlias = Callable[[], None]
 # By the number of values: which of the keys have as many, and where these values lie.
 _Groups: TypeAlias = list[tuple[int, NDArray[np.intp], NDArray[np.intp]]]
+_Pushes: TypeAlias = list[tuple[Table, Ticket]]  # one for each of the groups
 
 
 class KVWorker:
@@ -80,20 +83,13 @@ class KVWorker:
         checked = _keys(keys)
         values = self._values(vals)
         groups = _groups(len(checked), lens, len(values))
-        tickets = [(dim, self._table(dim)) for dim, _, _ in groups]
-        core = self._server._core
-        numbered = [(table, core.push_ticket(table.spec)) for _, table in tickets]
-
-        def work() -> None:
-            for (table, ticket), (dim, which, where) in zip(numbered, groups, strict=True):
-                rows = values[where].reshape(-1, dim)
-                core.push_keys(table.spec, ticket, checked[which], rows)
-
-        def drop() -> None:
-            for _, ticket in numbered:
-                core.answered(ticket, None)
-
-        return self._begin(work, callback, priority, drop)
+        pushes = self._numbered(groups)
+        return self._begin(
+            lambda: self._push(checked, values, groups, pushes),
+            callback,
+            priority,
+            lambda: self._drop(pushes),
+        )
 
     def pull(
         self,
@@ -133,21 +129,13 @@ class KVWorker:
         out = np.empty(len(values), self._dtype) if outs is None else self._values(outs)
         if len(out) != len(values):
             raise Invalid(f"outs has {len(out)} values, vals {len(values)}")
-        core = self._server._core
-        numbered = [(self._table(dim), which, where, dim) for dim, which, where in groups]
-        tickets = [core.push_ticket(table.spec) for table, *_ in numbered]
+        pushes = self._numbered(groups)
 
         def work() -> Array:
-            for (table, which, where, dim), ticket in zip(numbered, tickets, strict=True):
-                rows = values[where].reshape(-1, dim)
-                core.push_keys(table.spec, ticket, checked[which], rows)
+            self._push(checked, values, groups, pushes)
             return self._pull(checked, groups, out)
 
-        def drop() -> None:
-            for ticket in tickets:
-                core.answered(ticket, None)
-
-        return self._begin(work, callback, priority, drop)
+        return self._begin(work, callback, priority, lambda: self._drop(pushes))
 
     def wait(self, timestamp: int, timeout_s: float = 60.0) -> Any:
         """Wait until a request has ended; returns its values, its answers, or None for a push.
@@ -222,6 +210,28 @@ class KVWorker:
             self._requests[timestamp] = request
         self._queue.put(priority, run, end)
         return timestamp
+
+    def _numbered(self, groups: _Groups) -> _Pushes:
+        tables = [self._table(dim) for dim, _, _ in groups]
+        return [(table, self._server._core.push_ticket(table.spec)) for table in tables]
+
+    def _push(self, keys: Array, values: Array, groups: _Groups, pushes: _Pushes) -> None:
+        """A push to the table of each length, one after the other; after one that fails none."""
+        done = 0
+        core = self._server._core
+        try:
+            if len(groups) > 1 and not is_finite(values):
+                raise Invalid(f"app {self._app_id}: a pushed value is not finite")
+            for (table, ticket), (dim, which, where) in zip(pushes, groups, strict=True):
+                done += 1
+                core.push_keys(table.spec, ticket, keys[which], values[where].reshape(-1, dim))
+        finally:
+            self._drop(pushes[done:])
+
+    def _drop(self, pushes: _Pushes) -> None:
+        """Pushes that will never begin: the clock does not wait for them."""
+        for _, ticket in pushes:
+            self._server._core.answered(ticket, None)
 
     def _pull(self, keys: Array, groups: _Groups, out: Array) -> Array:
         core = self._server._core
