@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 
+from simulation_parameters.mutations import FOUND_BY, MUTATIONS
 from simulation_parameters.scenario import from_seed
 from simulation_parameters.world import Failed, simulate
 
@@ -23,6 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, metavar="N", help="this one, in full")
     which.add_argument("--seeds", type=int, metavar="NUM", help="so many")
+    which.add_argument(
+        "--mutants",
+        type=int,
+        metavar="NUM",
+        help="the first seed, of so many, that finds each mutant",
+    )
     parser.add_argument("--first", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="NUM")
     given = parser.parse_args(arguments)
@@ -35,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(f"\nseed {given.seed}: {failed.what}")
             return 1
         return 0
+    if given.mutants is not None:
+        return _find_mutants(range(given.first, given.first + given.mutants), max(1, given.jobs))
     return _run(range(given.first, given.first + given.seeds), max(1, given.jobs))
 
 
@@ -55,6 +65,30 @@ def _run(seeds: range, num_jobs: int) -> int:
     took_s = time.monotonic() - began_at
     _say(f"\n{num_done} seeds in {took_s:.0f} s, {len(failures) or 'no'} failures")
     return 1 if failures else 0
+
+
+def _find_mutants(seeds: range, num_jobs: int) -> int:
+    """Print lines for mutations.FOUND_BY. 1: no seed finds one of the mutants."""
+    status = 0
+    with ProcessPoolExecutor(num_jobs) as pool:
+        for name, seed in zip(
+            MUTATIONS, pool.map(finding_seed, MUTATIONS, repeat(seeds)), strict=True
+        ):
+            _say(f'    "{name}": {seed},')
+            status = status if seed is not None else 1
+    return status
+
+
+def finding_seed(name: str, seeds: range) -> int | None:
+    """The first seed that fails with the mutant only, beginning with the one that found it last."""
+    for seed in (FOUND_BY[name], *seeds) if name in FOUND_BY else seeds:
+        try:
+            with MUTATIONS[name]():
+                simulate(from_seed(seed))
+        except Failed:
+            if not failures_of([seed]):
+                return seed
+    return None
 
 
 def failures_of(seeds: Sequence[int]) -> list[str]:

@@ -3,7 +3,6 @@
 Commands import what they need, so that --help does not wait for it.
 """
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 PROGRAM = "xain-parameter-server"
 EXIT_FAILED = 1
 POLL_S = 0.2
+SILENT_S = 2.0
 DEFAULT_PORT = 50052
 
 app = make_app()
@@ -66,7 +66,7 @@ _SERVE_HELP = """Hold key ranges of a group, and answer its workers.
 
 Ctrl-C or SIGTERM moves the ranges to other servers first, for as long as server.leave_s; a second
 one ends the server at once. In a group with a log, start it again under its name on its folder: it
-has its ranges again.
+has its ranges again. Several servers on one machine need a --name each.
 
 Settings come from --config, over it from the environment (XAIN_PARAMETERS_SERVER__NAME=s1 is
 server.name), over that from flags.
@@ -150,7 +150,10 @@ def _scheduler(
     ] = None,
     checkpoints: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Folder or fsspec URL. [scheduler.checkpoints]"),
+        typer.Option(
+            metavar="URL",
+            help="Folder that all servers see, or fsspec URL. [scheduler.checkpoints]",
+        ),
     ] = None,
     assignments: Annotated[list[str] | None, set_option("scheduler.num_ranges=12")] = None,
 ) -> None:
@@ -197,7 +200,8 @@ def _serve(
     ] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[server.listen]")] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the log. [server.data]")
+        str | None,
+        typer.Option(metavar="DIR", help="The log is in DIR/NAME. [server.data]"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="[server.name]")] = None,
     assignments: Annotated[list[str] | None, set_option("server.leave_s=60")] = None,
@@ -222,14 +226,26 @@ def _serve(
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     ours = settings.server
     at, address = _address(ours.scheduler), _address(ours.listen)
+    if not ours.advertised and address.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
+        text = f"others cannot connect to {address}: set server.advertised to this machine's name"
+        fail(PROGRAM, text, EXIT_BAD_CONFIG)
     configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
-    stopped = _stopped_by_signal()
-    called = ours.name or f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    called = ours.name or socket.gethostname().split(".")[0]
+    if Path(called).name != called:
+        fail(PROGRAM, f"server.name {called!r} is no name of a folder", EXIT_BAD_CONFIG)
+    # Until the server has joined, a signal interrupts the wait.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    waits = threading.Timer(
+        SILENT_S, typer.echo, (f"{PROGRAM}: waits for the scheduler at {at}",), {"err": True}
+    )
+    waits.start()
     try:
         server = ParameterServer(
-            at, called, address, advertised=ours.advertised or None, folder=ours.data
+            at, called, address, advertised=ours.advertised or None, folder=ours.data / called
         )
+        waits.cancel()
         with server:
+            stopped = _stopped_by_signal()
             typer.echo(f"{PROGRAM}: {called} serving on {server.address}", err=True)
             while not stopped.is_set() and not server.wait(POLL_S):
                 pass
@@ -238,8 +254,12 @@ def _serve(
             ended.start()
             while ended.is_alive() and not stopped.is_set():
                 ended.join(POLL_S)
+    except KeyboardInterrupt:
+        return
     except Exception as error:  # of the log, the network, the scheduler: one line says which
         fail(PROGRAM, str(error), EXIT_FAILED)
+    finally:
+        waits.cancel()
 
 
 @app.command("status", help=_STATUS_HELP)

@@ -36,8 +36,13 @@ class SchedulerSettings(Section):
             has_log=self.log,
             checkpoint_interval=self.checkpoint_interval,
             num_ranges=self.num_ranges,
-            checkpoints=self.checkpoints,
+            checkpoints=_absolute(self.checkpoints),
         )
+
+
+def _absolute(folder: str) -> str:
+    """Servers, which may have other working directories, write to this folder too."""
+    return folder if not folder or "://" in folder else str(Path(folder).absolute())
 
 
 class SchedulerConfig(Section):
@@ -51,8 +56,9 @@ class ServerSettings(Section):
     """[server].
 
     scheduler, listen: "HOST:PORT"; port 0 takes a free one. advertised: host that others reach the
-    server by; "": that of `listen`. name: kept over restarts; "": made of the host's name.
-    data: folder of the log. leave_s: how long ranges may take to move away at the end.
+    server by; "": that of `listen`. name: kept over restarts; "": the host's.
+    data: folder of the logs; each server has a folder of its name in it.
+    leave_s: how long ranges may take to move away at the end.
     """
 
     scheduler: str = "127.0.0.1:50052"

@@ -218,14 +218,13 @@ class Have(Head, frozen=True, array_like=True, tag=35):
 
 class Begin(Head, frozen=True, array_like=True, tag=36):
     """The primary begins a stream of entries for a backup or learner. is_fill: tiles come too, and
-    what the receiver has is of no use. probe: of each Have from here on. tables: each of
-    specs.decode_table."""
+    what the receiver has is of no use. probe: of each Have from here on. A Declare for each table
+    follows."""
 
     range: int
     epoch: int
     probe: int
     is_fill: bool
-    tables: tuple[bytes, ...]
 
 
 class Declare(Head, frozen=True, array_like=True, tag=37):

@@ -3,9 +3,14 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from support.s3_servers import free_ports
+from xain_parameters.config import SchedulerSettings
 
 PROGRAM = [
     sys.executable,
@@ -21,12 +26,28 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@contextmanager
+def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A command, killed at the end if it still runs."""
+    with subprocess.Popen([*PROGRAM, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def scheduler_in(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A scheduler's process and its address."""
+    started = running("scheduler", "--listen", "127.0.0.1:0", "--data", str(folder), *arguments)
+    with started as process:
+        assert process.stderr is not None
+        yield process, process.stderr.readline().split()[-1]
+
+
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: signal.Signals) -> None:
-    command = [*PROGRAM, "scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        target = process.stderr.readline().split()[-1]
+    with scheduler_in(tmp_path) as (process, target):
         status = run("status", "--scheduler", target)
         assert (status.returncode, status.stderr) == (0, "")
         assert status.stdout.startswith("parameters: 0 servers, 0 ranges, 0 tables, 0 workers;")
@@ -41,12 +62,8 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
 
 
 def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
-    first = [*PROGRAM, "scheduler", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "a")]
-    with subprocess.Popen(first, stderr=subprocess.PIPE, text=True) as scheduler:
-        assert scheduler.stderr is not None
-        target = scheduler.stderr.readline().split()[-1]
-        second = [*PROGRAM, "serve", "--scheduler", target, "--name", "s1", "--data", str(tmp_path)]
-        with subprocess.Popen(second, stderr=subprocess.PIPE, text=True) as server:
+    with scheduler_in(tmp_path / "a") as (scheduler, target):
+        with running("serve", "--scheduler", target, "--name", "s1") as server:
             assert server.stderr is not None
             assert "s1 serving on 127.0.0.1:" in server.stderr.readline()
             assert "server s1 at 127.0.0.1:" in run("status", "--scheduler", target).stdout
@@ -55,6 +72,25 @@ def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
         assert "server s1" not in run("status", "--scheduler", target).stdout
         scheduler.send_signal(signal.SIGTERM)
         assert scheduler.wait(LONG_S) == 0
+
+
+def test_server_that_waits_for_the_scheduler_ends_at_ctrl_c(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    with running("serve", "--scheduler", f"127.0.0.1:{port}", "--name", "s1") as server:
+        assert server.stderr is not None
+        assert f"waits for the scheduler at 127.0.0.1:{port}" in server.stderr.readline()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(LONG_S / 2) == 0
+
+
+def test_checkpoints_in_a_relative_folder_are_found_from_other_working_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = SchedulerSettings(checkpoints="cuts").settings()
+    assert settings.checkpoints == str(tmp_path / "cuts")
+    url = SchedulerSettings(checkpoints="s3://bucket/cuts").settings()
+    assert url.checkpoints == "s3://bucket/cuts"
 
 
 def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -67,6 +103,12 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert text in refused.stderr
         assert refused.stderr.count("\n") == 1
+
+
+def test_server_that_others_cannot_connect_to_is_refused() -> None:
+    refused = run("serve", "--listen", "0.0.0.0:50060")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "server.advertised" in refused.stderr
 
 
 def test_status_of_nobody_is_one_line() -> None:

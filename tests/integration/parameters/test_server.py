@@ -15,12 +15,14 @@ from xain_parameters.client.sync import Server
 from xain_parameters.errors import Invalid, RolledBack, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Said
+from xain_parameters.node.log import FolderInUse
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
-from xain_parameters.tables.rules import Adagrad
+from xain_parameters.tables.initialisers import Normal
+from xain_parameters.tables.rules import Adagrad, Adam
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Connection
 
@@ -83,6 +85,26 @@ def test_push_and_pull_over_two_servers(group):
     made.start("s0")
     made.start("s1")
     train(made.worker("w0"), 5)
+
+
+def test_two_servers_never_write_to_one_log(group, tmp_path):
+    made = group(has_log=True)
+    made.start("s0")
+    with pytest.raises(FolderInUse, match="another server has its log in"):
+        ParameterServer(made.scheduler.target, "s1", folder=tmp_path / "s0")
+
+
+def test_backup_of_many_tables_is_brought_up_again_after_a_cut_connection(group):
+    made = group(num_replicas=1)
+    servers = [made.start("s0"), made.start("s1")]
+    worker = made.worker("w0")
+    tables = [worker.dense(f"{i:0200d}", 4, update=Adam(), init=Normal(0.1)) for i in range(300)]
+    for server in servers:
+        for channel in list(server._channels.values()):
+            channel.close()
+    before = tables[-1].pull()
+    tables[-1].push(np.ones(4, np.float32))
+    assert (tables[-1].pull() != before).all()
 
 
 def test_worker_that_connects_after_training_sees_the_last_clock(group):

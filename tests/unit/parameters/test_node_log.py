@@ -44,8 +44,10 @@ def write(folder: Path, num_pushes: int) -> Path:
 
 def replay(folder: Path) -> list[float]:
     log = DiskLog(folder, lambda number, sequence: None, lambda error: None)
-    (recovered,) = log.replay(make)
-    log.close()
+    try:
+        (recovered,) = log.replay(make)
+    finally:
+        log.close()
     assert recovered.replica.sequence == recovered.replica.pull(PULL, None)[0, 0]
     return recovered.replica.pull(PULL, None)[:, 0].tolist()
 

@@ -62,7 +62,7 @@ class Server:
     async def dense(
         self,
         name: str,
-        shape: tuple[int, ...],
+        shape: int | tuple[int, ...],
         *,
         update: Rule = Add(),  # noqa: B008  a value
         init: Initialiser = Zeros(),  # noqa: B008  a value

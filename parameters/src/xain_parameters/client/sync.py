@@ -42,7 +42,7 @@ class Server:
     def dense(
         self,
         name: str,
-        shape: tuple[int, ...],
+        shape: int | tuple[int, ...],
         *,
         update: Rule = Add(),  # noqa: B008  a value
         init: Initialiser = Zeros(),  # noqa: B008  a value
@@ -50,6 +50,7 @@ class Server:
     ) -> "Dense":
         """Declare a dense array, or find it where it was declared the same. It is spread over the
         servers by its first axis. Raises TableConflict where it was declared otherwise."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_rows, dim = rows_of(shape)
         spec = self._core.declare(
             name,
@@ -58,7 +59,7 @@ class Server:
             np.dtype(dtype).name,
             rules.plugin(update),
             initialisers.plugin(init),
-            tuple(shape),
+            shape,
         )
         return Dense(self._core, spec)
 

@@ -69,19 +69,14 @@ class Backup:
     def _begin(self, begin: Begin) -> None:
         self._is_begun = True
         self._probe = begin.probe
-        tables = [decode_table(spec) for spec in begin.tables]
         if not begin.is_fill:
-            for table in tables:
-                self._declare(table)
             return
         if self.copy is not None:
             self.copy.abandon_segment()
         self._num_tiles = 0
-        self._filling = self._host.make(self._range, tables, self._generation, is_whole=False)
+        self._filling = self._host.make(self._range, (), self._generation, is_whole=False)
         if self._log is not None:
             self._log.begin(self._range, self._generation)
-            for spec in begin.tables:
-                self._log.append_next(Message(Declare(self._range.number, 0, spec)))
 
     def _declare(self, table: TableSpec) -> None:
         if self._filling is None:

@@ -15,6 +15,7 @@ told of; a record that was on disk and cannot be read is damage, and is told wit
 
 import os
 import struct
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,9 +25,15 @@ from typing import IO, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from xain_messaging.process.durable import make_directory
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head, encode_head
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 MAGIC = 0x4C505831
 _HEAD = struct.Struct("<IQQI")
@@ -41,6 +48,10 @@ class Make(Protocol):
     def __call__(
         self, range_: RangeView, tables: Iterable[TableSpec], generation: int, *, is_whole: bool
     ) -> Replica: ...
+
+
+class FolderInUse(Exception):
+    """Another server writes its log to the folder. The text names it."""
 
 
 class Damaged(Exception):
@@ -204,6 +215,7 @@ class DiskLog:
 
     on_synced: called in that thread with the range and its last entry on disk.
     on_failed: called once when the disk refuses; nothing is written after that.
+    Raises FolderInUse.
     """
 
     def __init__(
@@ -219,7 +231,13 @@ class DiskLog:
         self._condition = threading.Condition()
         self._queue: list[tuple[DiskRangeLog, Callable[[], None]]] = []
         self._is_closed = False
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
+        self._lock_file = (folder / "lock").open("ab")
+        try:
+            _lock(self._lock_file.fileno())
+        except OSError as error:
+            self._lock_file.close()
+            raise FolderInUse(f"another server has its log in {folder}") from error
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def replay(self, make: Make) -> list[Recovered]:
@@ -267,6 +285,7 @@ class DiskLog:
             self._thread.join()
         for each in self._ranges.values():
             each.close()
+        self._lock_file.close()
 
     def _run(self) -> None:
         try:
@@ -289,6 +308,17 @@ class DiskLog:
             if sequence >= 0:
                 self._on_synced(number, sequence)
         return True
+
+
+if sys.platform == "win32":
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+else:
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def pieces_of(message: Message) -> list[bytes | memoryview]:

@@ -192,8 +192,9 @@ class Primary:
         peer.probe = self._last_probe
         peer.is_streaming = True
         peer.received = have.received
-        begin = Begin(range_.number, range_.epoch, peer.probe, lacking is None, copy.tables)
-        self._send(peer, begin)
+        self._send(peer, Begin(range_.number, range_.epoch, peer.probe, lacking is None))
+        for spec in copy.tables:
+            self._send(peer, Declare(range_.number, range_.epoch, spec))
         if lacking is None:
             peer.have = peer.received = -1
             peer.tiles = tiles_of(copy.replica)
