@@ -69,9 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(name=SERVERS, has_log=st.booleans())
     def return_with_log(self, name: str, has_log: bool) -> None:
-        lost = [number for number, holder in self.state.lost.items() if holder == name]
-        ranges = dict.fromkeys(lost, 3) if has_log else {}
-        self.run(c.ServerReturned(name, self.state.generation, ranges))
+        epochs = {each.number: each.epoch for each in self.state.ranges if not each.servers}
+        has, lacks = (epochs, {}) if has_log else ({}, epochs)
+        self.run(c.ServerReturned(name, self.state.generation, has, lacks))
 
     @rule(name=SERVERS)
     def die(self, name: str) -> None:

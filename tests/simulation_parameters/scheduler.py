@@ -102,11 +102,9 @@ class SchedulerMachine:
         caller: Process,
         question: Callable[[], Any],
         answered: Callable[[Any], None],
-        *,
-        again: bool = True,
     ) -> None:
         """Ask until there is an answer: what `question` returns at the scheduler, or the
-        ParameterError that it raises. again: ask once only if not."""
+        ParameterError that it raises."""
         is_answered = False
 
         def arrive() -> None:
@@ -129,8 +127,7 @@ class SchedulerMachine:
         def attempt() -> None:
             if not is_answered:
                 self._clock.after(self._latency(), None, arrive)
-                if again:
-                    caller.after(RETRY_S, attempt)
+                caller.after(RETRY_S, attempt)
 
         attempt()
 

@@ -104,6 +104,7 @@ class Server:
         self._steps: list[tuple[int, Callable[[], None], Callable[[], int]]] = []
         self._is_member = False
         self._is_leaving = False
+        self._returned: c.ServerReturned | None = None  # to be told with the next beat
         self.node = ServerNode(process.name, self)
         for recovered in machine.replay():
             self.node.recovered(*recovered)
@@ -132,14 +133,14 @@ class Server:
         # No view from before it joined: it would name an earlier process.
         self._is_member = True
         self.take_view(answer)
-        generation, ranges = self.node.holdings()
-        command = c.ServerReturned(self.process.name, generation, ranges)
-        self._scheduler.ask(
-            self.process, lambda: self._scheduler.decide(command), lambda _: self._beat()
-        )
+        self._beat()
+
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        self._returned = c.ServerReturned(self.process.name, generation, has, lacks)
 
     def _beat(self) -> None:
         sent_at = self._clock.now
+        returned, self._returned = self._returned, None
         name, incarnation = self.process.name, self.process.incarnation
         scheduler = self._scheduler
 
@@ -148,11 +149,14 @@ class Server:
             if known is None or not known.is_live or known.incarnation != incarnation:
                 return None
             scheduler.heard(name)
+            if returned is not None:
+                scheduler.decide(returned)
             return scheduler.view()
 
         def answered(view: View | Exception | None) -> None:
             if view is None:
                 self.process.note("was taken for dead")
+                self._returned = self._returned or returned  # it has not come
                 self.join()
                 return
             assert isinstance(view, View)
@@ -177,14 +181,6 @@ class Server:
             self.process,
             lambda: (self._scheduler.decide(command), self._scheduler.view())[1],
             lambda view: self.take_view(view) if isinstance(view, View) else None,
-        )
-
-    def want_view(self, version: tuple[int, int]) -> None:
-        self._scheduler.ask(
-            self.process,
-            self._scheduler.view,
-            lambda view: self.take_view(view),
-            again=False,
         )
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:

@@ -33,8 +33,10 @@ LONG_S = 30.0
 class Node:
     """A server that has all it is given at once, and no numbers."""
 
-    def __init__(self, target: str, name: str) -> None:
+    def __init__(self, target: str, name: str, clocks: dict[str, int] | None = None) -> None:
+        """clocks: that workers began after the mark of a checkpoint."""
         self.views: list[View] = []
+        self._clocks = clocks or {}
         self.scheduler = ServerScheduler(target, name, f"{name}:1", self.see)
         self.scheduler.join(LONG_S)
 
@@ -45,7 +47,9 @@ class Node:
                 self.scheduler.report_whole(each.number, each.epoch, learner)
             if view.cut is not None and each.servers[:1] == (self.scheduler.name,):
                 path = f"{each.number}.part"
-                self.scheduler.report_saved(view.generation, view.cut.number, each.number, path, {})
+                self.scheduler.report_saved(
+                    view.generation, view.cut.number, each.number, path, self._clocks
+                )
 
     def close(self) -> None:
         self.scheduler.close()
@@ -155,6 +159,32 @@ def test_double_ticks_count_once_and_the_barrier_opens_for_all(
         assert w2.tick(0, generation).clock == 1
         assert [each.result(LONG_S).clock for each in twice] == [1, 1]
         assert w2.wait(1, LONG_S) == (1, generation)
+
+
+def test_worker_waits_after_a_rollback_for_those_behind_it(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    """Worker b was a clock ahead when it passed the mark of the checkpoint."""
+    group = Group(tmp_path, stack, checkpoints=tmp_path.as_uri())
+    node = Node(group.target, "s0", {"a": 0, "b": 1})
+    stack.callback(node.close)
+    a, b = group.worker("a"), group.worker("b")
+    a.declare(TABLE, LONG_S)
+    with ThreadPoolExecutor(3) as pool:
+        begun = [pool.submit(worker.begin, 0, 2) for worker in (a, b)]
+        before = [each.result(LONG_S) for each in begun].pop().generation
+        ahead = pool.submit(b.tick, 0, before)
+        with SchedulerCalls(group.target) as calls:
+            while calls.status(LONG_S).clocks != {"a": 0, "b": 1}:
+                time.sleep(0.01)
+            assert calls.checkpoint(LONG_S) == 1
+        node.close()
+        group.node("s1")
+        after = view_when(a, lambda view: view.generation > before).generation
+        again = a.tick(0, before)
+        assert (again.clock, again.generation) == (0, after)
+        a.tick(0, after)
+        assert ahead.result(LONG_S)[:2] == (1, 1)  # clock, opened
 
 
 def test_killed_worker_opens_the_barrier_of_the_others(tmp_path: Path, stack: ExitStack) -> None:

@@ -248,3 +248,20 @@ def test_server_that_cannot_take_a_view_gives_its_ranges_up(group, monkeypatch):
     train(made.worker("w0"), 4, fail)
     with pytest.raises(RuntimeError, match="a defect"):
         broken.wait(LONG_S)
+
+
+def test_server_whose_lease_was_over_gets_its_ranges_back(group):
+    """The process lives, and has its log."""
+    made = group(has_log=True)
+    made.start("s0")
+    service = made.scheduler._service
+    registry = service.membership._registry
+    wait_until(lambda: time.monotonic() > service.membership.settled_at)
+
+    def fail(clock: int) -> None:
+        if clock == 2:
+            # As when the server was silent for longer than its lease.
+            made.scheduler._loop.call_soon_threadsafe(registry._remove, "parameters", "s0")
+            wait_until(lambda: not all(each.servers for each in made.view().ranges))
+
+    train(made.worker("w0"), 4, fail)

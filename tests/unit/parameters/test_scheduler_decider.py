@@ -201,7 +201,11 @@ def test_lost_range_with_log_waits_for_its_server() -> None:
     group(c.ServerDied("a"))
     group.join("a")
     assert group.primaries() == ["b", "b"]
-    group(c.ServerReturned("a", generation, dict.fromkeys(lost, 5)))
+    before = {each.number: each.epoch for each in group.state.ranges}
+    early = {number: before[number] - 1 for number in lost}
+    assert group(c.ServerReturned("a", generation, {}, early)) == ()
+    assert group(c.ServerReturned("a", generation - 1, {}, before)) == ()
+    group(c.ServerReturned("a", generation, {number: before[number] for number in lost}))
     assert group.primaries() == ["a", "a", "b", "b"]
     assert group.state.generation == generation
 
@@ -211,7 +215,8 @@ def test_server_that_returns_without_its_log_rolls_back() -> None:
     generation = group.state.generation
     group(c.ServerDied("a"))
     group.join("a")
-    group(c.ServerReturned("a", generation, {}))
+    epochs = {each.number: each.epoch for each in group.state.ranges if not each.servers}
+    group(c.ServerReturned("a", generation, {}, epochs))
     assert group.state.generation == generation + 1
     assert not group.state.lost
 
@@ -471,9 +476,6 @@ def test_scheduler_that_starts_again_has_higher_views() -> None:
     assert fold(group.first, group.events) == group.state
 
 
-# --- tables ---
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -492,3 +494,26 @@ def test_table_that_no_server_can_have_is_refused(changes: dict[str, object], wh
     with pytest.raises(Invalid, match=why):
         group(c.DeclareTable(replace(TABLE, name="bad", **changes)))
     assert group.state == before
+
+
+def test_worker_that_came_back_during_a_checkpoint_goes_on_where_its_pushes_end() -> None:
+    """The worker died in clock 7, others went on, and it came back at 8 and passed the mark there:
+    the pushes of clock 7 that the checkpoint has of it do not count after a roll-back."""
+    group = make_group("a")
+    for name in ("v", "w"):
+        group.begin(name)
+    for clock in range(7):
+        for name in ("v", "w"):
+            group.tick(name, clock)
+    group(c.CheckpointDue())
+    group.begin("x")  # passes the mark at 7
+    group(c.WorkerDied("w"))
+    for name in ("v", "x"):
+        group.tick(name, 7)
+    group.begin("w", incarnation=2)
+    assert group.state.clocks == {"v": 8, "w": 8, "x": 8}
+    group.save({"v": 8, "w": 8, "x": 7})
+    assert group.state.cuts[-1].clocks == {"v": 8, "w": 7, "x": 7}
+    group(c.ServerDied("a"))
+    group.join("b")
+    assert dict(openings(view_of(group.state), 7, 8))[8]["w"] == 7

@@ -67,8 +67,9 @@ class Host(Protocol):
     def save(self, range_: int, view: View) -> None:
         """Write the part of a range of the view's checkpoint, as ServerNode.read_cut gives it."""
 
-    def want_view(self, version: tuple[int, int]) -> None:
-        """Ask the scheduler for its view: there is one at least as new as `version`."""
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        """Tell the scheduler which of the ranges without a server this one has, and which not: the
+        epoch of each in the view."""
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
         """Tell the scheduler that a learner has everything, and that this primary acknowledges

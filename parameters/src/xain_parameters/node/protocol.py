@@ -57,10 +57,15 @@ class _Saving:
 
 @dataclass(slots=True, eq=False)
 class _Hosted:
-    """A range at this server. role None: its data are being loaded, or are lost."""
+    """A range at this server.
+
+    role None: its data are being loaded, or are lost.
+    version: of the view that it has taken; tables of a later one are not declared here yet.
+    """
 
     view: RangeView
     generation: int
+    version: tuple[int, int] = (0, 0)
     lock: threading.RLock = field(default_factory=threading.RLock)
     role: Primary | Backup | None = None
     copy: Copy | None = None  # before the first role
@@ -130,16 +135,6 @@ class ServerNode:
         log = self._host.open_log(range_.number)
         self._recovered[generation, range_.number] = Copy(range_, generation, replica, made_in, log)
 
-    def holdings(self) -> tuple[int, dict[int, int]]:
-        """Of the ranges that this server has, and is not named for: their generation, and the last
-        entry of each. The scheduler is told of them when this server joins."""
-        generation = max((each for each, _ in self._recovered), default=0)
-        return generation, {
-            number: copy.replica.sequence
-            for (of, number), copy in self._recovered.items()
-            if of == generation
-        }
-
     # --- from the scheduler ---
 
     def renew(self, until: float, now: float) -> None:
@@ -166,6 +161,7 @@ class ServerNode:
             for range_ in mine.values():
                 self._take_range(range_, view, now)
             self._forget_recovered(view)
+            self._report_returned(view)
             waiting, self._waiting = self._waiting, []
             self._num_waiting_bytes = 0
         for source, message in waiting:
@@ -173,11 +169,13 @@ class ServerNode:
 
     def loaded(self, number: int, generation: int, replica: Replica, now: float) -> None:
         """Take a range as it was in the checkpoint that the generation began from."""
-        hosted = self._hosted.get(number)
-        if hosted is None or hosted.generation != generation or hosted.role is not None:
-            return
-        with hosted.lock:
-            self._start(hosted, replica, now)
+        # As take_view() takes the locks: that of the node, then that of the range.
+        with self._lock:
+            hosted = self._hosted.get(number)
+            if hosted is None or hosted.generation != generation or hosted.role is not None:
+                return
+            with hosted.lock:
+                self._start(hosted, replica, now)
 
     # --- from the disk ---
 
@@ -260,7 +258,7 @@ class ServerNode:
         primary = hosted.role
         # Nobody works on a range whose begin is not on disk: losing it would roll back the others.
         is_ready = isinstance(primary, Primary) and primary.copy.synced >= 0
-        if now >= self._leased_until or not is_ready:
+        if now >= self._leased_until or not is_ready or request.view > hosted.version:
             self._refuse(source, request, "busy")
             return
         if isinstance(request, Pull):
@@ -314,6 +312,9 @@ class ServerNode:
         except Invalid as error:
             self._refuse(source, request, "invalid", str(error))
             return
+        if entry is not None and isinstance(request, Push) and is_late(replica, request):
+            self._refuse(source, request, "evicted", "others have gone on without this worker")
+            return
         # A known one changes nothing, and is answered when the first one is durable.
         if entry is not None:
             primary.commit(Message(entry, message.keys, message.values))
@@ -351,18 +352,15 @@ class ServerNode:
 
     def _wait(self, source: Source, request: Request, message: Message) -> None:
         with self._lock:
-            if request.view <= self.version:
-                waits = False  # the view has come in between
-            elif len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES:
-                self._refuse(source, request, "busy")
-                return
-            else:
-                waits = True
+            is_full = (
+                len(self._waiting) >= MAX_WAITING or self._num_waiting_bytes >= MAX_WAITING_BYTES
+            )
+            # Or the view has come in between.
+            waits = request.view > self.version and not is_full
+            if waits:
                 self._waiting.append((source, message))
                 self._num_waiting_bytes += num_bytes(message)
-        if waits:
-            self._host.want_view(request.view)
-        else:
+        if not waits:
             self._refuse(source, request, "busy")
 
     def _refuse(self, source: Source, request: Request, why: str, text: str = "") -> None:
@@ -393,6 +391,7 @@ class ServerNode:
                     hosted.role.declare(table)
             if isinstance(hosted.role, Primary):
                 self._follow_cut(hosted, hosted.role)
+            hosted.version = view.version
 
     def _begin_range(self, hosted: _Hosted, view: View, now: float) -> None:
         """Begin with the checkpoint, or empty. A server that a range names, and that was not its
@@ -448,7 +447,7 @@ class ServerNode:
         log = self._host.open_log(number)
         if copy is None and log is not None:
             log.drop()
-        # A range without a server waits for the one that has it; see holdings.
+        # A range without a server waits for the one that has it; see _report_returned().
         now = next((each for each in view.ranges if each.number == number), None)
         if copy is None:
             return
@@ -457,6 +456,15 @@ class ServerNode:
             self._recovered[hosted.generation, number] = copy
         else:
             copy.end()
+
+    def _report_returned(self, view: View) -> None:
+        """Tell which of the ranges without a server are here. Told with each view, since a server
+        whose lease was over has them still, and gets them back."""
+        epochs = {each.number: each.epoch for each in view.ranges if not each.servers}
+        has = {number: epochs[number] for _, number in self._recovered}
+        lacks = {number: epoch for number, epoch in epochs.items() if number not in has}
+        if epochs:
+            self._host.report_returned(view.generation, has, lacks)
 
     def _forget_recovered(self, view: View) -> None:
         """Drop data of ranges that others have, and of earlier generations."""
@@ -488,3 +496,13 @@ class ServerNode:
         with hosted.lock:
             if isinstance(hosted.role, Backup) and hosted.view.epoch == probe.epoch:
                 hosted.role.probed(source, probe)
+
+
+def is_late(replica: Replica, push: Push) -> bool:
+    """Whether others have seen the state after the clock of a push already. Its worker was taken
+    for dead meanwhile, and may have come back.
+
+    After a power cut of the scheduler's machine the last ticks may be missing from its journal, and
+    a worker that is started again then gets a clock that is closed here.
+    """
+    return 0 <= push.clock < replica.opened

@@ -124,7 +124,6 @@ class ParameterServer:
             for recovered in self._log.replay(self.make):
                 node.recovered(*recovered)
             self._log.start()
-            scheduler.report_returned(*node.holdings())
         with self._lock:
             self._node = node
         self._take_view(scheduler.view)
@@ -194,8 +193,8 @@ class ParameterServer:
             if self._scheduler.is_lost:
                 self._fail(Evicted(f"the scheduler has taken the server {self.name!r} for dead"))
 
-    def want_view(self, version: tuple[int, int]) -> None:
-        """Views come by themselves."""
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        self._scheduler.report_returned(generation, has, lacks)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
         self._scheduler.report_whole(range_, epoch, server)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from msgspec.structs import replace
 
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
 from xain_messaging.errors import MembershipLost, MessagingError
@@ -21,6 +22,7 @@ from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unav
 from xain_parameters.scheduler.reports import (
     Load,
     Report,
+    Returned,
     Saved,
     Status,
     Whole,
@@ -404,17 +406,16 @@ class ServerScheduler(SchedulerMember):
         """The part of a range of a checkpoint is written; see commands.RangeSaved."""
         self._add(saved=(Saved(generation, cut, range_, path, clocks),))
 
-    def report_returned(self, generation: int, ranges: dict[int, int]) -> None:
-        """The log was replayed: the last sequence of each range. In a group with a log every server
-        says so once, also if it has nothing."""
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        """Which of the ranges without a server this one has; see commands.ServerReturned."""
         with self._lock:
-            self._waiting = _with(self._waiting, returned=ranges, generation=generation)
+            self._waiting = replace(self._waiting, returned=Returned(generation, has, lacks))
         self._has_news.set()
 
     def leave(self, timeout_s: float) -> bool:
         """Have the ranges moved away, then close(). Returns whether they were in this time."""
         with self._lock:
-            self._waiting = _with(self._waiting, is_leaving=True)
+            self._waiting = replace(self._waiting, is_leaving=True)
         self._may_go.clear()
         self._has_news.set()
         has_moved = self._may_go.wait(timeout_s)
@@ -428,7 +429,7 @@ class ServerScheduler(SchedulerMember):
 
     def _add(self, *, wholes: tuple[Whole, ...] = (), saved: tuple[Saved, ...] = ()) -> None:
         with self._lock:
-            self._waiting = _with(
+            self._waiting = replace(
                 self._waiting,
                 wholes=(*self._waiting.wholes, *wholes),
                 saved=(*self._waiting.saved, *saved),
@@ -443,7 +444,7 @@ class ServerScheduler(SchedulerMember):
                 # One that leaves says so each time: the scheduler may be another one by now.
                 self._waiting = Report(is_leaving=sent.is_leaving)
             if self._load is not None:
-                sent = _with(sent, load=self._load())
+                sent = replace(sent, load=self._load())
             began = time.monotonic()
             try:
                 answer = self._stub.Report(
@@ -466,19 +467,12 @@ class ServerScheduler(SchedulerMember):
             self._has_news.wait(RETRY_S if sent.is_leaving else REPORT_S)
 
 
-def _with(report: Report, **changes: Any) -> Report:
-    fields = {name: getattr(report, name) for name in report.__struct_fields__}
-    return Report(**{**fields, **changes})
-
-
 def _merged(sent: Report, newer: Report) -> Report:
     """What has not come, and what came up meanwhile."""
-    is_newer = newer.returned is not None
     return Report(
         wholes=(*sent.wholes, *newer.wholes),
         saved=(*sent.saved, *newer.saved),
-        returned=newer.returned if is_newer else sent.returned,
-        generation=newer.generation if is_newer else sent.generation,
+        returned=sent.returned if newer.returned is None else newer.returned,
         is_leaving=sent.is_leaving or newer.is_leaving,
     )
 

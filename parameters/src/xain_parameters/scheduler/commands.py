@@ -26,15 +26,16 @@ class ServerJoined:
 
 @dataclass(frozen=True, slots=True)
 class ServerReturned:
-    """A server has replayed its log.
+    """A server tells which of the ranges without a server it has, and which not.
 
-    ranges: sequence of the last entry that it has of each range.
-    generation: of the group when the log was written.
+    generation: of the view that it looked at.
+    has, lacks: the epoch of each range in that view, by its number.
     """
 
     name: str
     generation: int
-    ranges: Mapping[int, int] = field(default_factory=dict)
+    has: Mapping[int, int] = field(default_factory=dict)
+    lacks: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,14 +111,15 @@ def _answer_server(
     if known is None or not known.is_live:
         return ()
     match command:
-        case c.ServerReturned(name, generation, ranges):
-            is_current = generation == state.generation
+        case c.ServerReturned(name, generation, has, lacks):
+            if generation != state.generation:
+                return ()  # the server tells again when it has the newer view
+            epochs = {each.number: each.epoch for each in state.ranges}
+            mine = [number for number, holder in state.lost.items() if holder == name]
             return [
-                e.RangePlaced(number, (name,))
-                if is_current and number in ranges
-                else e.RangeLost(number, "")
-                for number, holder in state.lost.items()
-                if holder == name
+                e.RangePlaced(number, (name,)) if number in has else e.RangeLost(number, "")
+                for number in mine
+                if epochs[number] in (has.get(number), lacks.get(number))
             ]
         case c.ServerLeft(name):
             return () if known.is_leaving else (e.ServerLeaving(name),)

@@ -33,17 +33,20 @@ class Load(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class Report(msgspec.Struct, frozen=True):
-    """A server tells what it has done since it last did. All of it may be told again.
+class Returned(msgspec.Struct, frozen=True):
+    """Which of the ranges without a server this one has; see commands.ServerReturned."""
 
-    returned: of a server that has replayed its log: the last sequence that it has of each range;
-        {} if it has nothing. None: said already. generation: of the group when it was written.
-    """
+    generation: int
+    has: dict[int, int]
+    lacks: dict[int, int]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A server tells what it has done since it last did. All of it may be told again."""
 
     wholes: tuple[Whole, ...] = ()
     saved: tuple[Saved, ...] = ()
-    returned: dict[int, int] | None = None
-    generation: int = 0
+    returned: Returned | None = None
     is_leaving: bool = False
     load: Load | None = None
 

@@ -275,8 +275,8 @@ class SchedulerService(SchedulerServicer):
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             generation = self._run(command).generation
-        except RolledBack as error:
-            return self._turn(request.name, error.clock)
+        except RolledBack:
+            generation = request.generation
         except ParameterError as error:
             await _refuse_as(context, error)
 
@@ -284,8 +284,8 @@ class SchedulerService(SchedulerServicer):
             worker = self._state.workers.get(request.name)
             if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
                 return True
-            is_other = self._state.generation != generation
-            return is_other or self._state.may_begin(request.name, request.num_workers)
+            # After a rollback too: the others may be behind in the checkpoint.
+            return self._state.may_begin(request.name, request.num_workers)
 
         await self._when(is_over)
         if self._has_ended:
@@ -332,7 +332,10 @@ class SchedulerService(SchedulerServicer):
         except msgspec.MsgspecError as error:
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"no report: {error}")
         if report.returned is not None:
-            self._run(c.ServerReturned(request.name, report.generation, report.returned))
+            returned = report.returned
+            self._run(
+                c.ServerReturned(request.name, returned.generation, returned.has, returned.lacks)
+            )
         for whole in report.wholes:
             self._run(c.LearnerWhole(whole.range, whole.epoch, whole.server))
         for saved in report.saved:

@@ -364,12 +364,15 @@ def _evolve(state: State, event: AnyEvent) -> State:
 def closed(state: State, cut: OpenCut) -> Cut:
     """The manifest of a checkpoint, all of whose parts are saved."""
     marked = {name: clock for name, clock in cut.clocks.items() if name not in cut.ended}
+    # A worker that marked, went on and then ended: what it pushed after its mark is not in it. One
+    # that ended before its mark and came back: what it pushed of the clock it was at is none.
+    clocks = cut.ended | cut.clocks
+    clocks |= {name: min(clocks[name], ended) for name, ended in cut.ended.items()}
     return Cut(
         generation=state.generation,
         number=cut.number,
         clock=min((marked[name] for name in cut.workers if name in marked), default=cut.clock),
-        # A worker that marked, went on and then ended: what it pushed after its mark is not in it.
-        clocks={**cut.ended, **cut.clocks},
+        clocks=clocks,
         tables=state.tables,
         ranges=tuple((each, cut.saved[each.number]) for each in state.ranges),
     )

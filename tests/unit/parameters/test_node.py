@@ -1,0 +1,191 @@
+"""A server node without sockets and disk, called by several threads as a server does."""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from xain_parameters.keys import END
+from xain_parameters.messages import Done, Message, Probe, Pull, Push, Refused, Rows
+from xain_parameters.node.ports import Source
+from xain_parameters.node.protocol import ServerNode
+from xain_parameters.replica import Replica
+from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+
+LONG_S = 20.0
+TABLE = TableSpec(1, "t", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
+OTHER = TableSpec(2, "u", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
+WHOLE = RangeView(1, 0, END - 1, 1, ("b",))
+
+
+class Host:
+    """See ports.Host."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.returned: list[tuple[int, dict[int, int], dict[int, int]]] = []
+        self.on_open_log: Callable[[], None] = lambda: None
+
+    def emit(self, destination: Source | str, message: Message) -> None:
+        self.sent.append(message)
+
+    def open_log(self, range_: int) -> None:
+        self.on_open_log()
+
+    def make(self, range_, tables, generation, *, is_whole):
+        return Replica(range_, tables, generation, is_whole=is_whole)
+
+    def load(self, range_: RangeView, view: View) -> None:
+        pass
+
+    def save(self, range_: int, view: View) -> None:
+        pass
+
+    def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
+        self.returned.append((generation, has, lacks))
+
+    def report_whole(self, range_: int, epoch: int, server: str) -> None:
+        pass
+
+    def command(self, source: Source, head: int, text: str) -> str:
+        return text
+
+
+class Node:
+    """The server "b" with a lease, and its answers."""
+
+    def __init__(self) -> None:
+        self.host = Host()
+        self.node = ServerNode("b", self.host)
+        self.node.renew(1e9, 0.0)
+
+    def see(self, number: int, *ranges: RangeView, **changes: object) -> None:
+        given: dict[str, object] = {"tables": (TABLE,), "addresses": {"b": "y"}} | changes
+        self.node.take_view(View(1, number, ranges=ranges, **given), 0.0)  # type: ignore[arg-type]
+
+    def ask(self, worker: str, head: Pull | Push, values: object = None) -> Message:
+        """The answer to a request, which comes at once."""
+        message = Message(head, None, values)  # type: ignore[arg-type]
+        self.node.handle(Source(worker, 1), message, 0.0)
+        return next(each for each in self.host.sent if each.head.request == head.request)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def pull(request: int, number: int = 1, opened: int = 0, table: int = 1) -> Pull:
+    return Pull(request, (1, number), 1, table, opened, 0, 8)
+
+
+def push(request: int, clock: int, *, is_held: bool = True) -> Push:
+    return Push(request, (1, 1), 1, 1, clock, clock, 0, is_held, start=0, stop=8)
+
+
+ONES = np.ones((8, 1), np.float32)
+
+
+def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other() -> None:
+    """A probe came before the range was loaded, so loading it looks into what the node keeps."""
+    host = Host()
+    node = ServerNode("b", host)
+    range_ = RangeView(1, 0, END - 1, 3, ("a", "b"))
+    addresses = {"a": "x", "b": "y"}
+
+    def view(number: int) -> View:
+        return View(2, number, (TABLE,), (range_,), addresses, rolled_back_to=1)
+
+    node.take_view(view(1), 0.0)
+    node.handle(Source("a", 1), Message(Probe(1, 3, 1)), 0.0)
+    is_loading, may_load = threading.Event(), threading.Event()
+
+    def on_open_log() -> None:
+        is_loading.set()
+        may_load.wait(LONG_S)
+
+    host.on_open_log = on_open_log
+    replica = Replica(range_, [TABLE], 2)
+    steps = [lambda: node.loaded(1, 2, replica, 0.0), lambda: node.take_view(view(2), 0.0)]
+    threads = [threading.Thread(target=step, daemon=True) for step in steps]
+    threads[0].start()
+    assert is_loading.wait(LONG_S)
+    threads[1].start()
+    threads[1].join(0.3)  # with the defect it has the lock of the node by now
+    may_load.set()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) -> None:
+    """Ranges take a view one after the other."""
+    halves = (RangeView(1, 0, 2**63 - 1, 1, ("b",)), RangeView(2, 2**63, END - 1, 1, ("b",)))
+    node.see(1, *halves)
+    replica = node.node.replica_of(1)
+    assert replica is not None
+    is_declaring, may_declare = threading.Event(), threading.Event()
+    declare = replica.declare
+
+    def slow(table: TableSpec) -> bool:
+        is_declaring.set()
+        may_declare.wait(LONG_S)
+        return declare(table)
+
+    replica.declare = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: node.see(2, *halves, tables=(TABLE, OTHER)))
+    thread.start()
+    assert is_declaring.wait(LONG_S)
+    low, high = replica.span.indices(8)
+    head = Pull(5, (1, 2), 1, 2, 0, low, high)
+    answer = node.ask("w", head).head
+    may_declare.set()
+    thread.join(LONG_S)
+    assert isinstance(answer, Refused)
+    assert answer.why == "busy"
+    node.host.sent.clear()
+    assert isinstance(node.ask("w", head).head, Rows)
+
+
+def test_late_push_of_a_closed_clock_is_refused(node: Node) -> None:
+    """Others have seen the clock without it: the worker was taken for dead, and came back."""
+    node.see(1, WHOLE)
+    assert isinstance(node.ask("w", push(1, 4), ONES).head, Done)
+    assert (node.ask("v", pull(2, opened=6)).values == 1).all()
+    refused = node.ask("w", push(3, 5), ONES).head
+    assert isinstance(refused, Refused)
+    assert refused.why == "evicted"
+    assert isinstance(node.ask("w", push(4, 4), ONES).head, Done), "it is known already"
+    assert isinstance(node.ask("w", push(5, 6), ONES).head, Done)
+    assert (node.ask("v", pull(6, opened=6)).values == 1).all()
+
+
+def test_push_that_waits_while_its_clock_is_closed_is_refused(node: Node) -> None:
+    node.see(1, WHOLE)
+    hosted = node.node._hosted[1]
+    answers: list[Message] = []
+    with hosted.lock:  # another request of the range is being handled
+        thread = threading.Thread(target=lambda: answers.append(node.ask("w", push(1, 5), ONES)))
+        thread.start()
+        node.see(2, WHOLE, ended={"w": 5})
+        assert (node.ask("v", pull(2, 2, opened=6)).values == 0).all()
+    thread.join(LONG_S)
+    assert isinstance(answers[0].head, Refused)
+    assert (node.ask("v", pull(3, 2, opened=6)).values == 0).all()
+
+
+def test_range_without_a_server_is_told_with_each_view(node: Node) -> None:
+    """A server whose lease was over is alive and has the range still."""
+    other = RangeView(2, 1 << 63, END - 1, 5, ())
+    node.see(
+        1, RangeView(1, 0, (1 << 63) - 1, 1, ("b",)), RangeView(2, 1 << 63, END - 1, 4, ("a",))
+    )
+    assert node.host.returned == []
+    lost = RangeView(1, 0, (1 << 63) - 1, 2, ())
+    node.see(2, lost, other)
+    node.see(3, lost, other)
+    assert node.host.returned == [(1, {1: 2}, {2: 5})] * 2
+    node.see(4, RangeView(1, 0, (1 << 63) - 1, 3, ("b",)), other)
+    assert node.host.returned[2] == (1, {}, {2: 5})
+    assert node.node.replica_of(1) is not None
