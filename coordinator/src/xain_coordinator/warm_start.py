@@ -282,6 +282,11 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()
         raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
+    if name == "bagging" and config.workload.options.get("vote") == "open" != own.get("vote"):
+        raise CannotStartFrom(
+            f"{source} was made with workload.options.vote = {own.get('vote')!r}, and has no points"
+            " of the columns' distributions, which 'open' needs; keep it"
+        )
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:
         raise CannotStartFrom(

@@ -12,6 +12,7 @@ import skops.io
 from sklearn.ensemble import BaggingClassifier, BaggingRegressor
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+from integration.conftest import config_for
 from integration.coordinator.test_trees import (
     INVALID,
     array,
@@ -24,6 +25,7 @@ from unit.workloads.test_bagging import edit_schema, rewritten
 from xain_coordinator.app import Coordinator
 from xain_coordinator.export import formats
 from xain_coordinator.log_files import LatencyFile
+from xain_coordinator.warm_start import CannotStartFrom
 from xain_participant import Agent, WorkloadParticipant
 from xain_participant.client import INLINE_BYTES
 from xain_proto.fl import coordinator_pb2 as pb
@@ -155,6 +157,30 @@ async def test_session_lists_the_estimators_that_stay_and_has_nothing_to_export(
     for suffix in (".skops", ".npz"):
         with pytest.raises(formats.NoModel, match="there is no model to export: the fitted est"):
             formats.write(tmp_path / f"model{suffix}", model, {})
+
+
+async def test_open_votes_go_on_from_a_model_of_open_votes_only(start, join, tmp_path: Path):
+    """The points of the columns come with the model; a model of other votes has none."""
+
+    async def session(name: str, vote: str, source: str = "") -> str:
+        config = config_for(tmp_path / name, **settings(2, publish=False, vote=vote))
+        coordinator = Coordinator(config, from_model=source)
+        await coordinator.start()
+        try:
+            await run_agents(coordinator, list(halves(load("wine"))))
+            points = coordinator.driver.session.model.metadata.get("points", "")
+            assert bool(points) == (vote == "open")
+            return coordinator.driver.session.session_id
+        finally:
+            await coordinator.stop()
+
+    async def last_of(name: str, vote: str) -> str:
+        session_id = await session(name, vote)
+        return str(tmp_path / name / "weights" / session_id / "models" / "last.npy")
+
+    await session("again", "open", await last_of("open", "open"))
+    with pytest.raises(CannotStartFrom, match="vote = 'soft', and has no points"):
+        await session("other", "open", await last_of("soft", "soft"))
 
 
 async def test_exported_ensemble_predicts_the_same_in_plain_scikit_learn(

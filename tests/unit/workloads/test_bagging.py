@@ -31,7 +31,7 @@ from xain_workloads.held import (
     unpack_holdings,
 )
 from xain_workloads.model import Model
-from xain_workloads.preprocessing import prepare
+from xain_workloads.preprocessing import PreprocessingOptions, prepare
 from xain_workloads.table import Table
 from xain_workloads.workload import create, initial_model
 
@@ -449,11 +449,14 @@ def by_label(name: str, num_sites: int) -> tuple[list[Table], Dataset]:
     return [replace(part, classes=names) for part in parts], data.subset(held_out)
 
 
-def accuracy_of_kept(parts: list[Table], test: Dataset, vote: str) -> tuple[float, list[float]]:
+def accuracy_of_kept(
+    parts: list[Table], test: Dataset, vote: str, scaling: str = ""
+) -> tuple[float, list[float]]:
     """Accuracy of 10 trees a site, and the out-of-bag score of each site."""
     options = {"vote": vote, "estimators": 10}
     workload = create("bagging", options)
-    model = initial_model(workload, [part.profile() for part in parts])
+    profiles = [part.profile() for part in parts]
+    model = initial_model(workload, profiles, PreprocessingOptions(scaling))
     total, scores = np.zeros((test.num_samples, len(parts[0].classes))), []
     features = prepare(model.metadata, test).features
     for site, part in enumerate(parts):
@@ -468,15 +471,21 @@ def accuracy_of_kept(parts: list[Table], test: Dataset, vote: str) -> tuple[floa
 
 
 @pytest.mark.parametrize(
-    ("name", "num_sites", "soft", "opened"), [("wine", 3, 0.75, 0.9), ("digits", 7, 0.6, 0.75)]
+    ("name", "num_sites", "scaling", "soft", "opened"),
+    [
+        ("wine", 3, "", 0.75, 0.9),
+        ("wine", 3, "none", 0.75, 0.9),
+        ("digits", 7, "", 0.6, 0.88),
+        ("digits", 3, "robust", 0.8, 0.88),
+    ],
 )
 def test_open_votes_help_where_sites_have_few_classes(
-    name: str, num_sites: int, soft: float, opened: float
+    name: str, num_sites: int, scaling: str, soft: float, opened: float
 ) -> None:
     """Strictly by label; estimators abstain for rows that are unlike those of their site."""
     parts, test = by_label(name, num_sites)
-    assert accuracy_of_kept(parts, test, "soft")[0] < soft
-    found, scores = accuracy_of_kept(parts, test, "open")
+    assert accuracy_of_kept(parts, test, "soft", scaling)[0] < soft
+    found, scores = accuracy_of_kept(parts, test, "open", scaling)
     assert found > opened
     assert min(scores) > 0.8
 

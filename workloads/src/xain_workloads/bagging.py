@@ -36,6 +36,8 @@ from xain_workloads.supervised import (
     require_width,
     rows_to_predict,
 )
+from xain_workloads.unlike_rows import KEY as POINTS_KEY
+from xain_workloads.unlike_rows import fit_points, points_of, with_unlike_rows
 from xain_workloads.workload import TrainResult
 
 
@@ -63,6 +65,7 @@ class BaggingWorkload:
         self, profiles: Sequence[DataProfile], metadata: Mapping[str, str] | None = None
     ) -> Model:
         """An ensemble without estimators. Classification needs two classes in all profiles."""
+        given = metadata or {}
         profile = union(profiles)
         made = {
             "workload": self.name,
@@ -70,6 +73,10 @@ class BaggingWorkload:
             "classes": dumps(list(classes_to_learn(self.options.task, profile))),
             KEY: dumps({"num_features": profile.num_features}),
         }
+        preprocessing = preprocessing_of(given)
+        if self.options.is_open and preprocessing is not None:
+            known = [profile for profile in profiles if profile.num_samples > 0]
+            made[POINTS_KEY] = given.get(POINTS_KEY) or fit_points(known, preprocessing)
         empty = pack([]) if self.options.publish else pack_holdings([])
         return Model(_vector(empty), (), made)
 
@@ -89,15 +96,15 @@ class BaggingWorkload:
         classes, num_features = self._open(model)
         target = coded_target(self.options.task, classes, data)
         rows = rows_to_predict(num_features, data.features)
-        num_numbers = _num_numbers(model.metadata) if self.options.is_open else 0
+        points = points_of(model.metadata, num_features) if self.options.is_open else None
         estimators, samples = [], []
         per_round = self.options.estimators
         for number in range(epoch_base * per_round, (epoch_base + epochs) * per_round):
             drawn = np.random.default_rng((self.options.seed, seed, number))
             samples.append(drawn.integers(0, len(rows), len(rows)))
             bootstrap = rows[samples[-1]], target[samples[-1]]
-            if self.options.is_open:
-                bootstrap = _with_unlike_rows(*bootstrap, len(classes), num_numbers, drawn)
+            if points is not None:
+                bootstrap = with_unlike_rows(*bootstrap, len(classes), points, drawn)
             estimators.append(self._fitted(*bootstrap, drawn))
         frames = [Frame(data.num_samples, dump(estimator)) for estimator in estimators]
         score = oob_score(
@@ -271,31 +278,6 @@ def oob_score(
         best = np.argmax(votes[known, :num_classes], axis=1)
         return float(np.mean(best == target[known]))
     return regression_metrics(votes[known, 0] / count[known], target[known])["r2"]
-
-
-def _num_numbers(metadata: Mapping[str, str]) -> int:
-    """Prepared columns that are numbers, which come first. Raises DataError."""
-    preprocessing = preprocessing_of(metadata)
-    if preprocessing is None:
-        raise DataError('vote = "open" needs statistics of all sites, which scale the columns')
-    return len(preprocessing.numbers)
-
-
-def _with_unlike_rows(
-    rows: Array, target: NDArray[Any], unlike: int, num_numbers: int, drawn: np.random.Generator
-) -> tuple[Array, NDArray[Any]]:
-    """The rows and as many made-up ones of the class `unlike`: rows with a random share of their
-    columns replaced, numbers by standard normal ones, others by 0 or 1.
-
-    Source: Diao, Li and He 2023, "Towards addressing label skews in one-shot federated learning"
-    (FedOV), with outliers for tables.
-    """
-    made = rows[drawn.integers(0, len(rows), len(rows))]
-    other = drawn.standard_normal(made.shape)
-    other[:, num_numbers:] = other[:, num_numbers:] > 0
-    is_replaced = drawn.random(made.shape) < drawn.random((len(made), 1))
-    made = np.where(is_replaced, other, made)
-    return np.vstack([rows, made]), np.concatenate([target, np.full(len(made), unlike)])
 
 
 def _voting_classifier(

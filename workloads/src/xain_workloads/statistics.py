@@ -81,12 +81,17 @@ class NumberStatistics:
         or MIN_BUCKET rows if the site has fewer than 320 (twice that at most with ties). Joined
         buckets, see merge(), add 1/100 of all rows at most for 2,000 sites and 250 columns.
         """
+        return float(self.quantiles(np.array([share]))[0])
+
+    def quantiles(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The values below which these shares of the rows lie; see quantile()."""
         if not self.buckets:
-            return self.moments.mean
+            return np.full(shares.shape, self.moments.mean)
         values = np.array([value for value, _ in self.buckets])
         rows = np.array([count for _, count in self.buckets], dtype=np.float64)
         middles = np.cumsum(rows) - rows / 2
-        return float(np.interp(share * rows.sum(), middles, values))
+        found: NDArray[np.float64] = np.interp(shares * rows.sum(), middles, values)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
