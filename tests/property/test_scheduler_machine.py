@@ -35,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.primaries: dict[tuple[int, int, int], str] = {}
         self.processes: dict[str, int] = {}  # incarnation of each worker in a loop
         self.ticked: dict[str, int] = {}  # the book beside the scheduler's
-        self.run(c.Start(Settings(**chosen)))  # type: ignore[arg-type]
+        self.run(c.Start(Settings(**chosen, checkpoints="cuts")))  # type: ignore[arg-type]
         self.run(c.DeclareTable(TABLE))
 
     def run(self, command: c.Command) -> None:

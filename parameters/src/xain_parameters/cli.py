@@ -83,9 +83,12 @@ _SERVE_EXAMPLES = """**Examples**
   --set server.advertised=node7 --name s1 --data /var/lib/parameters`
 """
 
-_STATUS_HELP = """Show servers, ranges, replicas, clocks and checkpoints of a group.
+_STATUS_HELP = """Show servers, key ranges, replicas, keys per second, clocks and checkpoints.
 
-Exit status: 0 if it answered; 1 if nobody did; 2 if a setting is wrong.
+A scheduler within a coordinator answers too, at the port of its [parameters]; `xain-coordinator
+status` shows the same.
+
+Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
 """
 
 _CHECKPOINT_HELP = """Make a checkpoint now, and wait until it is whole.
@@ -177,9 +180,6 @@ def _scheduler(
     except ConfigError as error:
         fail(PROGRAM, str(error), EXIT_BAD_CONFIG)
     ours = settings.scheduler
-    if ours.checkpoint_interval and not ours.checkpoints:
-        text = "scheduler.checkpoint_interval is set, and scheduler.checkpoints is not"
-        fail(PROGRAM, text, EXIT_BAD_CONFIG)
     address = _address(ours.listen)
     configure(settings.logging.level, settings.logging.use_console, settings.logging.third_party)
     stopped = _stopped_by_signal()
@@ -263,11 +263,15 @@ def _serve(
 
 
 @app.command("status", help=_STATUS_HELP)
-def _status(scheduler: Scheduler = "127.0.0.1", timeout: Timeout = 5.0) -> None:
-    from xain_parameters.scheduler.reports import lines_of
+def _status(
+    scheduler: Scheduler = "127.0.0.1",
+    timeout: Timeout = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="All, as one JSON object.")] = False,
+) -> None:
+    from xain_parameters.scheduler import reports
 
-    for line in _asked(scheduler, lambda calls: lines_of(calls.status(timeout))):
-        typer.echo(line)
+    status = _asked(scheduler, lambda calls: calls.status(timeout))
+    typer.echo(reports.as_json(status) if as_json else "\n".join(reports.lines_of(status)))
 
 
 @app.command("checkpoint", help=_CHECKPOINT_HELP)

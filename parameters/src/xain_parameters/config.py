@@ -5,11 +5,11 @@ environment, then flags.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from xain_messaging.process.fields import FilePath, Section
+from xain_messaging.process.fields import FilePath, Section, WrongSetting
 from xain_messaging.process.logs import LoggingSettings
 from xain_parameters.scheduler.state import Settings
 
@@ -29,6 +29,15 @@ class SchedulerSettings(Section):
     checkpoint_interval: Annotated[int, Field(ge=0)] = 0
     checkpoints: str = ""
     num_ranges: Annotated[int, Field(ge=0, le=4096)] = 0
+
+    @model_validator(mode="after")
+    def _has_folder_for_checkpoints(self) -> Self:
+        if self.checkpoint_interval and not self.checkpoints:
+            raise WrongSetting(
+                "checkpoint_interval",
+                "scheduler.checkpoints must be given too: the folder or fsspec URL for them",
+            )
+        return self
 
     def settings(self) -> Settings:
         return Settings(

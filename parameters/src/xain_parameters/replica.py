@@ -267,6 +267,12 @@ class Replica:
     def tables(self) -> list[TableSpec]:
         return [part.spec for part in self._parts.values()]
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows: values and the state of update rules. Safe for any thread."""
+        parts = list(self._parts.values())
+        return sum(field.nbytes for part in parts for field in part.fields.values())
+
     # --- requests: the primary makes entries, which change nothing until they are applied ---
 
     def prepare(

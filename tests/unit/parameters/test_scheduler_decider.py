@@ -396,7 +396,7 @@ def test_all_pushes_count_when_all_workers_have_left() -> None:
 
 
 def test_checkpoint_begins_with_every_interval() -> None:
-    group = make_group("a", checkpoint_interval=2)
+    group = make_group("a", checkpoint_interval=2, checkpoints="cuts")
     group.begin("w1")
     group.tick("w1", 0)
     assert group.state.cut is None

@@ -133,4 +133,4 @@ def test_every_key_occurs_in_an_example() -> None:
 def test_no_file_in_configs_is_of_another_kind() -> None:
     """A file that no test loads would rot."""
     for file in CONFIGS.iterdir():
-        assert file.name.startswith(("coordinator-", "participant-")), file
+        assert file.name.startswith(("coordinator-", "parameter-server-", "participant-")), file

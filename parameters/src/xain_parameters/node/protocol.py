@@ -125,6 +125,12 @@ class ServerNode:
         return None if copy is None else copy.replica
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the rows of all replicas here. Safe for any thread."""
+        copies = map(self._copy, list(self._hosted.values()))
+        return sum(copy.replica.num_bytes for copy in copies if copy is not None)
+
+    @property
     def version(self) -> tuple[int, int]:
         return (0, 0) if self._view is None else self._view.version
 
@@ -475,7 +481,8 @@ class ServerNode:
 
     @staticmethod
     def _copy(hosted: _Hosted) -> Copy | None:
-        return hosted.copy if hosted.role is None else hosted.role.copy
+        role = hosted.role  # another thread may end it meanwhile
+        return hosted.copy if role is None else role.copy
 
     # --- probes ---
 

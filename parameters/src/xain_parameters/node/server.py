@@ -205,7 +205,8 @@ class ParameterServer:
         pulled, pushed = self._pulled, self._pushed
         self._pulled = self._pushed = 0
         self._counted_at = now
-        return Load(pulled / seconds, pushed / seconds)
+        num_bytes = 0 if self._node is None else self._node.num_bytes
+        return Load(pulled / seconds, pushed / seconds, num_bytes)
 
     # --- the network ---
 

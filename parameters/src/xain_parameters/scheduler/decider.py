@@ -60,6 +60,8 @@ def _decided(state: State, command: c.Command) -> tuple[list[AnyEvent], State]:
 def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
     match command:
         case c.Start(settings):
+            if settings.checkpoint_interval and not settings.checkpoints:
+                raise Invalid("checkpoint_interval is given, and no folder for checkpoints")
             # Without a log nobody brings a range back.
             lost = () if settings.has_log else _given_up(state)
             return (e.Started(settings), *lost)

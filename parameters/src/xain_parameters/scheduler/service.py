@@ -403,7 +403,8 @@ class SchedulerServer:
 
     listen: "HOST:PORT", port 0 for one that is free; see target.
     times: lease_s, grace_s and worker_lease_s of SchedulerService.
-    Raises JournalError, and OSError from start() if nobody can listen there.
+    start() raises OSError if nobody can listen there, JournalError, and Invalid for settings that
+    contradict each other.
     """
 
     def __init__(
@@ -449,6 +450,14 @@ class SchedulerServer:
         except RuntimeError as error:  # of gRPC: the port is taken, or the host is not ours
             self.stop()
             raise OSError(f"cannot listen on {self.target}: {error}") from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def status(self) -> reports.Status:
+        """The state of the group. Safe for any thread, once started."""
+        assert self._service is not None, "start() comes first"
+        return self._service.status()
 
     def stop(self) -> None:
         """Returns when nobody is served any more. The journal is closed. May be called again."""
@@ -460,12 +469,13 @@ class SchedulerServer:
         self._journal.close()
 
     async def _serve(self) -> None:
+        # Before the port, which gRPC frees for a server only that was started.
+        self._service = SchedulerService(self._journal, self._settings, **self._times)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *KEEPALIVE.items()])
         if self._credentials is None:
             self._port = self._server.add_insecure_port(self.target)
         else:
             self._port = self._server.add_secure_port(self.target, self._credentials)
-        self._service = SchedulerService(self._journal, self._settings, **self._times)
         self._service.add_to(self._server)
         await self._server.start()
 

@@ -1,0 +1,46 @@
+"""The settings of the scheduler and of a server, and their examples in configs/."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xain_messaging.process.fields import Section
+from xain_messaging.process.settings import ConfigError, load
+from xain_parameters.config import SchedulerConfig, ServerConfig
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+EXAMPLES = [
+    pytest.param(SchedulerConfig, "parameter-server-scheduler.toml", id="scheduler"),
+    pytest.param(ServerConfig, "parameter-server-serve.toml", id="server"),
+]
+
+
+@pytest.mark.parametrize(("model", "file"), EXAMPLES)
+def test_examples_load_and_tell_every_key(model: type[Section], file: str) -> None:
+    load(model, CONFIGS / file)
+    section, told = "", set()
+    for line in (CONFIGS / file).read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif found := re.match(r"(?:# )?(\w+) = ", line):
+            told.add(f"{section}.{found[1]}")
+    keys = {
+        f"{section}.{key}"
+        for section, field in model.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr]  # all are models
+    }
+    assert told == keys
+
+
+def test_checkpoint_interval_without_a_folder_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(SchedulerConfig, overrides={"scheduler.checkpoint_interval": 5})
+    assert str(caught.value) == (
+        "command line: scheduler.checkpoint_interval is 5; scheduler.checkpoints must be given "
+        "too: the folder or fsspec URL for them"
+    )
+    load(
+        SchedulerConfig,
+        overrides={"scheduler.checkpoint_interval": 5, "scheduler.checkpoints": "cuts"},
+    )
