@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xain_parameters as parameters
-from support.parameter_processes import Fleet
+from support.parameter_processes import EmbeddedFleet, Fleet
 from support.parameter_worker import Floats, model, residual, train
 
 WORKERS = ("w0", "w1")
@@ -159,3 +159,23 @@ def test_stale_training_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None
     cuts = ("--checkpoints", str(tmp_path / "cuts"), "--checkpoint-interval", "3")
     with Fleet(tmp_path, *cuts) as fleet:
         assert residual(kill_with_checkpoints(fleet, 2)) < TOLERANCE
+
+
+@pytest.mark.parametrize("others", [(), ("s1",)])
+def test_kills_of_the_coordinator_lose_no_bit_of_its_parameter_server_with_a_log(
+    tmp_path: Path, others: tuple[str, ...], undisturbed: tuple[Floats, Floats]
+) -> None:
+    """The scheduler and a server of two, or the only one, die together, twice."""
+    with EmbeddedFleet(tmp_path, "log=true") as fleet:
+        fleet.hold("w0", 5, 12)
+        fleet.start_servers(*others)
+        fleet.until(lambda status: set(status.view.addresses) == {"coordinator", *others})
+        fleet.start_workers(*WORKERS, staleness=0)
+        for clock in (5, 12):
+            fleet.until_held("w0", clock)
+            fleet.kill("scheduler")
+            fleet.release("w0", clock)
+            fleet.start_scheduler()
+        assert_same_bits(trained_by(fleet), undisturbed)
+        assert fleet.status().num_rollbacks == 0
+        assert {"coordinator", *others} == set(fleet.status().view.addresses)

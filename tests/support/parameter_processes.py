@@ -134,3 +134,19 @@ class Fleet:
 
     def release(self, worker: str, clock: int) -> None:
         (self.folder / f"hold-{worker}-{clock}").unlink()
+
+
+class EmbeddedFleet(Fleet):
+    """A fleet whose scheduler is in a coordinator's process, beside a server.
+
+    flags: settings of [parameters], such as "log=true".
+    """
+
+    def start_scheduler(self) -> None:
+        host, _, port = self.target.rpartition(":")
+        settings = (f"port={port}", f"host={host}", *self._flags)
+        self._start(
+            "scheduler",
+            *("-m", "xain_coordinator", "--port=0", f"--data-dir={self.folder / 'scheduler'}"),
+            *(f"--set=parameters.{setting}" for setting in settings),
+        )

@@ -29,6 +29,7 @@ from xain_coordinator.config import (
     PreprocessingSettings,
     WorkloadSettings,
 )
+from xain_coordinator.config_parameters import ParametersSettings
 from xain_coordinator.controllers import controller_of_session
 from xain_coordinator.core.keys import model_key, object_of, place_of
 from xain_coordinator.core.selection import ControllerFailed
@@ -82,6 +83,7 @@ from xain_workloads.neural_modules import use_threads
 from xain_workloads.table import Table
 
 if TYPE_CHECKING:
+    from xain_coordinator.parameter_group import ParameterGroup
     from xain_coordinator.sessions import Sessions
     from xain_coordinator.xain06.bucket import XainBucket
 
@@ -126,6 +128,7 @@ class Coordinator:
     new_session: open a new one beside it.
     from_model: what a new session begins with; see first_model.
     latencies: the latency stream, if there is one.
+    parameters: the status of the parameter server in this process as JSON; empty without one.
 
     Raises JournalError, StoreError, ControllerFailed, PluginFailed, PortTaken, OtherRules,
     CannotStartFrom, DataError, OSError.
@@ -139,8 +142,10 @@ class Coordinator:
         new_session: bool = False,
         from_model: str = "",
         latencies: LatencyFile | None = None,
+        parameters: Callable[[], str] = str,
     ) -> None:
         self._config = config
+        self._parameters = parameters
         own_data = _own_data(config)
         self._journal = _journal(config)
         self._opened: OpenStore | None = None
@@ -278,6 +283,7 @@ class Coordinator:
             predict_timeout_s=self._config.predict.timeout_s,
             predict_max_retries=self._config.predict.max_retries,
             made_model=self._worker.made_model,
+            parameters=self._parameters,
         )
         if self._fence is not None:
             # A start that fails must not end the coordinator that runs, and nothing may be
@@ -524,7 +530,17 @@ def run(
             except CannotServe as error:
                 log.error("cannot_start", error=str(error))
                 return EXIT_ERROR
-        make = partial(Coordinator, latencies=latencies)
+        group = None
+        if config.parameters.is_on:
+            try:
+                group = _open_parameters(config.parameters)
+            except OSError as error:
+                log.error("cannot_start", error=str(error))
+                return EXIT_ERROR
+            at_end.callback(group.close)
+        make = partial(
+            Coordinator, latencies=latencies, parameters=str if group is None else group.status
+        )
         make_first = partial(
             make,
             config,
@@ -534,7 +550,18 @@ def run(
             from_model=from_model,
         )
         make_next = partial(make, new_session=True)
-        return asyncio.run(_run(config, make_first, make_next, listener, at_end))
+        return asyncio.run(_run(config, make_first, make_next, listener, group, at_end))
+
+
+def _open_parameters(settings: ParametersSettings) -> "ParameterGroup":
+    """Start the parameter server of this process. Raises OSError with one line for the operator."""
+    try:
+        from xain_coordinator.parameter_group import ParameterGroup
+    except ModuleNotFoundError as missing:
+        raise OSError(
+            f"parameters.port needs {missing.name}: pip install 'xain-coordinator[parameters]'"
+        ) from None
+    return ParameterGroup(settings)
 
 
 def _open_log_files(
@@ -561,9 +588,10 @@ async def _run(
     make: Callable[[], Coordinator],
     make_next: Callable[[CoordinatorConfig], Coordinator],
     listener: socket.socket | None,
+    group: "ParameterGroup | None",
     at_end: contextlib.ExitStack,
 ) -> int:
-    """listener: of the HTTP face; None without one."""
+    """listener: of the HTTP face; None without one. group: the parameter server, likewise."""
     from xain_coordinator.sessions import Sessions  # which imports this module
 
     stop = asyncio.Event()
@@ -599,10 +627,15 @@ async def _run(
         # From here on: the HTTP face and a session that is being opened may hang in a store.
         leaving = _exit_after(config.server.drain_s + LAST_STEPS_S, _status_of(sessions))
         at_end.callback(leaving.cancel)
+        if group is not None:  # beside the end of the session, since both may take drain_s
+            closing = asyncio.create_task(asyncio.to_thread(group.close, config.server.drain_s))
     await sessions.close()
     coordinator, driver = sessions.current, sessions.current.driver
     status = _status_of(sessions)
-    if not await _stopped(coordinator):
+    has_stopped = await _stopped(coordinator)
+    if group is not None:
+        await closing
+    if not has_stopped:
         return EXIT_ERROR
     if status == EXIT_OK:
         log.info("stopped", round=driver.session.round, phase=driver.session.phase.value)

@@ -63,7 +63,7 @@ Port = Annotated[
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep weights, journal and metrics below DIR."),
+    typer.Option(metavar="DIR", help="Keep all data below DIR: weights, journal, metrics."),
 ]
 WorkloadName = Annotated[
     str | None,
@@ -249,6 +249,8 @@ def _derived(config: "CoordinatorConfig") -> str:
     listens = f"Listens on {config.server.address}."
     if config.http.port is not None:
         listens += f" Serves {config.http.url(config.http.port)}; sessions wait for POST /v1/fit."
+    if config.parameters.is_on:
+        listens += f" The scheduler of a parameter server listens on {config.parameters.address}."
     return (
         f"{listens}\n{first}.\n"
         f"A round needs N = {_participants(rounds.num_required, 'connected ')}, of whom"
@@ -709,6 +711,7 @@ def _flags(
         values["storage.path"] = str(data_dir / "weights")
         values["journal.path"] = str(data_dir / "journal.sqlite")
         values["metrics.path"] = str(data_dir / "metrics.jsonl")
+        values["parameters.path"] = str(data_dir / "parameters")
     return _Flags(config, values | parse_assignments(PROGRAM, assignments, EXAMPLE))
 
 

@@ -21,6 +21,7 @@ from xain_coordinator.config_fields import (
 )
 from xain_coordinator.config_http import HttpSettings
 from xain_coordinator.config_launch import LaunchSettings
+from xain_coordinator.config_parameters import ParametersSettings
 from xain_coordinator.config_rounds import RoundsSettings
 from xain_coordinator.config_schema import SchemaSettings
 from xain_coordinator.core.values import Option, Rules
@@ -365,6 +366,7 @@ class CoordinatorConfig(Section):
     metrics: MetricsSettings = MetricsSettings()
     logging: CoordinatorLoggingSettings = CoordinatorLoggingSettings()
     http: HttpSettings = HttpSettings()
+    parameters: ParametersSettings = ParametersSettings()
     launch: LaunchSettings = LaunchSettings()
 
     moved: ClassVar[Mapping[str, str]] = {

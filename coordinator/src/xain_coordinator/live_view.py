@@ -31,6 +31,7 @@ CURVE_COLUMNS = 40
 BAR_COLUMNS = 12  # so that the headline fits 80 columns
 MAX_ROWS = 12
 MAX_METRICS = 4
+MAX_PARAMETER_LINES = 6
 TIMED_ROUNDS = 5  # from which the time to the end is estimated
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -56,6 +57,10 @@ def view(snapshot: Snapshot) -> RenderableType:
         parts.append(curves)
     if snapshot.participants.participants or status.sites:
         parts.append(_participants(snapshot))
+    parts += [
+        Text(clean(line), style="dim", overflow="ellipsis", no_wrap=True)
+        for line in status_view.parameter_lines(status)[:MAX_PARAMETER_LINES]
+    ]
     parts += [Text(f"! {clean(warning)}", style="yellow") for warning in status.warnings[-3:]]
     return Group(*parts)
 

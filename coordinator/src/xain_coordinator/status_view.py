@@ -1,6 +1,7 @@
 """What `xain-coordinator status` shows: the answers of the Inspection service, for people or as
 one JSON object."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -144,17 +145,20 @@ def _why(address: str, error: grpc.RpcError) -> str:
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
     """Everything, in plain values. Unlike protobuf's own JSON, whole numbers are numbers and
     digests are in hex."""
+    told = snapshot.status.parameters
     return {
         "status": _plain(snapshot.status),
         "participants": _plain(snapshot.participants)["participants"],
         "rounds": _plain(snapshot.rounds)["rounds"],
         "models": _plain(snapshot.models)["models"],
+        "parameters": json.loads(told) if told else None,
     }
 
 
-# These do not travel with a status, so that the fields would say nothing.
+# Fields that do not travel with a status, or, as `parameters`, are shown apart from it.
 _LEFT_OUT = frozenset(
     (
+        "xain_proto.fl.GetStatusResponse.parameters",
         "xain_proto.fl.WeightsRef.data",
         "xain_proto.fl.WeightsRef.url",
         "xain_proto.fl.DataProfile.columns",
@@ -206,6 +210,20 @@ def render(snapshot: Snapshot, console: Console) -> None:
     counters = {name: count for name, count in snapshot.status.counters.items() if count}
     if counters:
         console.print(_counters(counters))
+    for line in parameter_lines(snapshot.status):
+        console.print(_text(line), soft_wrap=True)
+
+
+def parameter_lines(status: inspection_pb2.GetStatusResponse) -> list[str]:
+    """The state of the parameter server in the coordinator's process, as `xain-parameter-server
+    status` shows it; nothing without one."""
+    if not status.parameters:
+        return []
+    try:
+        from xain_parameters.scheduler import reports
+    except ModuleNotFoundError:
+        return ["parameters: pip install 'xain-coordinator[parameters]' to see them, or use --json"]
+    return reports.lines_of(reports.from_json(status.parameters))
 
 
 def _headline(status: inspection_pb2.GetStatusResponse) -> Table:

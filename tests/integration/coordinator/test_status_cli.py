@@ -217,7 +217,8 @@ def test_status_as_json(address: str) -> None:
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 1
     told = json.loads(result.stdout)
-    assert list(told) == ["status", "participants", "rounds", "models"]
+    assert list(told) == ["status", "participants", "rounds", "models", "parameters"]
+    assert told["parameters"] is None
     assert told["status"]["state"] == "ROUND"
     assert told["status"]["counters"] == {"INVALID_UPDATE": 2, "lost_metrics": 0}
     assert told["status"]["cause"] == ""

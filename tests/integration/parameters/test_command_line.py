@@ -97,7 +97,7 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     for arguments, text in (
         (["--replicas", "many"], "scheduler.replicas is"),
         (["--listen", "nowhere:x"], "is no address"),
-        (["--checkpoint-interval", "5"], "scheduler.checkpoints is not"),
+        (["--checkpoint-interval", "5"], "scheduler.checkpoints must be given too"),
     ):
         refused = run("scheduler", "--data", str(tmp_path), *arguments)
         assert refused.returncode == 2

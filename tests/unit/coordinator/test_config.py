@@ -1039,6 +1039,8 @@ def test_defaults_that_the_example_tells_are_true() -> None:
         "rounds.initial_weights",
         "rounds.start",
         "http.port",
+        "parameters.port",
+        "parameters.advertised",
         "launch.workers",
         "logging.console",
     ):
@@ -1134,3 +1136,35 @@ def test_example_for_http_is_usable() -> None:
     loaded = load(CoordinatorConfig, CONFIGS / "coordinator-http.toml")
     assert loaded.http.is_on
     assert loaded.rules().start == "request"
+
+
+# --- the parameter server ---
+
+
+def test_parameter_server_is_off_without_a_port() -> None:
+    assert not config().parameters.is_on
+    assert config(parameters__port=0).parameters.is_on
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.3", "coordinator.example.org"])
+def test_parameter_server_beyond_this_machine_needs_consent(host: str) -> None:
+    given = {"parameters__port": 50052, "parameters__host": host, "parameters__advertised": "n7"}
+    assert "parameters.insecure = true" in error_of(**given)
+    assert config(**given, parameters__insecure=True).parameters.is_on
+
+
+def test_parameter_server_on_all_addresses_needs_a_name_for_workers() -> None:
+    given = {
+        "parameters__port": 50052,
+        "parameters__host": "0.0.0.0",
+        "parameters__insecure": True,
+    }
+    assert error_of(**given).startswith("parameters.advertised: it must be given with")
+    assert config(**given, parameters__server=False).parameters.is_on
+
+
+def test_checkpoints_of_the_parameter_server_are_below_its_path() -> None:
+    given = config(parameters__path="/data/tables").parameters
+    assert given.checkpoints_url == "/data/tables/checkpoints"
+    given = config(parameters__checkpoints="s3://models/parameters").parameters
+    assert given.checkpoints_url == "s3://models/parameters"

@@ -61,6 +61,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
     refused: one sentence for each participant that is refused.
     num_waiting: participants that wait for a place in the session at this session time.
     predictions: asks the participants; None: nobody is asked.
+    parameters: the status of the parameter server in this process as JSON; empty without one.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class InspectionService(inspection_grpc.InspectionServicer):
         refused: Callable[[], Sequence[str]] = tuple,
         num_waiting: Callable[[float], int] = lambda now: 0,
         predictions: RemotePredictor | None = None,
+        parameters: Callable[[], str] = str,
     ) -> None:
+        self._parameters = parameters
         self._predictions = predictions
         self._driver = driver
         self._metrics = metrics
@@ -124,6 +127,7 @@ class InspectionService(inspection_grpc.InspectionServicer):
             },
             warnings=[*self._refused(), *warnings(session, self._driver.history)],
             sites=_accounts(self._driver.history),
+            parameters=self._parameters(),
         )
 
     async def AskPredictions(

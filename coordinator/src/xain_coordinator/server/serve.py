@@ -64,7 +64,7 @@ class GrpcServer:
     outage: told when calls find the store away. latencies: told how long each call took.
     trouble: what holds up the work under way, for the operator; empty if nothing does.
     verify_model, made_model: see Downloads. predict_timeout_s, predict_max_retries: see
-    RemotePredictor.
+    RemotePredictor. parameters: see InspectionService.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class GrpcServer:
         predict_timeout_s: float = 100.0,
         predict_max_retries: int = 0,
         made_model: Callable[[str], bytes] = lambda key: b"",
+        parameters: Callable[[], str] = str,
     ) -> None:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_lost_answer)
         self._driver = driver
@@ -169,6 +170,7 @@ class GrpcServer:
             service.refused.warnings,
             service.waiting.num,
             self.predictions,
+            parameters,
         )
         inspection_pb2_grpc.add_InspectionServicer_to_server(self.inspection, self._server)
         membership_pb2_grpc.add_MembershipServicer_to_server(self._membership, self._server)
