@@ -265,3 +265,23 @@ def test_server_whose_lease_was_over_gets_its_ranges_back(group):
             wait_until(lambda: not all(each.servers for each in made.view().ranges))
 
     train(made.worker("w0"), 4, fail)
+
+
+@pytest.mark.parametrize("num_replicas", [0, 1])
+def test_entries_are_kept_only_where_another_server_may_lack_them(
+    group: Callable[..., Group], num_replicas: int
+) -> None:
+    """A server that has a range alone drops each push once it is applied."""
+    made = group(num_replicas=num_replicas)
+    servers = [made.start(f"s{index}") for index in range(1 + num_replicas)]
+    worker = made.worker("w")
+    w = worker.dense("w", SHAPE)
+    wait_until(lambda: all(len(each.servers) == 1 + num_replicas for each in made.view().ranges))
+    for _ in range(3):
+        w.push(np.ones(SHAPE, np.float32))
+    for each in made.view().ranges:
+        [primary] = [server for server in servers if server.name == each.servers[0]]
+        assert primary._node is not None
+        hosted = primary._node._hosted[each.number]
+        assert hosted.role is not None
+        assert len(hosted.role.copy.tail._entries) == 3 * num_replicas

@@ -163,9 +163,19 @@ def test_buffers_are_used_again_and_bounded():
     del part
     again = buffers.take(1 << 19)
     assert again.ctypes.data == address
-    held = [buffers.take(1 << 20) for _ in range(40)]
-    assert len({each.ctypes.data for each in held}) == 40
+    num_held = Buffers.NUM_KEPT + 10
+    held = [buffers.take(1 << 16) for _ in range(num_held)]
+    assert len({each.ctypes.data for each in held}) == num_held
     assert len(buffers._kept) == Buffers.NUM_KEPT
+
+
+def test_buffer_that_was_used_last_is_used_first():
+    buffers = Buffers()
+    first, second = buffers.take(1 << 20), buffers.take(1 << 20)
+    address = second.ctypes.data
+    del first, second
+    for _ in range(3):
+        assert buffers.take(1 << 20).ctypes.data == address
 
 
 def test_stranger_is_refused_with_the_reason(store):

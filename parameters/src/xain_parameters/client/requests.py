@@ -234,6 +234,10 @@ class Requests:
                         asked.append(each)
                     else:
                         again[id(each)] = each
+            # The last answer first: most others are there by then, so this thread wakes up once.
+            # But rows that are still to be copied are copied while the next ones come.
+            if not any(each.piece.target is not None for each in asked):
+                asked.reverse()
             try:
                 for each in asked:
                     refused = self._answer(each, view, deadline)

@@ -23,6 +23,8 @@ class Backup:
         log: RangeLog | None,
     ) -> None:
         self.copy = copy
+        if copy is not None:
+            copy.is_alone = False
         self._range = range_
         self._generation = generation
         self._host = host

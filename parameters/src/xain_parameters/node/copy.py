@@ -40,6 +40,12 @@ class Tail:
             self._before = (first.head.sequence, first.head.epoch)
             self._num_bytes -= num_bytes(first)
 
+    def restart(self, sequence: int, made_in: int) -> None:
+        """Forget all entries; the next one comes after this one."""
+        self._before = (sequence, made_in)
+        self._entries.clear()
+        self._num_bytes = 0
+
     def after(self, sequence: int, made_in: int) -> list[Message] | None:
         """The entries that a server lacks whose last one is (sequence, made_in); None if they are
         not here, or the server has others."""
@@ -58,6 +64,8 @@ class Copy:
 
     made_in: the epoch in which the last entry was made, 0 before the first.
     synced: the last entry that this server keeps as durably as the group promises.
+    is_alone: no other server has the range, so entries are not kept to bring one up to date: their
+        memory takes the next ones, while it is still in the processor's cache.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Copy:
         self.log = log
         self.synced = replica.sequence
         self.tail = Tail(replica.sequence, made_in)
+        self.is_alone = False
         self._moving: Iterator[Message] | None = None  # tiles that go to a new segment of the log
 
     @property
@@ -98,7 +107,10 @@ class Copy:
             self.log.append(message)
         self.replica.apply(entry, message.keys, message.values)
         self.made_in = entry.epoch
-        self.tail.append(message)
+        if self.is_alone:
+            self.tail.restart(entry.sequence, entry.epoch)
+        else:
+            self.tail.append(message)
         if self.log is None:
             self.synced = entry.sequence
         elif self._moving is None and self.log.wants_new_segment():

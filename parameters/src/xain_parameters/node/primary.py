@@ -69,6 +69,7 @@ class Primary:
         copy.replica.epoch = range_.epoch
         copy.replica.keeps_cuts = True
         self._peers = {peer.name: peer for peer in backups + learners}
+        copy.is_alone = not self._peers
         self._in_flight: deque[tuple[int, int]] = deque()  # sequence, bytes
         self._num_bytes = 0
         self._promised: deque[tuple[int, Source, int]] = deque()  # sequence, source, request
