@@ -443,6 +443,42 @@ async def test_asynchronous_loop_that_is_left_holds_up_nobody(group):
         await leaving
 
 
+async def test_push_after_a_loop_that_was_left_is_outside_of_clocks(group):
+    """It counts at once, and the next loop begins as soon as the scheduler knows of the end of the
+    one before."""
+    async with connected(group) as server:
+        w = await server.dense("w", shape=(4,))
+        for number in range(20):
+            async for _ in server.clocks(staleness=number % 2):
+                break
+            await w.push(np.ones(4, np.float32))
+            assert (await w.pull() == number + 1).all()
+
+
+async def test_loop_that_cannot_begin_leaves_the_one_under_way_alone(group):
+    async with connected(group) as server:
+        async for clock in server.clocks(stop=3):
+            for _ in range(5):
+                with pytest.raises(Invalid, match="already"):
+                    await anext(server.clocks())
+            assert group.workers["w0"].is_live, clock
+
+
+async def test_open_push_of_a_loop_that_was_left_does_not_hold_up_the_next(group):
+    async with connected(group) as server:
+        w = await server.dense("w", shape=(4,))
+        group.refuse = lambda where, head: (
+            Refused(0, "busy", "") if isinstance(head, Push) else None
+        )
+        async for _ in server.clocks():
+            pushing = asyncio.create_task(w.push(np.ones(4, np.float32)))
+            await asyncio.sleep(0)
+            break
+        assert [clock async for clock in server.clocks(stop=2)] == [0, 1]
+    with pytest.raises(Closed):
+        await pushing
+
+
 async def test_cancelled_calls_end_with_the_client(group):
     """A push that nobody answers, and a clock that nobody opens."""
     server = connected(group)

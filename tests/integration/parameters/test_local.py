@@ -115,3 +115,27 @@ def test_every_push_counts_once_while_connections_are_cut():
         with group.connect() as server:
             assert (server.dense("w", (200_000,)).pull() == 50).all()
             assert (server.table("t", dim=2).pull(np.arange(1_000)) == 50).all()
+
+
+async def test_push_after_a_loop_that_was_left_counts_at_once():
+    async with parameters.local(shards=2) as server:
+        w = await server.dense("w", shape=(4,))
+        for number in range(20):
+            async for _ in server.clocks(staleness=number % 2):
+                break
+            await w.push(np.ones(4, np.float32))
+            assert (await w.pull() == number + 1).all()
+
+
+async def test_push_of_a_clock_that_was_left_says_why_it_is_refused():
+    """The scheduler has told the servers of the end of the loop before the push comes."""
+    async with parameters.local(shards=1) as server:
+        w = await server.dense("w", shape=(4,))
+        core = server._server._core
+        async for _ in server.clocks():
+            ticket = core.push_ticket(w.spec)
+            break
+        async for _ in server.clocks(stop=0):
+            raise AssertionError
+        with pytest.raises(parameters.Evicted, match="'w0' has left its loop"):
+            core.push_rows(w.spec, ticket, np.ones(4, np.float32))

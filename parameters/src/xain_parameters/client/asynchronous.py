@@ -120,8 +120,8 @@ class Server:
 
 
 class _Clocks:
-    """An iterator instead of a generator: one that a loop has left ends when it is dropped, at
-    once, so that nobody waits for this worker."""
+    """The clocks of a loop. An iterator instead of a generator: Python drops one that a loop has
+    left at once, which ends it, so that nobody waits for this worker."""
 
     def __init__(
         self,
@@ -136,7 +136,8 @@ class _Clocks:
         self._staleness = staleness
         self._workers = 1 if workers is None else workers
         self._stop = stop
-        self._has_begun = self._has_ended = False
+        self._loop = 0  # in the core; 0 before the first clock
+        self._has_ended = False
 
     def __aiter__(self) -> "_Clocks":
         return self
@@ -144,26 +145,27 @@ class _Clocks:
     async def __anext__(self) -> int:
         if self._has_ended:
             raise StopAsyncIteration
-        run = self._server._run
+        core, run = self._core, self._server._run
         try:
-            if self._has_begun:
-                clock = await run(self._core.next_clock)
+            if self._loop:
+                clock = await run(core.next_clock, self._loop)
             else:
-                self._has_begun = True
-                clock = await run(self._core.begin_clocks, self._staleness, self._workers)
+                self._loop = core.enter_clocks(self._staleness)
+                clock = await run(core.begin_clocks, self._loop, self._staleness, self._workers)
         except BaseException:
             self._end()
             raise
         if self._stop is not None and clock >= self._stop:
             self._has_ended = True
-            await run(self._core.end_clocks)
+            await run(core.end_clocks, self._loop)
             raise StopAsyncIteration
         return clock
 
     def _end(self) -> None:
-        if self._has_begun and not self._has_ended and not self._core.is_closed:
-            self._server._threads.submit(self._core.end_clocks)
+        """Leave the loop at once, and tell the scheduler in a thread."""
         self._has_ended = True
+        if self._core.leave_clocks(self._loop) and not self._core.is_closed:
+            self._server._threads.submit(self._core.tell_end)
 
     def __del__(self) -> None:
         self._end()

@@ -37,7 +37,7 @@ log = get_logger(__name__)
 class Ticket:
     """A push or pull as it was asked for: its clock, and its number among the pushes.
 
-    clock: -1 outside of clocks. opened: valid in this generation only.
+    clock: -1 outside of clocks. opened: valid in this generation only. loop: see enter_clocks.
     """
 
     generation: int
@@ -46,6 +46,7 @@ class Ticket:
     is_held: bool = False
     cut: int = 0
     number: int = 0
+    loop: int = 0
 
 
 class Core:
@@ -55,7 +56,9 @@ class Core:
         self.scheduler = scheduler
         self._requests = Requests(scheduler, timeout_s)
         self._timeout_s = timeout_s
-        self._changed = threading.Condition(threading.Lock())
+        # Reentrant: a loop that is collected as garbage ends in whatever thread is running.
+        self._changed = threading.Condition(threading.RLock())
+        self._turn = threading.Lock()  # one question about clocks at a time to the scheduler
         generation, opened = scheduler.opened
         self._progress = Progress(-1, opened, 0, generation)
         self._is_held = False
@@ -64,14 +67,16 @@ class Core:
         self._open: set[int] = set()  # of those, the ones that are not answered
         self._num_open = 0  # pushes of this clock that are not answered
         self._failure: ParameterError | None = None  # of a push of this clock
-        self._is_in_clocks = False
+        self._loop = 0  # the number of the loop over clocks that this worker is in; 0: none
+        self._num_loops = 0
+        self._is_ending = False  # the scheduler has not been told of the end of the last loop
         self._is_closed = False
 
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self.end_clocks()
+        self.end_clocks(self._loop)
         self._requests.close()
         self.scheduler.close()
 
@@ -104,55 +109,84 @@ class Core:
 
     # --- clocks ---
 
-    def begin_clocks(self, staleness: int | None, num_workers: int) -> int:
-        """Returns the clock to begin with."""
+    def enter_clocks(self, staleness: int | None) -> int:
+        """Enter a loop over clocks; returns its number. Asks nobody."""
         if staleness is not None and staleness < 0:
             raise Invalid(f"staleness must not be negative: {staleness}")
         with self._changed:
-            if self._is_in_clocks:
+            if self._loop:
                 raise Invalid("this worker is in a loop over clocks already")
-            self._is_in_clocks = True
+            self._num_loops += 1
+            self._loop = self._num_loops
+            return self._loop
+
+    def begin_clocks(self, loop: int, staleness: int | None, num_workers: int) -> int:
+        """Returns the clock to begin with. After an error the loop has ended."""
         try:
-            progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over)
-            return self._begin(progress, is_held=staleness == 0)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_ending or self._is_over(loop))
+            with self._turn:
+                progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over(loop))
+            return self._begin(loop, progress, is_held=staleness == 0)
         except BaseException:
-            self.end_clocks()
+            self.end_clocks(loop)
             raise
 
-    def next_clock(self) -> int:
+    def next_clock(self, loop: int) -> int:
         """Complete the clock when all of its pushes are acknowledged; returns the next one, which
         is an earlier one after a rollback. Raises what one of the pushes failed with."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_open or self._is_over)
-            if self._is_over:
-                raise Closed("the loop over clocks has ended")
+            self._changed.wait_for(lambda: not self._num_open or self._is_over(loop))
+            self._check_loop(loop)
             if self._failure is not None:
                 raise self._failure
-        clock, generation = self._progress.clock, self._progress.generation
-        progress = self.scheduler.tick(clock, generation, lambda: self._is_over)
+            clock, generation = self._progress.clock, self._progress.generation
+        with self._turn:
+            progress = self.scheduler.tick(clock, generation, lambda: self._is_over(loop))
         if progress.generation != generation:
             log.warning("rolled_back", clock=clock, goes_on_at=progress.clock)
-        return self._begin(progress, is_held=self._is_held)
+        return self._begin(loop, progress, is_held=self._is_held)
 
-    def end_clocks(self) -> None:
-        """End the loop, also while it waits in another thread. Harmless outside of one."""
+    def end_clocks(self, loop: int) -> None:
+        """End a loop, also while it waits in another thread. Harmless after its end."""
+        if self.leave_clocks(loop):
+            self.tell_end()
+
+    def leave_clocks(self, loop: int) -> bool:
+        """End a loop in this process: what is pushed from now on is outside of clocks. Asks nobody.
+        Returns whether tell_end() must follow; no other loop begins before."""
         with self._changed:
-            if not self._is_in_clocks:
-                return
-            self._is_in_clocks = False
+            if not loop or loop != self._loop:
+                return False
+            self._loop = 0
+            self._is_ending = True
             self._progress = self._progress._replace(clock=-1)
+            self._num_open = 0
             self._changed.notify_all()
+            return True
+
+    def tell_end(self) -> None:
+        """Tell the scheduler that the loop has ended, so that nobody waits for this worker."""
         try:
-            self.scheduler.end()
+            with self._turn:  # a question that comes after the end would begin the loop again
+                self.scheduler.end()
         except ParameterError as error:  # the scheduler notices by itself, when the lease is over
             log.info("loop_ended_unheard", worker=self.scheduler.worker, error=str(error))
+        finally:
+            with self._changed:
+                self._is_ending = False
+                self._changed.notify_all()
 
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or not self._is_in_clocks
+    def _is_over(self, loop: int) -> bool:
+        return self._is_closed or loop != self._loop
 
-    def _begin(self, progress: Progress, *, is_held: bool) -> int:
+    def _check_loop(self, loop: int) -> None:
+        if self._is_over(loop):
+            raise Closed("the loop over clocks has ended")
+
+    def _begin(self, loop: int, progress: Progress, *, is_held: bool) -> int:
         with self._changed:
+            self._check_loop(loop)
             last_cut = self._progress.cut
             self._progress = progress
             self._is_held = is_held
@@ -194,6 +228,7 @@ class Core:
                 self._is_held and progress.clock >= 0,
                 progress.cut,
                 number,
+                self._loop,
             )
 
     def answered(self, ticket: Ticket, error: BaseException | None) -> None:
@@ -202,6 +237,8 @@ class Core:
             if ticket.clock < 0:
                 self._open.discard(ticket.number)
                 return
+            if ticket.loop != self._loop:
+                return  # its clock was left
             self._num_open -= 1
             # Invalid pushes have changed nothing; others may be at some servers only.
             if isinstance(error, ParameterError) and not isinstance(error, Invalid):

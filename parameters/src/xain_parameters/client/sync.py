@@ -97,17 +97,21 @@ class Server:
 
         workers: wait for as many before the first. stop: end after clock stop - 1.
         A loop that is left by break, return or an error does not complete its clock: under BSP the
-        pushes of that clock do not count. After a loss of servers without replicas or log the
-        clocks go on at that of the last checkpoint.
+        pushes of that clock do not count. The next loop of this worker begins with that clock, if
+        the others have not gone on: what it pushes there takes the place of nothing that has come
+        already, so it repeats that clock, see errors.Unavailable. What is pushed between two loops
+        is outside of clocks, and counts at once. After a loss of servers without replicas or log
+        the clocks go on at that of the last checkpoint.
         """
         core = self._core
-        clock = core.begin_clocks(staleness, 1 if workers is None else workers)
+        loop = core.enter_clocks(staleness)
         try:
+            clock = core.begin_clocks(loop, staleness, 1 if workers is None else workers)
             while stop is None or clock < stop:
                 yield clock
-                clock = core.next_clock()
+                clock = core.next_clock(loop)
         finally:
-            core.end_clocks()
+            core.end_clocks(loop)
 
     def checkpoint(self) -> int:
         """Make a checkpoint of all tables, and return its number when it is whole."""

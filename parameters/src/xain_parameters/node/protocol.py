@@ -255,7 +255,10 @@ class ServerNode:
             return
         # A worker that has ended its loop over clocks may still pull, and push outside of clocks.
         if source.name in view.ended and isinstance(request, Push | Mark) and request.clock >= 0:
-            self._refuse(source, request, "evicted")
+            text = (
+                f"the worker {source.name!r} has left its loop over clocks, or was taken for dead"
+            )
+            self._refuse(source, request, "evicted", text)
             return
         hosted = self._hosted.get(request.range)
         if hosted is None or hosted.view.servers[:1] != (self._name,):
