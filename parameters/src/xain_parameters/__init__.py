@@ -22,6 +22,7 @@ from xain_parameters.errors import (
     TableConflict,
     Unavailable,
 )
+from xain_parameters.node.server import ParameterServer
 from xain_parameters.tables.initialisers import Constant, Normal, Uniform, Zeros
 from xain_parameters.tables.rules import (
     FTRL,
@@ -49,6 +50,7 @@ __all__ = [
     "Momentum",
     "Normal",
     "ParameterError",
+    "ParameterServer",
     "RolledBack",
     "TableConflict",
     "Unavailable",

@@ -22,6 +22,7 @@ from xain_parameters.keys import Keys
 VERSION = 1
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 4 << 30
+MAX_TEXT_BYTES = 60 << 10  # of a Command or its answer, in UTF-8
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):

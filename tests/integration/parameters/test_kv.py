@@ -71,7 +71,7 @@ def test_wrong_keys_and_values_are_refused_at_once(kv):
 def test_failed_push_of_several_lengths_leaves_no_push_open(group):
     """The next clock comes, and no other length has been pushed. A length that found no server
     fails the clock, and none waits for those behind it."""
-    with group.worker(timeout_s=0.2) as server:
+    with group.worker() as server:
         kv = KVWorker(server)
         clocks = server.clocks()
         next(clocks)
@@ -84,6 +84,7 @@ def test_failed_push_of_several_lengths_leaves_no_push_open(group):
         group.refuse = lambda where, head: (
             Refused(0, "busy", "") if isinstance(head, Push) else None
         )
+        server._core._requests.timeout_s = 0.2
         failing = kv.push([1, 2], np.ones(3, np.float32), [1, 2])
         with pytest.raises(Unavailable):
             kv.wait(failing)

@@ -1,6 +1,8 @@
 """The whole parameter server in one process: scheduler, servers, workers."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -139,3 +141,67 @@ async def test_push_of_a_clock_that_was_left_says_why_it_is_refused():
             raise AssertionError
         with pytest.raises(parameters.Evicted, match="'w0' has left its loop"):
             core.push_rows(w.spec, ticket, np.ones(4, np.float32))
+
+
+def test_commands_are_answered_by_the_function_of_the_group():
+    """A text that is too long, either way, and an error of the function are told at once."""
+
+    def answer(source: object, head: int, text: str) -> str:
+        return {1: text.upper(), 2: 70_000 * "x"}[head]
+
+    with LocalGroup(2, on_command=answer) as group, group.connect(timeout_s=5.0) as server:
+        kv = KVWorker(server)
+        assert kv.wait(kv.request(1, "hello")) == {"s0": "HELLO", "s1": "HELLO"}
+        assert len(server.command("s0", 1, 60_000 * "x")) == 60_000
+        with pytest.raises(parameters.Invalid, match="a command has 70000 bytes"):
+            server.command("s0", 1, 70_000 * "x")
+        with pytest.raises(parameters.Invalid, match="'s0': the answer to command 2 has 70000"):
+            server.command("s0", 2, "")
+        with pytest.raises(parameters.Invalid, match="KeyError: 3"):
+            server.command("s0", 3, "")
+        kv.close()
+
+
+async def test_cancelled_connect_leaves_no_member():
+    """Cancelled while it joins, and when it has joined and the caller has not been told."""
+    with LocalGroup(1) as group:
+        for delay_s in (0.0, 0.002, 0.01, 0.05, 0.2):
+            connecting = asyncio.create_task(
+                parameters.connect(group.target, worker="w0").__aenter__()
+            )
+            await asyncio.sleep(delay_s)
+            if connecting.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await connecting
+            else:
+                await (await connecting).close()
+        async with parameters.connect(group.target, worker="w0", timeout_s=10) as server:
+            assert server.worker == "w0"
+
+
+def test_process_ends_after_a_cancelled_connect():
+    """Nobody is at the address of the scheduler, and the timeout is long."""
+    program = """
+import asyncio, xain_parameters
+async def main():
+    async with asyncio.timeout(0.5):
+        async with xain_parameters.connect("127.0.0.1:1", worker="w0", timeout_s=600):
+            pass
+try:
+    asyncio.run(main())
+except TimeoutError:
+    print("cancelled")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["cancelled"]
+
+
+def test_taken_name_is_told_as_evicted():
+    with (
+        LocalGroup(1) as group,
+        group.connect("w0"),
+        pytest.raises(parameters.Evicted, match="w0"),
+    ):
+        group.connect("w0", timeout_s=1.0)

@@ -3,8 +3,9 @@ once; pushes are numbered in the order of their calls."""
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,7 +26,8 @@ T = TypeVar("T")
 class Server:
     """The parameter server, as one worker sees it. Made by connect."""
 
-    def __init__(self, make: Callable[[], sync.Server]) -> None:
+    def __init__(self, make: Callable[[Callable[[], bool]], sync.Server]) -> None:
+        """make: given a function that returns True once nobody waits for the server any more."""
         self._make = make
         self._made: sync.Server | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parameters")
@@ -112,11 +114,24 @@ class Server:
         await asyncio.to_thread(self._threads.shutdown)
 
     async def __aenter__(self) -> Self:
-        self._made = await self._run(self._make)
+        has_given_up = threading.Event()
+        making = self._threads.submit(self._make, has_given_up.is_set)
+        try:
+            self._made = await asyncio.wrap_future(making)
+        except BaseException:
+            has_given_up.set()
+            making.add_done_callback(_close_made)  # the thread may have made it already
+            self._threads.shutdown(wait=False)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _close_made(making: Future[sync.Server]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 class _Clocks:

@@ -1,5 +1,6 @@
 """Connect a worker to the scheduler and, by its view, to the servers."""
 
+from collections.abc import Callable
 from typing import Final
 
 from xain_parameters.client import asynchronous, sync
@@ -14,13 +15,26 @@ def connect(target: str, *, worker: str, timeout_s: float = TIMEOUT_S) -> asynch
 
     target: "HOST:PORT" of the scheduler. worker: a name that no other living worker has; a process
     that takes the place of one goes on under its name.
-    timeout_s: of each call, whatever fails meanwhile; then it raises Unavailable.
+    timeout_s: of connecting and of each call, whatever fails meanwhile; then it raises Unavailable.
+        clocks() has no timeout: it waits for other workers, and for a scheduler that is away.
+    Raises Unavailable, and Evicted if a living worker keeps the name all this time.
     """
-    return asynchronous.Server(lambda: connect_sync(target, worker=worker, timeout_s=timeout_s))
+    return asynchronous.Server(lambda is_over: _connected(target, worker, timeout_s, is_over))
 
 
 def connect_sync(target: str, *, worker: str, timeout_s: float = TIMEOUT_S) -> sync.Server:
     """The same, for `with` and programs without an event loop."""
+    return _connected(target, worker, timeout_s, lambda: False)
+
+
+def _connected(
+    target: str, worker: str, timeout_s: float, is_over: Callable[[], bool]
+) -> sync.Server:
+    """is_over: asked while it connects; True: Closed is raised."""
     scheduler = WorkerScheduler(target, worker)
-    scheduler.join(timeout_s)
+    try:
+        scheduler.join(timeout_s, is_over)
+    except BaseException:
+        scheduler.close()
+        raise
     return sync.Server(Core(scheduler, timeout_s))

@@ -7,9 +7,7 @@ from typing import Self
 
 from xain_parameters.client import asynchronous, sync
 from xain_parameters.client.connecting import TIMEOUT_S, connect_sync
-from xain_parameters.client.core import Core
-from xain_parameters.node.server import ParameterServer
-from xain_parameters.scheduler.client import WorkerScheduler
+from xain_parameters.node.server import OnCommand, ParameterServer, echo
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
@@ -21,6 +19,7 @@ class LocalGroup:
     shards: servers. replicas: backups of each range. log: servers write what they acknowledge to
     disk. checkpoint_interval: in clocks; 0: on demand.
     folder: for journal, logs and checkpoints; None: one that is removed at the end.
+    on_command: answers users' own requests at each server, see ParameterServer.
     """
 
     def __init__(
@@ -31,6 +30,7 @@ class LocalGroup:
         log: bool = False,
         checkpoint_interval: int = 0,
         folder: Path | None = None,
+        on_command: OnCommand = echo,
     ) -> None:
         with ExitStack() as stack:
             if folder is None:
@@ -47,7 +47,12 @@ class LocalGroup:
             self.target: str = stack.enter_context(scheduler).target
             self.servers = [
                 stack.enter_context(
-                    ParameterServer(self.target, f"s{i}", folder=folder / f"s{i}" if log else None)
+                    ParameterServer(
+                        self.target,
+                        f"s{i}",
+                        folder=folder / f"s{i}" if log else None,
+                        on_command=on_command,
+                    )
                 )
                 for i in range(shards)
             ]
@@ -72,9 +77,7 @@ class _LocalServer(sync.Server):
 
     def __init__(self, group: LocalGroup) -> None:
         self._group = group
-        scheduler = WorkerScheduler(group.target, "w0")
-        scheduler.join(TIMEOUT_S)
-        super().__init__(Core(scheduler, TIMEOUT_S))
+        super().__init__(group.connect()._core)
 
     def close(self) -> None:
         super().close()
@@ -93,4 +96,4 @@ def local_sync(shards: int = 2, replicas: int = 0, *, log: bool = False) -> sync
 
 def local(shards: int = 2, replicas: int = 0, *, log: bool = False) -> asynchronous.Server:
     """The same, for `async with`."""
-    return asynchronous.Server(lambda: local_sync(shards, replicas, log=log))
+    return asynchronous.Server(lambda is_over: local_sync(shards, replicas, log=log))

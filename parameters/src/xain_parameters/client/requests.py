@@ -1,6 +1,8 @@
 """Requests to the servers of all ranges at once, sent again wherever a server fails or a range
 moves."""
 
+import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,7 @@ from xain_parameters.client.cuts import cut_keys, cut_rows
 from xain_parameters.client.ports import Scheduler
 from xain_parameters.errors import Closed, Evicted, Invalid, RolledBack, Unavailable
 from xain_parameters.keys import Keys, Range
-from xain_parameters.messages import Command, Message, Refused, Said
+from xain_parameters.messages import MAX_TEXT_BYTES, Command, Message, Refused, Said
 from xain_parameters.specs import RangeView, TableSpec, View
 from xain_parameters.transport.channel import hello
 from xain_parameters.transport.connection import Broken, Connection, Request
@@ -96,6 +98,8 @@ class Piece:
 
 # The head of a request for a piece of a range, under a view.
 MakeHead: TypeAlias = Callable[[Piece, RangeView, View], Request]
+# The connection to a server, or None.
+_Reach: TypeAlias = Callable[[View, str], Connection | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +125,7 @@ class Requests:
         self._lock = threading.Lock()
         self._connecting: dict[str, threading.Lock] = {}
         self._connections: dict[str, Connection] = {}
+        self._failed_at: dict[str, float] = {}  # the last time that a server was not reached
         self._is_closed = False
 
     def close(self) -> None:
@@ -148,37 +153,40 @@ class Requests:
         """
         row_bytes = table.dim * np.dtype(table.dtype).itemsize
 
-        def ask(view: View, piece: Piece) -> Iterator[_Asked | Piece]:
+        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             ranges = [each.range for each in view.ranges]
             if not ranges:
                 yield piece
                 return
             for number, sub in piece.cut(table, ranges):
                 is_pull = sub.values is None
-                yield self._ask(
-                    view, view.ranges[number], sub, head, row_bytes * sub.num_rows * is_pull
-                )
+                num_bytes = row_bytes * sub.num_rows * is_pull
+                yield self._ask(view, view.ranges[number], sub, head, num_bytes, reach)
 
         self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
 
     def run_ranges(self, head: MakeHead, *, generation: int | None = None) -> None:
         """Ask every range the same; a range that has moved is asked again with all others."""
 
-        def ask(view: View, piece: Piece) -> Iterator[_Asked | Piece]:
+        def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
-                yield self._ask(view, each, piece, head, 0)
+                yield self._ask(view, each, piece, head, 0, reach)
 
         self._until_done("all tables", [Piece()], ask, generation)
 
     def command(self, server: str, number: int, text: str) -> str:
         """A user's own request to one server; returns what it says. Sent again after a broken
-        connection, so it may be done twice."""
+        connection, so it may be done twice. Raises Invalid for a text of more than MAX_TEXT_BYTES,
+        and what the server refuses."""
+        num_bytes = len(text.encode())
+        if num_bytes > MAX_TEXT_BYTES:
+            raise Invalid(f"a command has {num_bytes} bytes; at most {MAX_TEXT_BYTES} go at once")
         deadline = time.monotonic() + self.timeout_s
         while True:
             view = self.scheduler.view
             if server not in view.addresses:
                 raise Unavailable(f"there is no server {server!r}")
-            connection = self.connection(view, server)
+            connection = self.connection(view, server, time.monotonic(), deadline)
             left = deadline - time.monotonic()
             if connection is not None:
                 try:
@@ -195,12 +203,18 @@ class Requests:
         return head.text
 
     def _ask(
-        self, view: View, range_: RangeView, piece: Piece, head: MakeHead, num_bytes: int
+        self,
+        view: View,
+        range_: RangeView,
+        piece: Piece,
+        head: MakeHead,
+        num_bytes: int,
+        reach: "_Reach",
     ) -> "_Asked | Piece":
         if not range_.servers:
             return piece
         server = range_.servers[0]
-        connection = self.connection(view, server)
+        connection = reach(view, server)
         if connection is None:
             return piece
         values = piece.values
@@ -214,7 +228,7 @@ class Requests:
         self,
         what: str,
         todo: list[Piece],
-        ask: Callable[[View, Piece], Iterator[_Asked | Piece]],
+        ask: "Callable[[View, Piece, _Reach], Iterator[_Asked | Piece]]",
         generation: int | None,
     ) -> None:
         deadline = time.monotonic() + self.timeout_s
@@ -228,8 +242,9 @@ class Requests:
                 raise RolledBack(-1)
             again: dict[int, Piece] = {}  # by identity: what several ranges need is asked once
             asked: list[_Asked] = []
+            reach = functools.partial(self.connection, since=time.monotonic(), deadline=deadline)
             for piece in todo:
-                for each in ask(view, piece):
+                for each in ask(view, piece, reach):
                     if isinstance(each, _Asked):
                         asked.append(each)
                     else:
@@ -287,8 +302,15 @@ class Requests:
             case _:  # "moved", "busy", "rolled back": the next view tells
                 return head.text or head.why
 
-    def connection(self, view: View, server: str) -> Connection | None:
-        """The connection to a server; None if it cannot be reached now."""
+    def connection(
+        self, view: View, server: str, since: float, deadline: float
+    ) -> Connection | None:
+        """The connection to a server; None if it cannot be reached now.
+
+        since, deadline: monotonic times. A server that another attempt after `since` has not
+        reached is not tried again, so one that does not answer costs a round of requests its
+        CONNECT_TIMEOUT_S once, not once for each piece or thread.
+        """
         address = view.addresses.get(server)
         if address is None:
             return None
@@ -306,11 +328,15 @@ class Requests:
                 if not known.is_broken and known.address == address:
                     return known
                 known.close()
+            if self._failed_at.get(server, -math.inf) >= since:
+                return None
             scheduler = self.scheduler
+            timeout_s = max(0.01, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
             greeting = hello(scheduler.worker, "worker", scheduler.incarnation)
             try:
-                made = Connection(address, greeting, timeout_s=CONNECT_TIMEOUT_S)
+                made = Connection(address, greeting, timeout_s=timeout_s)
             except Unavailable as error:
+                self._failed_at[server] = time.monotonic()
                 log.debug("server_unreachable", server=server, error=str(error))
                 return None
             with self._lock:

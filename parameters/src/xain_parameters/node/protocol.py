@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from xain_parameters.errors import Invalid
 from xain_parameters.messages import (
+    MAX_TEXT_BYTES,
     NO_KEYS,
     Begin,
     Command,
@@ -238,8 +239,18 @@ class ServerNode:
             case Probe() as probe:
                 self._handle_probe(source, probe)
             case Command() as command:
-                text = self._host.command(source, command.head, command.text)
-                self._host.emit(source, Message(Said(command.request, text)))
+                self._host.emit(source, Message(self._answer(source, command)))
+
+    def _answer(self, source: Source, command: Command) -> Said | Refused:
+        try:
+            text = self._host.command(source, command.head, command.text)
+            num_bytes = len(text.encode())
+        except Exception as error:  # of a user's own function
+            return Refused(command.request, "invalid", f"{type(error).__name__}: {error}"[:1000])
+        if num_bytes > MAX_TEXT_BYTES:
+            why = f"the answer to command {command.head} has {num_bytes} bytes; at most "
+            return Refused(command.request, "invalid", f"{why}{MAX_TEXT_BYTES} go at once")
+        return Said(command.request, text)
 
     # --- requests of workers ---
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 import grpc
 
@@ -31,6 +31,9 @@ CONNECT_S: Final = 1.0
 RETRY_S: Final = 0.5
 JOIN_S: Final = 30.0
 
+# Answers a user's own request: the sender, an integer and a text, to a text of 60 KiB at most.
+OnCommand: TypeAlias = Callable[[Source, int, str], str]
+
 log = get_logger(__name__)
 
 
@@ -46,7 +49,9 @@ class ParameterServer:
     advertised: host that others reach this one by; None: that of `address`.
     folder: for the log, which a group with `log = true` needs; a later process of the name finds
         its ranges there.
-    on_command: answers users' own requests, see messages.Command.
+    on_command: answers users' own requests, see messages.Command; what it raises is told to them as
+        Invalid. `xain-parameter-server serve` echoes them: a server with an answer of its own is a
+        program that makes a ParameterServer and waits for it.
 
     Raises Unavailable if the scheduler cannot be reached, Evicted if another process has the name,
     and log.Damaged.
@@ -61,7 +66,7 @@ class ParameterServer:
         advertised: str | None = None,
         folder: Path | None = None,
         credentials: grpc.ChannelCredentials | None = None,
-        on_command: Callable[[Source, int, str], str] = echo,
+        on_command: OnCommand = echo,
         timeout_s: float = JOIN_S,
     ) -> None:
         self.name = name

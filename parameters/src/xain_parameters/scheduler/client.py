@@ -14,7 +14,12 @@ import grpc
 from msgspec.structs import replace
 
 from xain_messaging.discovery.coordinator import CoordinatorDiscovery
-from xain_messaging.errors import MembershipLost, MessagingError
+from xain_messaging.errors import (
+    DiscoveryUnavailable,
+    MembershipLost,
+    MessagingError,
+    NameTaken,
+)
 from xain_messaging.logger import get_logger
 from xain_messaging.ports import Roster
 from xain_parameters.client.ports import Progress
@@ -184,25 +189,33 @@ class SchedulerMember(SchedulerCalls):
         self._stream: Any = None
         self._threads: list[threading.Thread] = []
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Become a member, and have a view. Raises Unavailable, and Evicted where another process
-        that lives has the name."""
+        that lives has the name. is_over: asked meanwhile; True: Closed is raised, after CALL_S at
+        the latest."""
         deadline = time.monotonic() + timeout_s
-        try:
-            self._membership = self._discovery.join(
-                GROUP,
-                self._role,
-                self.name,
-                self._address,
-                timeout_s=timeout_s,
-                on_change=_ignore,
-                on_lost=self._lose,
-            )
-        except MessagingError as error:
-            self.close()
-            raise (Evicted if isinstance(error, MembershipLost) else Unavailable)(
-                str(error)
-            ) from None
+        while self._membership is None:
+            left_s = max(0.1, deadline - time.monotonic())
+            try:
+                self._check(is_over)
+                self._membership = self._discovery.join(
+                    GROUP,
+                    self._role,
+                    self.name,
+                    self._address,
+                    timeout_s=min(left_s, CALL_S),
+                    on_change=_ignore,
+                    on_lost=self._lose,
+                )
+            except (NameTaken, DiscoveryUnavailable) as error:
+                if time.monotonic() + RETRY_S > deadline:
+                    self.close()
+                    kind = Evicted if isinstance(error, NameTaken) else Unavailable
+                    raise kind(str(error)) from None
+            except MessagingError as error:
+                self.close()
+                kind = Evicted if isinstance(error, MembershipLost) else Unavailable
+                raise kind(str(error)) from None
         self._start(self._watch)
         with self._changed:
             self._changed.wait_for(
@@ -307,11 +320,12 @@ class WorkerScheduler(SchedulerMember):
         super().__init__(target, WORKER, name, credentials=credentials)
         self._opened = (0, 0)
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        deadline = time.monotonic() + timeout_s
         # Asked before the view comes, which so has all workers that ended before that clock.
-        opened, generation = self.wait(0, timeout_s)
-        self._opened = (generation, opened)
-        super().join(timeout_s)
+        answer = self._ask(self._stub.Wait, pb.WaitRequest(), timeout_s, is_over)
+        self._opened = (answer.generation, answer.opened)
+        super().join(deadline - time.monotonic(), is_over)
 
     @property
     def opened(self) -> tuple[int, int]:
@@ -392,8 +406,8 @@ class ServerScheduler(SchedulerMember):
         self._has_news = threading.Event()
         self._may_go = threading.Event()
 
-    def join(self, timeout_s: float) -> None:
-        super().join(timeout_s)
+    def join(self, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        super().join(timeout_s, is_over)
         self._start(self._report)
 
     def report_whole(self, range_: int, epoch: int, server: str) -> None:
