@@ -179,3 +179,4 @@ def test_kills_of_the_coordinator_lose_no_bit_of_its_parameter_server_with_a_log
         assert_same_bits(trained_by(fleet), undisturbed)
         assert fleet.status().num_rollbacks == 0
         assert {"coordinator", *others} == set(fleet.status().view.addresses)
+    assert (tmp_path / "scheduler" / "parameters" / "coordinator").is_dir()  # below --data-dir
