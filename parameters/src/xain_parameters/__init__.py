@@ -15,6 +15,7 @@ from xain_parameters.client.kv import KVWorker
 from xain_parameters.client.local import LocalGroup, local, local_sync
 from xain_parameters.errors import (
     Closed,
+    Damaged,
     Evicted,
     Invalid,
     ParameterError,
@@ -43,6 +44,7 @@ __all__ = [
     "Assign",
     "Closed",
     "Constant",
+    "Damaged",
     "Evicted",
     "Invalid",
     "KVWorker",

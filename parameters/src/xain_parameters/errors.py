@@ -47,4 +47,4 @@ class Closed(ParameterError):
 
 
 class Damaged(ParameterError):
-    """A checkpoint file was cut short or changed. The text names the file and the piece of it."""
+    """A checkpoint or a log was cut short or changed. The text names the file and the place."""

@@ -8,7 +8,7 @@ position is the key after a bijective mix, so that small ids are spread as evenl
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,13 +61,20 @@ def mixed(keys: Keys) -> Keys:
     return x
 
 
-def owners(keys: Keys, ranges: Sequence[Range], bound: int | None) -> NDArray[np.intp]:
-    """For each key the index of the range that it lies in, (n,) -> (n,).
+def owners(keys: Keys, ranges: Sequence[Range], bound: int | None) -> NDArray[Any]:
+    """For each key the index of the range that it lies in, (n,) -> (n,) of some integer type.
 
     ranges: a cover. bound: of the table; its keys must be below.
     """
     if len(ranges) == 1:
         return np.zeros(len(keys), np.intp)
+    if bound is None and len(ranges) <= 32:
+        # For few ranges a comparison with each is faster than a binary search.
+        positions = mixed(keys)
+        owner = np.zeros(len(keys), np.uint8)
+        for each in ranges[1:]:
+            owner += positions >= np.uint64(each.start)
+        return owner
     if bound is None:
         starts = np.array([each.start for each in ranges[1:]], np.uint64)
         return np.searchsorted(starts, mixed(keys), side="right")

@@ -110,7 +110,9 @@ def sparse(
     index: Annotated[int, typer.Option(metavar="I", help="Part of the data, from 0.", min=0)] = 0,
     workers: Annotated[
         int,
-        typer.Option(metavar="N", help="Parts; the first clock waits for as many.", min=1),
+        typer.Option(
+            metavar="N", help="Parts; the first clock waits for as many, without end.", min=1
+        ),
     ] = 1,
     model: Annotated[
         str,

@@ -84,6 +84,7 @@ def test_rows_come_in_the_order_of_the_ids_with_duplicates(group):
             np.add.at(expected, ids, 1)
             np.testing.assert_array_equal(table.pull(np.arange(100)), expected)
             assert table.pull([]).shape == (0, 2)
+            assert table.spec.bound or table.pull([7, 2**64 - 1]).shape == (2, 2)
             table.push([], np.empty((0, 2), np.float32))
 
 
@@ -116,7 +117,9 @@ def test_wrong_requests_name_the_table_and_change_nothing(group):
             (lambda: table.push([1], np.zeros((1, 3), np.float32)), "'t'"),
             (lambda: table.push([10], np.zeros((1, 2), np.float32)), "'t': key 10"),
             (lambda: table.pull([-1]), "'t': key -1 is negative"),
-            (lambda: table.pull([0.5]), "'t' takes whole numbers"),
+            (lambda: table.pull([0.5]), "'t': keys are whole numbers, not float64"),
+            (lambda: table.pull([2**64]), "'t': keys are 0 to"),
+            (lambda: table.pull(["7"]), "'t': keys are whole numbers"),
             (lambda: server.dense("x", (0, 3)), "at least one row"),
             (lambda: server.dense("x", (3,), dtype=np.int32), "int32"),
             (lambda: server.clocks(staleness=-1).__next__(), "negative"),

@@ -193,3 +193,21 @@ def test_closed_worker_ends_its_requests(group):
         for timestamp in timestamps:
             with pytest.raises(Closed):
                 kv.wait(timestamp)
+
+
+def test_values_that_are_not_waited_for_are_kept_up_to_a_bound(group, monkeypatch):
+    monkeypatch.setattr(client_kv, "MAX_KEPT", 3)
+    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
+    with group.worker() as server, KVWorker(server) as kv:
+        timestamps = [kv.pull([1, 2**64 - 1]) for _ in range(10)]
+        kv.wait(kv.pull([1]))  # after all others; it is one of the three until here
+        assert [kv.wait(each) is None for each in timestamps] == 8 * [True] + 2 * [False]
+        assert not kv._requests
+
+
+def test_worker_is_closed_by_with(group):
+    with group.worker() as server:
+        with KVWorker(server) as kv:
+            assert kv.wait(kv.pull([1])) == 0
+        with pytest.raises(Closed):
+            kv.wait(kv.pull([1]))

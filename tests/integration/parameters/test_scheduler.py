@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from xain_parameters.errors import Evicted, Invalid, TableConflict, Unavailable
+from support.logs import capture_logs
+from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
+from xain_parameters.scheduler import client as scheduler_client
 from xain_parameters.scheduler.client import (
     SchedulerCalls,
     SchedulerMember,
@@ -143,6 +145,37 @@ def test_leaving_server_waits_until_its_ranges_have_moved(tmp_path: Path, stack:
 
 
 # --- clocks ---
+
+
+def test_waits_of_clocks_say_what_they_wait_for(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For workers that have not come, for the slowest one, and for a scheduler that is away."""
+    monkeypatch.setattr(scheduler_client, "WAIT_S", 0.1)
+    monkeypatch.setattr(scheduler_client, "SAY_S", 0.1)
+    logs = stack.enter_context(capture_logs())
+
+    def wait_for(event: str, **fields: object) -> None:
+        deadline = time.monotonic() + LONG_S
+        while not any({"event": event, **fields}.items() <= line.items() for line in logs):
+            assert time.monotonic() < deadline, logs
+            time.sleep(0.02)
+
+    group = Group(tmp_path, stack)
+    w1, w2 = group.worker("w1"), group.worker("w2")
+    is_over = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(w1.begin, 0, 2)
+        wait_for("waiting_for_workers", worker="w1", there="1 of 2")
+        w2.begin(0, 2)
+        progress = first.result(LONG_S)
+        waiting = pool.submit(w1.tick, 0, progress.generation, is_over.is_set)
+        wait_for("waiting_for_workers", worker="w1", clock=1, slowest="w2", slowest_clock=0)
+        group.server.stop()
+        wait_for("scheduler_away")
+        is_over.set()
+        with pytest.raises((Closed, Evicted)):
+            waiting.result(LONG_S)
 
 
 def test_double_ticks_count_once_and_the_barrier_opens_for_all(

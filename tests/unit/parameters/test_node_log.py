@@ -6,10 +6,11 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from xain_parameters.errors import Damaged
 from xain_parameters.keys import END
 from xain_parameters.messages import Message, Pull, Push
 from xain_parameters.node.copy import Copy
-from xain_parameters.node.log import Damaged, DiskLog
+from xain_parameters.node.log import DiskLog
 from xain_parameters.replica import Replica
 from xain_parameters.specs import Plugin, RangeView, TableSpec
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from xain_messaging.logger import get_logger
-from xain_parameters.client.cuts import summed, unique
+from xain_parameters.client.cuts import summed, unique, whole_numbers
 from xain_parameters.client.ports import Progress, Scheduler
 from xain_parameters.client.requests import Piece, Requests
 from xain_parameters.errors import Closed, Invalid, ParameterError, RolledBack
@@ -400,9 +400,10 @@ def _check_finite(table: TableSpec, values: Array) -> None:
 
 def _keys_of(table: TableSpec, ids: ArrayLike) -> Keys:
     """(n,) uint64. Raises Invalid."""
-    array = np.asarray(ids)
-    if array.dtype.kind not in "iu" and array.size:
-        raise Invalid(f"table {table.name!r} takes whole numbers as keys, not {array.dtype}")
+    try:
+        array = whole_numbers(ids)
+    except Invalid as error:
+        raise Invalid(f"table {table.name!r}: {error}") from None
     flat = array.reshape(-1)
     if array.dtype.kind == "i" and len(flat) and int(flat.min()) < 0:
         raise Invalid(f"table {table.name!r}: key {flat.min()} is negative")

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from xain_parameters.keys import Keys, Range, mixed, owners
+from xain_parameters.errors import Invalid
+from xain_parameters.keys import Keys, Range, owners
 
 # A slice of the keys where their ranges are in their order, an array of indices otherwise.
 Selection: TypeAlias = slice | NDArray[np.intp]
@@ -41,8 +42,7 @@ def cut_keys(
                 yield index, slice(edges[index], edges[index + 1])
         return
     # A stable sort of small integers is a radix sort, which takes linear time.
-    small = np.uint8 if len(ranges) <= 256 else np.uint16
-    owner = _owners(keys, ranges) if len(ranges) <= 32 else owners(keys, ranges, None).astype(small)
+    owner = owners(keys, ranges, None).astype(np.uint16, copy=False)
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=len(ranges))).tolist()
     start = 0
@@ -52,13 +52,20 @@ def cut_keys(
         start = end
 
 
-def _owners(keys: Keys, ranges: Sequence[Range]) -> NDArray[np.uint8]:
-    """As keys.owners, for few ranges: a comparison with each is faster than a binary search."""
-    positions = mixed(keys)
-    owner = np.zeros(len(keys), np.uint8)
-    for each in ranges[1:]:
-        owner += positions >= np.uint64(each.start)
-    return owner
+def whole_numbers(ids: ArrayLike) -> NDArray[Any]:
+    """ids as an array of integers, which are uint64 where one of a list is above 2**63 - 1: numpy
+    makes a list of such and smaller ones an array of floats. Raises Invalid."""
+    array = np.asarray(ids)
+    if array.dtype.kind in "iu" or not array.size:
+        return array
+    if not isinstance(ids, np.ndarray):
+        objects = np.asarray(ids, object)
+        if all(isinstance(each, int | np.integer) for each in objects.flat):
+            try:
+                return objects.astype(np.uint64)
+            except OverflowError as error:
+                raise Invalid(f"keys are 0 to 2**64 - 1: {error}") from None
+    raise Invalid(f"keys are whole numbers, not {array.dtype}")
 
 
 def is_ascending(keys: Keys) -> bool:

@@ -9,15 +9,16 @@ import heapq
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from xain_parameters.client.core import Ticket
-from xain_parameters.client.cuts import is_ascending
+from xain_parameters.client.cuts import is_ascending, whole_numbers
 from xain_parameters.client.sync import Server, Table
 from xain_parameters.errors import Closed, Invalid, Unavailable
 from xain_parameters.tables.initialisers import Initialiser, Zeros
@@ -25,6 +26,7 @@ from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
 
 NUM_THREADS: Final = 4
+MAX_KEPT: Final = 1000  # ended requests whose values are kept for wait()
 SERVERS: Final = "servers"  # the group of all servers
 
 Array: TypeAlias = NDArray[Any]
@@ -64,6 +66,7 @@ class KVWorker:
         self._tables: dict[int, Table] = {}
         self._timestamps = itertools.count()
         self._requests: dict[int, Future[Any]] = {}
+        self._ended: deque[int] = deque()  # timestamps of the last ones
         self._queue = _Queue()
 
     def push(
@@ -106,7 +109,7 @@ class KVWorker:
         theirs.
         """
         checked = _keys(keys)
-        lengths = [lens] * len(checked) if isinstance(lens, int) else lens
+        lengths = np.full(len(checked), lens) if isinstance(lens, int) else np.asarray(lens)
         size = int(np.sum(lengths, dtype=np.int64))
         out = np.empty(size, self._dtype) if vals is None else self._values(vals)
         groups = _groups(len(checked), lengths, len(out))
@@ -141,7 +144,8 @@ class KVWorker:
         """Wait until a request has ended; returns its values, its answers, or None for a push.
 
         Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
-        waited for again. A timestamp that was waited for is None again.
+        waited for again. A timestamp that was waited for is None again, and so is one
+        that MAX_KEPT others have ended after.
         """
         with self._lock:
             request = self._requests.get(timestamp)
@@ -178,6 +182,12 @@ class KVWorker:
 
         return self._begin(work, callback, priority)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Ends waiting requests with Closed; waits for those that are under way."""
         self._queue.close()
@@ -197,8 +207,10 @@ class KVWorker:
                 if callback is not None:
                     callback()
             except BaseException as error:
+                self._note_end(timestamp)
                 request.set_exception(error)
             else:
+                self._note_end(timestamp)
                 request.set_result(result)
 
         def end() -> None:
@@ -210,6 +222,12 @@ class KVWorker:
             self._requests[timestamp] = request
         self._queue.put(priority, run, end)
         return timestamp
+
+    def _note_end(self, timestamp: int) -> None:
+        with self._lock:
+            self._ended.append(timestamp)
+            if len(self._ended) > MAX_KEPT:
+                self._requests.pop(self._ended.popleft(), None)
 
     def _numbered(self, groups: _Groups) -> _Pushes:
         tables = [self._table(dim) for dim, _, _ in groups]
@@ -257,15 +275,15 @@ class KVWorker:
 
 
 def _keys(keys: ArrayLike) -> Array:
-    array = np.asarray(keys)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise Invalid("keys are a flat array of whole numbers")
+    array = whole_numbers(keys)
+    if array.ndim != 1:
+        raise Invalid(f"keys are a flat array, not one of shape {array.shape}")
     if not is_ascending(array):
         raise Invalid("keys must be unique and ascending")
     return array
 
 
-def _groups(num_keys: int, lens: Sequence[int] | None, num_values: int) -> _Groups:
+def _groups(num_keys: int, lens: Sequence[int] | Array | None, num_values: int) -> _Groups:
     if not num_keys:
         if num_values:
             raise Invalid(f"{num_values} values for no keys")

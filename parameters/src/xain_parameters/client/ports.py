@@ -25,7 +25,8 @@ class Scheduler(Protocol):
 
     worker: the name. incarnation: tells the processes of that name apart.
     opened: generation and clock; all pushes of clocks below counted when this worker connected.
-    view: the newest that has come. Any call raises Unavailable after its timeout_s, and Evicted.
+    view: the newest that has come. A call with a timeout_s raises Unavailable after it; begin and
+    tick have none, and log what they wait for. Any call raises Evicted.
     """
 
     @property

@@ -95,7 +95,8 @@ class Server:
         the others: with staleness 0 for all of them (BSP), with s until the slowest is at most s
         behind (SSP), with None for nobody (ASP).
 
-        workers: wait for as many before the first. stop: end after clock stop - 1.
+        workers: wait for as many before the first. stop: end after clock stop - 1. A wait has no
+        timeout; what it waits for is logged as waiting_for_workers or scheduler_away.
         A loop that is left by break, return or an error does not complete its clock: under BSP the
         pushes of that clock do not count. The next loop of this worker begins with that clock, if
         the others have not gone on: what it pushes there takes the place of nothing that has come

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from xain_messaging.process.durable import make_directory
+from xain_parameters.errors import Damaged
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head, encode_head
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table
@@ -52,10 +53,6 @@ class Make(Protocol):
 
 class FolderInUse(Exception):
     """Another server writes its log to the folder. The text names it."""
-
-
-class Damaged(Exception):
-    """A log cannot be read where it must be readable. The text names file and position."""
 
 
 class _SegmentHead(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class ParameterServer:
         program that makes a ParameterServer and waits for it.
 
     Raises Unavailable if the scheduler cannot be reached, Evicted if another process has the name,
-    and log.Damaged.
+    and Damaged.
     """
 
     def __init__(

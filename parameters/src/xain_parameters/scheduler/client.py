@@ -42,7 +42,8 @@ log = get_logger(__name__)
 
 RETRY_S = 0.2
 CALL_S = 5.0  # of a call that does not wait for others
-WAIT_S = 10.0  # of one that does, until it is asked again
+WAIT_S = 5.0  # of one that does, until it is asked again
+SAY_S = 5.0  # between two lines of the log about a scheduler that is away
 REPORT_S = 0.5
 
 _OPTIONS = (
@@ -127,9 +128,12 @@ class SchedulerCalls:
         request: Any,
         timeout_s: float | None,
         is_over: Callable[[], bool] = lambda: False,
+        say_waiting: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Ask until there is an answer. timeout_s: None for no end. is_over: asked meanwhile."""
+        """Ask until there is an answer. timeout_s: None for no end. is_over: asked meanwhile.
+        say_waiting: called when a call that waits for others has waited for WAIT_S."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        told = time.monotonic()
         while True:
             self._check(is_over)
             left_s = WAIT_S if deadline is None else max(0.1, deadline - time.monotonic())
@@ -151,8 +155,13 @@ class SchedulerCalls:
                 raise _ERRORS.get(code, Unavailable)(why)
             if deadline is not None and time.monotonic() + RETRY_S > deadline:
                 raise Unavailable(f"the scheduler at {self.target} does not answer: {why}")
-            if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._ended.wait(RETRY_S)
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                say_waiting()
+                continue
+            if time.monotonic() - told >= SAY_S:
+                told = time.monotonic()
+                log.warning("scheduler_away", scheduler=self.target, error=why)
+            self._ended.wait(RETRY_S)
 
     def _check(self, is_over: Callable[[], bool]) -> None:
         if self._lost is not None:
@@ -372,12 +381,35 @@ class WorkerScheduler(SchedulerMember):
 
     def _turn(self, request: pb.TickRequest, is_over: Callable[[], bool]) -> Progress:
         """The view is as new as the answer, which ended workers that no longer count are in."""
-        answer = self._ask(self._stub.Tick, request, None, is_over)
+        answer = self._ask(
+            self._stub.Tick, request, None, is_over, lambda: self._say_waiting(request)
+        )
         version = (answer.generation, answer.number)
         while self.view.version < version:
             self._check(is_over)
             self.newer_view(self.view.version, RETRY_S)
         return Progress(answer.clock, answer.opened, answer.cut, answer.generation)
+
+    def _say_waiting(self, request: pb.TickRequest) -> None:
+        """Log the workers that this one waits for."""
+        try:
+            answer = self._stub.Status(pb.StatusRequest(), timeout=CALL_S)
+        except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+            log.warning("scheduler_away", scheduler=self.target, error=str(error))
+            return
+        clocks = decode_status(answer.status).clocks
+        if request.begins and len(clocks) < request.num_workers:
+            there = f"{len(clocks)} of {request.num_workers}"
+            log.info("waiting_for_workers", worker=self.name, there=there)
+        elif clocks:
+            slowest = min(clocks, key=clocks.__getitem__)
+            log.info(
+                "waiting_for_workers",
+                worker=self.name,
+                clock=clocks.get(self.name),
+                slowest=slowest,
+                slowest_clock=clocks[slowest],
+            )
 
 
 class ServerScheduler(SchedulerMember):

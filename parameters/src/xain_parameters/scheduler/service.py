@@ -274,9 +274,9 @@ class SchedulerService(SchedulerServicer):
             text = f"the staleness must not be negative, got {request.staleness}"
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
-            generation = self._run(command).generation
+            self._run(command)
         except RolledBack:
-            generation = request.generation
+            pass  # the tick does not count; the answer has the clock to go on from
         except ParameterError as error:
             await _refuse_as(context, error)
 
@@ -293,11 +293,9 @@ class SchedulerService(SchedulerServicer):
         worker = self._state.workers.get(request.name)
         if worker is None or not worker.is_live or worker.incarnation != request.incarnation:
             await _refuse_as(context, Evicted(f"{request.name!r} was taken for dead"))
-        if self._state.generation != generation:
-            return self._turn(request.name, worker.ticked)
         return self._turn(request.name)
 
-    def _turn(self, name: str, rolled_back_to: int | None = None) -> pb.TickResponse:
+    def _turn(self, name: str) -> pb.TickResponse:
         state = self._state
         return pb.TickResponse(
             clock=state.workers[name].ticked,
@@ -305,7 +303,6 @@ class SchedulerService(SchedulerServicer):
             generation=state.generation,
             number=state.number,
             cut=0 if state.cut is None else state.cut.number,
-            rolled_back_to=rolled_back_to,
         )
 
     async def End(self, request: pb.EndRequest, context: Context) -> pb.EndResponse:

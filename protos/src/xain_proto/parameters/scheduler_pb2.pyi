@@ -151,7 +151,6 @@ class TickResponse(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
-    ROLLED_BACK_TO_FIELD_NUMBER: _builtins.int
     clock: _builtins.int
     """that the worker begins now"""
     opened: _builtins.int
@@ -161,8 +160,6 @@ class TickResponse(_message.Message):
     """of the view to act on, at least"""
     cut: _builtins.int
     """the newest checkpoint; a worker sends the mark of each once"""
-    rolled_back_to: _builtins.int
-    """the tick did not count: go on from this clock"""
     def __init__(
         self,
         *,
@@ -171,15 +168,12 @@ class TickResponse(_message.Message):
         generation: _builtins.int = ...,
         number: _builtins.int = ...,
         cut: _builtins.int = ...,
-        rolled_back_to: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rolled_back_to", b"_rolled_back_to", "rolled_back_to", b"rolled_back_to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rolled_back_to", b"_rolled_back_to", "clock", b"clock", "cut", b"cut", "generation", b"generation", "number", b"number", "opened", b"opened", "rolled_back_to", b"rolled_back_to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "cut", b"cut", "generation", b"generation", "number", b"number", "opened", b"opened"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__rolled_back_to: _TypeAlias = _typing.Literal["rolled_back_to"]  # noqa: Y015
-    _WhichOneofArgType__rolled_back_to: _TypeAlias = _typing.Literal["_rolled_back_to", b"_rolled_back_to"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rolled_back_to) -> _WhichOneofReturnType__rolled_back_to | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TickResponse: _TypeAlias = TickResponse  # noqa: Y015
 

@@ -6,7 +6,6 @@ of the keys that occur in a batch, and give gradients of the same shape.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +30,6 @@ class Step:
     num_right: int
 
 
-class SparseModel(Protocol):
-    """A binary classifier whose parameters are rows of a table."""
-
-    @property
-    def dim(self) -> int:
-        """Values in a row."""
-        ...
-
-    def scores(self, features: csr_matrix, rows: Array, bias: float) -> Array:
-        """Log-odds of class 1, (n,). rows: (m, dim), of the columns of features (n, m)."""
-        ...
-
-    def step(self, features: csr_matrix, classes: Array, rows: Array, bias: float) -> Step:
-        """Loss and gradient. classes: (n,) of 0 and 1."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LogisticRegression:
     """l2: of the penalty l2 / 2 * |w|^2 on the rows of a batch, for each time they are used."""
@@ -56,13 +38,16 @@ class LogisticRegression:
 
     @property
     def dim(self) -> int:
+        """Values in a row of the table."""
         return 1
 
     def scores(self, features: csr_matrix, rows: Array, bias: float) -> Array:
+        """Log-odds of class 1, (n,). rows: (m, dim), of the columns of features (n, m)."""
         scores: Array = features @ rows[:, 0] + bias
         return scores
 
     def step(self, features: csr_matrix, classes: Array, rows: Array, bias: float) -> Step:
+        """Loss and gradient. classes: (n,) of 0 and 1."""
         errors, loss, num_right = _errors(self.scores(features, rows, bias), classes)
         gradient = (features.T @ errors)[:, None] + self.l2 * rows
         return Step(gradient, float(errors.sum()), loss, num_right)
