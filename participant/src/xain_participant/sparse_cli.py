@@ -3,6 +3,7 @@
 Commands import what they need, so that --help does not wait for it.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ SPARSE_EXAMPLES = """**Examples**
 DATA_HELP = """Write made-up libsvm files of the shape of a well-known data set, at any scale.
 
 FOLDER/train gets --parts files, and FOLDER/test one more of the same size. The same shape, scale,
-parts and seed give the same bytes. Files that are there already are replaced.
+parts and seed give the same bytes. Files of an earlier run are removed.
 
 - `kdd12` : 150 million rows of 11 ones in 55 million columns
 
@@ -105,7 +106,10 @@ def sparse(
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="By default worker-I. No other living worker has it."),
+        typer.Option(
+            metavar="NAME",
+            help="By default worker-I, with --epochs 0 scorer-PID. No other living worker has it.",
+        ),
     ] = None,
     index: Annotated[int, typer.Option(metavar="I", help="Part of the data, from 0.", min=0)] = 0,
     workers: Annotated[
@@ -145,7 +149,7 @@ def sparse(
         int | None,
         typer.Option(
             metavar="COLUMNS",
-            help="Columns are below; servers find their rows faster. By default any 64-bit number.",
+            help="Columns are below; servers find their rows faster. By default up to 2^53.",
             min=1,
         ),
     ] = None,
@@ -189,7 +193,9 @@ def sparse(
     )
     try:
         with _stopped_by_signals():
-            score = _work(target, worker or f"worker-{index}", job, data, test)
+            # A scorer may come while worker-0 trains.
+            name = worker or (f"worker-{index}" if epochs else f"scorer-{os.getpid()}")
+            score = _work(target, name, job, data, test)
     except _Stopped as stopped:
         raise typer.Exit(128 + stopped.number) from None
     if score is not None:
@@ -256,6 +262,8 @@ def sparse_data(
         _refuse(f"--scale is {scale}; it must be above 0 and at most 1")
     scaled = SHAPES[shape].scaled(scale)
     try:
+        for old in folder.glob("t*/part-????.svm"):
+            old.unlink()
         for part in range(parts + 1):
             name = f"train/part-{part:04}.svm" if part < parts else "test/part-0000.svm"
             file = folder / name

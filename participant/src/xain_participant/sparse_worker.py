@@ -1,9 +1,8 @@
 """A worker of the parameter server that trains a sparse model on its part of libsvm files.
 
-Each clock is one batch: the batches of a part, counted over all epochs, are trained in the clocks
-from the worker's first one on, which the servers keep beside the model. So a worker that was killed
-and comes back under its name goes on with the batch that it had not completed, and after a rollback
-of the servers it repeats the batches that were lost.
+Each clock is one batch. The servers keep the number of a worker's last batch beside the model, so a
+worker that was killed and comes back under its name goes on with the batch that it had not
+completed, and after a rollback of the servers it repeats the batches that were lost.
 """
 
 import time
@@ -32,6 +31,7 @@ from xain_workloads.sparse.models import (
 
 NUM_AHEAD: Final = 2  # batches that are prepared while one is trained
 REPORT_S: Final = 5.0
+CLASSES: Final = (-1.0, 0.0, 1.0)
 FACTOR_SCALE: Final = 0.05  # of the first values of a factorisation machine
 
 
@@ -123,11 +123,11 @@ def train(
     done = _Done(server, job)
     with Batches(job, files) as batches:
         meter = _Meter(report, report_s)
-        start = _Start(server, job)
+        cursor = _Cursor(server, job)
         # A worker without rows begins too: the others wait until all workers are there.
         is_empty = batches.is_empty
         for clock in server.clocks(job.staleness, workers=done.num_awaited()):
-            batch = None if is_empty else batches.batch(start.since(clock))
+            batch = None if is_empty else batches.batch(cursor.batch(clock))
             if batch is None:
                 break
             rows = table.pull(batch.keys).astype(np.float64)
@@ -136,31 +136,44 @@ def train(
             gradient[:-1] = step.gradient
             gradient[-1, 0] = step.bias
             table.push(batch.keys, gradient)
+            cursor.keep()
             meter.count(clock, batch, step.loss, step.num_right)
         meter.flush()
     done.tell()
 
 
-class _Start:
-    """The clock of a worker's first batch of a model.
+class _Cursor:
+    """The number of this worker's next batch, counted over all epochs.
 
-    A group of servers may have trained other models before, and a worker may join late. So the
-    clock is kept in a table beside the model, where a rollback and a restart find it.
+    The number and the clock of the last batch are kept in a table beside the model, where a restart
+    and a rollback find them. Clocks alone do not tell: a group of servers may have trained other
+    models in between, and a worker may join late.
     """
 
     def __init__(self, server: Server, job: Job) -> None:
-        self._table = server.table(f"{job.table}.start", dim=1, update=Assign(), dtype=np.float64)
+        self._table = server.table(f"{job.table}.batch", dim=2, update=Assign(), dtype=np.float64)
         self._index = [job.index]
-        self._clock: int | None = None
+        self._clock = self._number = -1
 
-    def since(self, clock: int) -> int:
-        """Clocks since the first one. Called once in each clock."""
-        if self._clock is None or clock < self._clock:  # a restart, or a rollback
-            kept = int(self._table.pull(self._index)[0, 0]) - 1  # -1: there is none
-            self._clock = kept if 0 <= kept <= clock else clock
-        if clock == self._clock:
-            self._table.push(self._index, np.array([[clock + 1.0]]))
-        return clock - self._clock
+    def batch(self, clock: int) -> int:
+        """The number of the batch of a clock. Called once in each clock."""
+        if self._clock >= 0 and clock == self._clock + 1:
+            self._number += 1
+        else:  # the first clock, or one after a rollback
+            self._number = self._after(clock)
+        self._clock = clock
+        return self._number
+
+    def keep(self) -> None:
+        """The gradient of the batch is pushed."""
+        self._table.push(self._index, np.array([[self._clock + 1.0, self._number]]))
+
+    def _after(self, clock: int) -> int:
+        kept, number = (int(value) for value in self._table.pull(self._index)[0])
+        if not kept:
+            return 0
+        # With staleness the servers may have batches of this clock and later ones: those again.
+        return max(0, number - max(-1, kept - 1 - clock))
 
 
 class _Done:
@@ -186,8 +199,13 @@ class _Done:
 
 
 def score(server: Server, job: Job, files: LibsvmFiles) -> Score:
-    """Score the model as it is now on all rows of files, a batch at a time. Raises DataError."""
-    table = declare(server, job)
+    """Score the model as it is now on all rows of files, a batch at a time.
+
+    Raises DataError, and Invalid if there is no such model.
+    """
+    table = server.find(job.table)
+    if not isinstance(table, Table) or table.spec.dim != job.model.dim:
+        raise DataError(f"{job.table!r} is no table of rows of {job.model.dim} values")
     scores, classes = [], []
     for rows in batches_of(files.read(files.part(0, 1)), job.batch_rows):
         batch = _prepared(rows, job)
@@ -270,7 +288,9 @@ class Batches:
 
 
 def _prepared(rows: Rows, job: Job) -> Batch:
-    """Raises DataError for a column beyond the bound."""
+    """Raises DataError for a column beyond the bound, and for a target that is no class."""
+    if len(others := rows.targets[~np.isin(rows.targets, CLASSES)]):
+        raise DataError(f"targets are 0 and 1, or -1 and 1; there is a {others[0]:g}")
     if job.bound is not None and len(rows.keys) and rows.keys[-1] >= job.bound:
         raise DataError(
             f"there is a column {rows.keys[-1]}; with this bound they are 0 to {job.bound - 1}"

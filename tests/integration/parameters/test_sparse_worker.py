@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.parameter_group import Group
-from xain_parameters import LocalGroup
+from xain_parameters import Invalid, LocalGroup
 from xain_participant.sparse_worker import Job, Progress, Score, score, train
+from xain_workloads.errors import DataError
 from xain_workloads.sparse.generator import SHAPES, write
 from xain_workloads.sparse.libsvm import LibsvmFiles
 from xain_workloads.sparse.models import FactorisationMachine, LogisticRegression
@@ -148,6 +149,30 @@ def test_stopped_worker_trains_its_rest_after_the_others_have_ended(group, tmp_p
         num_clocks = max(len(other.result()) for other in others)
     after = work(group, tmp_path, replace(job, index=2))
     assert after[-1].clock >= num_clocks
+
+
+def test_training_goes_on_with_its_batches_after_another_model_was_trained(group, folder):
+    job = Job("a", MODELS["logistic"], batch_rows=100)
+    assert len(work(group, folder, job)) == 30
+    assert len(work(group, folder, replace(job, table="b", num_epochs=2))) == 60
+    assert len(work(group, folder, replace(job, num_epochs=3))) == 60
+    whole, expected = alone(group, folder, replace(job, table="whole", num_epochs=3))
+    assert len(whole) == 90
+    assert scored(group, folder, job) == expected
+
+
+def test_targets_that_are_no_classes_are_refused(group, tmp_path):
+    (tmp_path / "train.svm").write_text("1 3:1\n2 4:1\n")
+    with pytest.raises(DataError, match="there is a 2"):
+        work(group, tmp_path, Job("t", MODELS["logistic"]))
+
+
+def test_model_that_is_not_there_cannot_be_scored(group, folder):
+    with pytest.raises(Invalid, match="no table 'nowhere'; there are: none"):
+        scored(group, folder, Job("nowhere", MODELS["logistic"]))
+    work(group, folder, Job("t", MODELS["logistic"]))
+    with pytest.raises(DataError, match="rows of 5 values"):
+        scored(group, folder, Job("t", MODELS["fm"]))
 
 
 def test_longer_training_waits_for_all_workers_again(group, tmp_path):

@@ -92,6 +92,11 @@ class Server:
         )
         return Table(self, made)
 
+    async def find(self, name: str) -> "Dense | Table":
+        """See sync.Server.find."""
+        made = await self._run(self._server.find, name)
+        return Dense(self, made) if isinstance(made, sync.Dense) else Table(self, made)
+
     def clocks(
         self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
     ) -> AsyncIterator[int]:

@@ -104,6 +104,12 @@ class Core:
         table = TableSpec(0, name, bound, dim, is_dense, dtype, update, init, shape or ())
         return self.scheduler.declare(table, self._timeout_s)
 
+    def find(self, name: str) -> TableSpec:
+        tables = {table.name: table for table in self.scheduler.view.tables}
+        if name not in tables:
+            raise Invalid(f"there is no table {name!r}; there are: {', '.join(tables) or 'none'}")
+        return tables[name]
+
     def checkpoint(self) -> int:
         return self.scheduler.checkpoint(self._timeout_s)
 

@@ -88,6 +88,11 @@ class Server:
         )
         return Table(self._core, spec)
 
+    def find(self, name: str) -> "Dense | Table":
+        """The dense array or table that was declared as `name`. Raises Invalid if there is none."""
+        spec = self._core.find(name)
+        return Dense(self._core, spec) if spec.is_dense else Table(self._core, spec)
+
     def clocks(
         self, staleness: int | None = 0, *, workers: int | None = None, stop: int | None = None
     ) -> Iterator[int]:
