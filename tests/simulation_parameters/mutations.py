@@ -26,6 +26,7 @@ prepare = Replica.prepare
 begin_stream = Primary._begin
 take = Backup.take
 leave = ServerNode._leave
+report_returned = ServerNode._report_returned
 openings = protocol_module.openings
 after = Tail.after
 
@@ -120,6 +121,13 @@ def _load_without_recorded(self: Replica, piece: Any) -> None:
     pass
 
 
+def _tell_once(self: ServerNode, view: View) -> None:
+    """A server tells of the ranges that it has from before when it starts only."""
+    if not hasattr(self, "_has_told"):
+        self._has_told = True  # type: ignore[attr-defined]
+        report_returned(self, view)
+
+
 @contextmanager
 def _without_reprobe() -> Iterator[None]:
     """A server whose connection broke gets nothing any more."""
@@ -155,22 +163,24 @@ MUTATIONS: dict[str, Mutation] = {
     "any clock may begin": _patch(State, "may_begin", _always),
     "lost range's log is dropped": _patch(ServerNode, "_leave", _drop_parked),
     "recorded pushes are not loaded": _patch(Replica, "_load_recorded", _load_without_recorded),
+    "lost ranges are told once": _patch(ServerNode, "_report_returned", _tell_once),
 }
 
 # A seed that finds each; `python -m simulation_parameters --mutants 4000` finds others.
 FOUND_BY = {
-    "acknowledged before backups have it": 12,
-    "whole learner is not waited for": 12,
-    "entries are told apart by number only": 12,
+    "acknowledged before backups have it": 3,
+    "whole learner is not waited for": 22,
+    "entries are told apart by number only": 22,
     "backup is never filled": 1,
-    "deposed primary is heard": 40,
-    "broken connection is not probed": 14,
-    "known push is applied again": 3,
+    "deposed primary is heard": 187,
+    "broken connection is not probed": 8,
+    "known push is applied again": 1,
     "held pushes in the order of arrival": 4,
-    "pushes of ended workers count": 35,
+    "pushes of ended workers count": 75,
     "clock is opened late": 4,
     "pushes are not held": 4,
     "any clock may begin": 4,
     "lost range's log is dropped": 1146,
-    "recorded pushes are not loaded": 30,
+    "recorded pushes are not loaded": 518,
+    "lost ranges are told once": 1146,
 }

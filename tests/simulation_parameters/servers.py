@@ -40,14 +40,18 @@ class SimulatedLog:
         self._number = number
         self._disk = disk
         self._num_entries = 0
+        self._last = 0  # number of the last segment
+        self._begun = self._segment = 0  # numbers of the next and of the current one
         self._sequence = -1
 
     def append(self, message: Message) -> None:
         self._num_entries += 1
         self._put(partial(self._append, message))
 
-    def begin(self, range_: RangeView, generation: int) -> None:
-        self._put(partial(setattr, self._disk, "next", [(range_, generation)]))
+    def begin(self, range_: RangeView, generation: int) -> int:
+        self._last += 1
+        self._put(partial(self._begin, self._last, (range_, generation)))
+        return self._last
 
     def append_next(self, message: Message) -> None:
         self._put(partial(self._append_next, message))
@@ -66,7 +70,11 @@ class SimulatedLog:
         self._put(self._drop)
 
     def _put(self, step: Callable[[], None]) -> None:
-        self._server.write(self._number, step, lambda: self._sequence)
+        self._server.write(self._number, step, lambda: (self._segment, self._sequence))
+
+    def _begin(self, number: int, head: object) -> None:
+        self._disk.next = [head]
+        self._begun = number
 
     def _append(self, message: Message) -> None:
         for segment in (self._disk.current, self._disk.next):
@@ -83,7 +91,7 @@ class SimulatedLog:
         assert self._disk.next is not None
         assert isinstance(message.head, Whole)
         self._disk.current, self._disk.next = [*self._disk.next, message], None
-        self._sequence = message.head.sequence
+        self._segment, self._sequence = self._begun, message.head.sequence
 
     def _drop(self) -> None:
         self._disk.current = self._disk.next = None
@@ -101,7 +109,7 @@ class Server:
         self._connections: dict[str, Connection] = {}  # made by this process
         self._accepted: dict[int, Connection] = {}
         self._logs: dict[int, SimulatedLog] = {}
-        self._steps: list[tuple[int, Callable[[], None], Callable[[], int]]] = []
+        self._steps: list[tuple[int, Callable[[], None], Callable[[], tuple[int, int]]]] = []
         self._is_member = False
         self._is_leaving = False
         self._returned: c.ServerReturned | None = None  # to be told with the next beat
@@ -161,7 +169,7 @@ class Server:
                 return
             assert isinstance(view, View)
             self.take_view(view)
-            self.node.renew(sent_at + LEASE_S, self._clock.now)
+            self.node.renew(sent_at + LEASE_S)
             self.process.after(BEATS_S, self._beat)
 
         scheduler.ask(self.process, question, answered)
@@ -280,7 +288,9 @@ class Server:
             self._logs[range_] = SimulatedLog(self, range_, self._machine.disk(range_))
         return self._logs[range_]
 
-    def write(self, number: int, step: Callable[[], None], reached: Callable[[], int]) -> None:
+    def write(
+        self, number: int, step: Callable[[], None], reached: Callable[[], tuple[int, int]]
+    ) -> None:
         if not self._steps:
             self.process.after(self._clock.between(*SYNC_S), self._sync)
         self._steps.append((number, step, reached))
@@ -292,8 +302,9 @@ class Server:
             step()
             touched[number] = reached
         for number, reached in touched.items():
-            if reached() >= 0:
-                self.node.synced(number, reached(), self._clock.now)
+            segment, sequence = reached()
+            if sequence >= 0:
+                self.node.synced(number, segment, sequence, self._clock.now)
 
 
 class ServerMachine:

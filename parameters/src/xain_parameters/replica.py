@@ -33,6 +33,9 @@ from xain_parameters.tables.sparse import OpenPart
 
 log = get_logger(__name__)
 
+# A worker whose last push is so many clocks before the one that is opened is forgotten.
+KNOWN_CLOCKS = 100
+
 AnyPart = BoundedPart | OpenPart
 PushKey = tuple[int, int]  # (table, part) of a push; worker and clock stand before it
 
@@ -242,17 +245,19 @@ class Replica:
         if table.number in self._parts or table.number in self._refused:
             return False
         try:
-            self._parts[table.number] = self._part(table)
+            self._parts[table.number] = self._part(table, is_empty=not self._has_state)
         except Invalid as error:
             self._refused[table.number] = error
             log.error("table_refused", table=table.name, range=self.number, why=str(error))
             return False
         return True
 
-    def _part(self, table: TableSpec) -> AnyPart:
-        kind = OpenPart if table.bound is None else BoundedPart
+    def _part(self, table: TableSpec, *, is_empty: bool) -> AnyPart:
+        """is_empty: tiles bring all rows of a dense array; no first values are computed."""
         try:
-            return kind(table, self.number, self.span)
+            if table.bound is None:
+                return OpenPart(table, self.number, self.span)
+            return BoundedPart(table, self.number, self.span, is_empty)
         except (MemoryError, ValueError):  # numpy raises either
             raise Invalid(
                 f"table {table.name!r}, range {self.number}: no memory for {table.bound} rows"
@@ -406,7 +411,9 @@ class Replica:
         if entry.cut:
             self._pass(entry.worker, entry.cut)
         self._remember(entry)
-        for cut in self.cuts.values():
+        # A push outside of clocks that came after the first mark is not in the checkpoint: its
+        # sender passes no mark, and the pushes would have no bound.
+        for cut in self.cuts.values() if entry.clock >= 0 else ():
             if self._known[entry.worker].cut < cut.number:
                 cut.record(entry, keys, values)
         self._hold_or_apply(entry, part, keys, values)
@@ -450,11 +457,12 @@ class Replica:
             meta = held.meta
             if meta.clock < ended.get(meta.worker, clock):
                 self._parts[meta.table].push(held.keys, meta.start, meta.stop, held.values)
-            else:
-                # The worker may come back and do this clock again.
-                known = self._known[meta.worker]
-                if known.clock == meta.clock:
-                    known.parts.discard((meta.table, meta.part))
+        # A push of a closed clock changes nothing, known or not. The latest are still answered.
+        self._known = {
+            worker: known
+            for worker, known in self._known.items()
+            if known.clock >= clock - KNOWN_CLOCKS or known.incarnation
+        }
         self.opened = clock
 
     def _pass(self, worker: str, cut: int) -> None:
@@ -609,7 +617,10 @@ class Replica:
             for number in state.tables:
                 if number not in self._parts:
                     raise UnknownTable(number)
-            self._parts = {number: self._part(part.spec) for number, part in self._parts.items()}
+            self._parts = {
+                number: self._part(part.spec, is_empty=number in state.tables)
+                for number, part in self._parts.items()
+            }
             self._set_state(state)
             self._held = []
             self.is_whole, self._has_state = False, True

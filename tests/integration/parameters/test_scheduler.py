@@ -1,5 +1,6 @@
 """The scheduler over gRPC, and as a process that is killed."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from support.logs import capture_logs
 from xain_parameters.errors import Closed, Evicted, Invalid, TableConflict, Unavailable
 from xain_parameters.scheduler import client as scheduler_client
+from xain_parameters.scheduler import commands as c
 from xain_parameters.scheduler.client import (
     SchedulerCalls,
     SchedulerMember,
@@ -23,9 +26,10 @@ from xain_parameters.scheduler.client import (
 )
 from xain_parameters.scheduler.journal import Journal, JournalError
 from xain_parameters.scheduler.manifests import read_manifest
-from xain_parameters.scheduler.service import SchedulerServer
-from xain_parameters.scheduler.state import Settings
+from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
+from xain_parameters.scheduler.state import Settings, State
 from xain_parameters.specs import Plugin, TableSpec, View
+from xain_proto.parameters import scheduler_pb2 as pb
 
 TABLE = TableSpec(0, "w", 100, 4, True, "float32", Plugin("add"), Plugin("zeros"), (100, 4))
 TIMES = {"lease_s": 1.0, "grace_s": 0.5, "worker_lease_s": 2.0}
@@ -220,6 +224,37 @@ def test_worker_waits_after_a_rollback_for_those_behind_it(
         assert ahead.result(LONG_S)[:2] == (1, 1)  # clock, opened
 
 
+async def test_workers_that_wait_look_again_only_when_a_clock_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each of many workers would look again at the tick of each."""
+    num_workers, num_clocks = 100, 3
+    looked: list[str] = []
+    may_begin = State.may_begin
+
+    def counted(state: State, worker: str, num: int = 1) -> bool:
+        looked.append(worker)
+        return may_begin(state, worker, num)
+
+    journal = Journal(tmp_path / "scheduler.db")
+    service = SchedulerService(journal, Settings())
+    names = [f"w{i}" for i in range(num_workers)]
+    for name in names:
+        service._run(c.WorkerJoined(name, 1, 0))
+    generation = service._state.generation
+    monkeypatch.setattr(State, "may_begin", counted)
+    for clock in range(num_clocks):
+        requests = [
+            pb.TickRequest(name=name, incarnation=1, generation=generation, clock=clock)
+            for name in names
+        ]
+        turns = await asyncio.gather(*(service.Tick(each, Mock()) for each in requests))
+        assert {turn.clock for turn in turns} == {clock + 1}
+    service.end()
+    journal.close()
+    assert len(looked) <= 2 * num_workers * num_clocks
+
+
 def test_killed_worker_opens_the_barrier_of_the_others(tmp_path: Path, stack: ExitStack) -> None:
     group = Group(tmp_path, stack)
     w1 = group.worker("w1")
@@ -408,8 +443,8 @@ _SCHEDULER = """
 import sys, time
 from pathlib import Path
 from xain_parameters.scheduler.journal import Journal
-from xain_parameters.scheduler.service import SchedulerServer
-from xain_parameters.scheduler.state import Settings
+from xain_parameters.scheduler.service import SchedulerServer, SchedulerService
+from xain_parameters.scheduler.state import Settings, State
 journal = Journal(Path(sys.argv[1]) / "scheduler.db")
 with SchedulerServer(journal, Settings(), sys.argv[2]):
     print("serving", flush=True)

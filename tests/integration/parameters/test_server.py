@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from support.s3_servers import free_ports
 from xain_parameters.client.core import Core
 from xain_parameters.client.sync import Server
 from xain_parameters.errors import Invalid, RolledBack, Unavailable
 from xain_parameters.export import export, read_table
-from xain_parameters.messages import Command, Said
+from xain_parameters.messages import Command, Pull, Rows, Said
 from xain_parameters.node.log import FolderInUse
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
@@ -100,7 +101,7 @@ def test_backup_of_many_tables_is_brought_up_again_after_a_cut_connection(group)
     worker = made.worker("w0")
     tables = [worker.dense(f"{i:0200d}", 4, update=Adam(), init=Normal(0.1)) for i in range(300)]
     for server in servers:
-        for channel in list(server._channels.values()):
+        for _, channel in list(server._channels.values()):
             channel.close()
     before = tables[-1].pull()
     tables[-1].push(np.ones(4, np.float32))
@@ -285,3 +286,42 @@ def test_entries_are_kept_only_where_another_server_may_lack_them(
         hosted = primary._node._hosted[each.number]
         assert hosted.role is not None
         assert len(hosted.role.copy.tail._entries) == 3 * num_replicas
+
+
+def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group):
+    made = group()
+    server = made.start("s0")
+    w = made.worker("w0").dense("w", SHAPE)
+    w.pull()
+    hosted = [each for _, each in sorted(server._node._hosted.items())]
+    first, last = hosted[0], hosted[-1]
+    until = server._scheduler.alive_until
+    with last.lock:
+        wait_until(lambda: time.monotonic() > until + 0.2)
+        low, high = first.view.range.indices(SHAPE[0])
+        assert low < high
+        head = Pull(1, made.view().version, first.view.number, 1, 0, low, high)
+        connection = Connection(server.address, hello("w1", "worker", 1), timeout_s=LONG_S)
+        try:
+            assert isinstance(
+                connection.ask(head, num_bytes=12 * (high - low)).result(LONG_S).head, Rows
+            )
+        finally:
+            connection.close()
+
+
+def test_connection_to_a_server_that_has_another_address_is_closed(group):
+    """The host that it had may be gone without a word."""
+    made = group(num_replicas=1)
+    for name in ("s0", "s1"):
+        made.start(name)
+    w = made.worker("w0").dense("w", SHAPE)
+    wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+    w.push(np.ones(SHAPE, np.float32))
+    server = made.servers["s0"]
+    _, channel = server._channels["s1"]
+    view = server._scheduler.view
+    server._close_moved(replace(view, addresses=view.addresses | {"s1": "127.0.0.1:1"}))
+    wait_until(lambda: channel.is_closed)
+    w.push(np.ones(SHAPE, np.float32))
+    assert (w.pull() == 2).all()

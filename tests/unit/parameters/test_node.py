@@ -58,7 +58,7 @@ class Node:
     def __init__(self) -> None:
         self.host = Host()
         self.node = ServerNode("b", self.host)
-        self.node.renew(1e9, 0.0)
+        self.node.renew(1e9)
 
     def see(self, number: int, *ranges: RangeView, **changes: object) -> None:
         given: dict[str, object] = {"tables": (TABLE,), "addresses": {"b": "y"}} | changes

@@ -1,5 +1,6 @@
 """The log of a server: what a later process finds of it."""
 
+import os
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -26,7 +27,9 @@ def make(range_, tables, generation, *, is_whole):
 def write(folder: Path, num_pushes: int) -> Path:
     """A log with so many pushes of ones, each forced to disk before the next."""
     synced: SimpleQueue[int] = SimpleQueue()
-    log = DiskLog(folder, lambda number, sequence: synced.put(sequence), lambda error: None)
+    log = DiskLog(
+        folder, lambda number, segment, sequence: synced.put(sequence), lambda error: None
+    )
     copy = Copy(RANGE, 1, Replica(RANGE, (TABLE,), 1), 0, log.open(7))
     copy.write_segment()
     log.start()
@@ -44,7 +47,7 @@ def write(folder: Path, num_pushes: int) -> Path:
 
 
 def replay(folder: Path) -> list[float]:
-    log = DiskLog(folder, lambda number, sequence: None, lambda error: None)
+    log = DiskLog(folder, lambda number, segment, sequence: None, lambda error: None)
     try:
         (recovered,) = log.replay(make)
     finally:
@@ -80,3 +83,43 @@ def test_segment_that_is_not_whole_leaves_the_one_before(tmp_path):
     unfinished.write_bytes(segment.read_bytes()[:200])
     assert replay(tmp_path) == [2.0] * 8
     assert not unfinished.exists()
+
+
+@pytest.fixture
+def forced(monkeypatch) -> list[Path]:
+    """Files and folders that were forced to disk, in order."""
+    paths: list[Path] = []
+    for name in ("fsync", "fdatasync"):
+        call = getattr(os, name)
+
+        def force(fd, call=call):
+            paths.append(Path(f"/proc/self/fd/{fd}").readlink())
+            call(fd)
+
+        monkeypatch.setattr(os, name, force)
+    return paths
+
+
+def test_replayed_log_is_forced_to_disk_before_it_counts(tmp_path, forced):
+    """The process before may have died between writing and fdatasync."""
+    segment = write(tmp_path, 2)
+    forced.clear()
+    assert replay(tmp_path) == [2.0] * 8
+    assert forced == [segment]
+
+
+def test_folder_of_a_range_is_forced_to_disk_before_its_first_segment(tmp_path, forced):
+    segment = write(tmp_path, 1)
+    assert forced.index(tmp_path) < forced.index(segment) < forced.index(segment.parent)
+
+
+def test_entries_of_an_earlier_segment_do_not_count_for_a_copy_that_was_filled(tmp_path, request):
+    """The log thread may tell of the old segment after the new copy is whole."""
+    log = DiskLog(tmp_path, lambda *_: None, lambda error: None)
+    request.addfinalizer(log.close)
+    old, new = log.open(7).begin(RANGE, 1), log.open(7).begin(RANGE, 1)
+    copy = Copy(RANGE, 1, Replica(RANGE, (TABLE,), 1), 0, log.open(7), new)
+    copy.advance_synced(old, 905)
+    assert copy.synced == -1
+    copy.advance_synced(new, 3)
+    assert copy.synced == 3

@@ -8,7 +8,7 @@ from support.parameter_state import everything, keys_of, pull, push, range_view,
 from xain_parameters.errors import Invalid
 from xain_parameters.keys import END
 from xain_parameters.messages import Mark
-from xain_parameters.replica import OutOfOrder, Replica, UnknownTable
+from xain_parameters.replica import KNOWN_CLOCKS, OutOfOrder, Replica, UnknownTable
 from xain_parameters.specs import Plugin
 from xain_parameters.tables.initialisers import Constant, Uniform
 from xain_parameters.tables.rules import Adagrad, Adam, Assign
@@ -63,12 +63,14 @@ def test_held_pushes_are_applied_when_their_clock_is_opened(replica):
     assert replica.open(1, {}) is None
 
 
-def test_held_push_of_an_ended_worker_is_dropped_and_may_come_again(replica):
+def test_held_push_of_an_ended_worker_is_dropped_for_good(replica):
+    """A worker that comes back goes on at a later clock."""
     head = push(OPEN, clock=4, is_held=True)
     send(replica, "w", head, keys_of([1]), ones(1, OPEN))
     replica.apply(replica.open(5, {"w": 4}))
     assert value(replica, OPEN, 1) == [0]
-    assert send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is not None
+    assert send(replica, "w", head, keys_of([1]), ones(1, OPEN)) is None
+    assert value(replica, OPEN, 1) == [0]
 
 
 def test_held_push_of_an_ended_worker_counts_below_its_ticked_clocks(replica):
@@ -279,3 +281,37 @@ def test_checkpoint_with_a_table_that_cannot_be_kept_is_not_loaded(replica):
     other = Replica(range_view(1), [DENSE, BOUNDED, bad], generation=2)
     with pytest.raises(Invalid, match="no update rule 'nosuch'"):
         other.load([pieces])
+
+
+def test_workers_that_pushed_long_ago_are_forgotten(replica):
+    """Each process of a worker may have a name of its own."""
+    for clock in range(3 * KNOWN_CLOCKS):
+        send(replica, f"w{clock}", push(OPEN, clock=clock), keys_of([1]), ones(1, OPEN))
+        replica.apply(replica.open(clock + 1, {}))
+    assert len(replica._known) <= KNOWN_CLOCKS + 1
+    assert replica.prepare("w299", push(OPEN, clock=299), keys_of([1]), ones(1, OPEN)) is None
+    assert value(replica, OPEN, 1) == [3 * KNOWN_CLOCKS]
+
+
+def test_open_checkpoint_records_no_push_outside_of_clocks(replica):
+    """Nobody knows when their senders end, so a checkpoint that waits for marks would keep all."""
+    replica.keeps_cuts = True
+    replica.apply(replica.mark("w0", Mark(1, (1, 1), 1, 0, cut=1, clock=3)))
+    send(replica, "kv", push(OPEN, clock=-1, incarnation=1), keys_of([1]), ones(1, OPEN))
+    send(replica, "w1", push(OPEN, clock=3), keys_of([2]), ones(1, OPEN))
+    cut = replica.cuts[1]
+    pieces = [*cut.pieces(), *cut.finish()]
+    other = Replica(range_view(1), TABLES, generation=2)
+    other.load([pieces])
+    assert [value(other, OPEN, key) for key in (1, 2)] == [[0], [1]]
+
+
+def test_first_values_of_a_dense_array_are_not_computed_where_tiles_bring_them(monkeypatch):
+    """The lock of the range is held meanwhile."""
+    spec = table(1, bound=40, dim=3, is_dense=True, init=Uniform(0.5, seed=3))
+    whole = Replica(range_view(1), [spec], generation=1)
+    monkeypatch.setattr(Uniform, "rows", lambda *_: pytest.fail("computed"))
+    learner = Replica(range_view(1), [spec], generation=1, is_whole=False)
+    for tile, keys, body in whole.tiles():
+        learner.take(tile, keys, body)
+    assert everything(learner) == everything(whole)

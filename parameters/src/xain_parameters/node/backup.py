@@ -33,6 +33,7 @@ class Backup:
         self._probe = 0
         self._is_begun = False
         self._filling: Replica | None = None
+        self._segment = 0  # of the log, that it goes to
         self._num_tiles = 0
 
     def probed(self, source: Source, probe: Probe) -> None:
@@ -78,7 +79,7 @@ class Backup:
         self._num_tiles = 0
         self._filling = self._host.make(self._range, (), self._generation, is_whole=False)
         if self._log is not None:
-            self._log.begin(self._range, self._generation)
+            self._segment = self._log.begin(self._range, self._generation)
 
     def _declare(self, table: TableSpec) -> None:
         if self._filling is None:
@@ -113,9 +114,15 @@ class Backup:
         assert self._filling is not None
         assert self._filling.is_whole
         assert self._filling.sequence == whole.sequence
-        copy = Copy(self._range, self._generation, self._filling, whole.made_in, self._log)
+        copy = Copy(
+            self._range,
+            self._generation,
+            self._filling,
+            whole.made_in,
+            self._log,
+            self._segment,
+        )
         if self._log is not None:
-            copy.synced = -1  # until the disk has all of it
             self._log.finish(Message(whole))
         self.copy, self._filling = copy, None
 

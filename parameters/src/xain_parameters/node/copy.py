@@ -66,6 +66,8 @@ class Copy:
     synced: the last entry that this server keeps as durably as the group promises.
     is_alone: no other server has the range, so entries are not kept to bring one up to date: their
         memory takes the next ones, while it is still in the processor's cache.
+    segment: the first of the log that has this copy; earlier ones have another, whose entries count
+        for nothing here. 0: the log was read.
     """
 
     def __init__(
@@ -75,13 +77,15 @@ class Copy:
         replica: Replica,
         made_in: int,
         log: RangeLog | None,
+        segment: int = 0,
     ) -> None:
         self._range = range_
         self._generation = generation
         self.replica = replica
         self.made_in = made_in
         self.log = log
-        self.synced = replica.sequence
+        self.synced = -1 if segment else replica.sequence  # the disk has nothing of a new segment
+        self._segment = segment
         self.tail = Tail(replica.sequence, made_in)
         self.is_alone = False
         self._moving: Iterator[Message] | None = None  # tiles that go to a new segment of the log
@@ -116,15 +120,21 @@ class Copy:
         elif self._moving is None and self.log.wants_new_segment():
             self.begin_segment()
 
+    def advance_synced(self, segment: int, sequence: int) -> None:
+        """A segment of the log has all entries up to `sequence` on disk."""
+        if segment >= self._segment:
+            self.synced = max(self.synced, sequence)
+
     # --- a new segment of the log, which begins with the state as tiles ---
 
-    def begin_segment(self) -> None:
+    def begin_segment(self) -> int:
         assert self.log is not None
-        self.log.begin(self._range, self._generation)
+        number = self.log.begin(self._range, self._generation)
         for spec in self.tables:
             self.log.append_next(Message(Declare(self._range.number, 0, spec)))
         self._moving = tiles_of(self.replica)
         self.continue_segment()
+        return number
 
     def continue_segment(self) -> None:
         """Write the next tile. Called whenever the disk has taken what was written before, so that
@@ -144,7 +154,8 @@ class Copy:
         """A new segment at once: of a replica that is empty, loaded or split off."""
         if self.log is None:
             return
-        self.begin_segment()
+        self.synced = -1
+        self._segment = self.begin_segment()
         while self._moving is not None:
             self.continue_segment()
 

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from xain_messaging.process.durable import make_directory
+from xain_messaging.process.durable import make_directory, sync_directory
 from xain_parameters.errors import Damaged
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head, encode_head
 from xain_parameters.replica import Replica
@@ -105,16 +105,19 @@ class DiskRangeLog:
         self._log = log
         self._number = number
         self._folder = folder
-        self._num_entry_bytes = self._num_next_bytes = self._num_base_bytes = 0  # of callers
+        # Of callers:
+        self._num_entry_bytes = self._num_next_bytes = self._num_base_bytes = 0
+        self._last = 0  # number of the last segment
         # Of the thread:
         self._current: _Segment | None = None
         self._next: _Segment | None = None
-        self._last = 0  # number of the last segment
         self._sequence = -1  # of the last entry in the current segment
 
     def resume(self, path: Path, sequence: int) -> None:
-        """Go on with a segment that was replayed."""
+        """Go on with a segment that was replayed. What was read of it may not be on disk yet: the
+        process before this one may have died between writing and fdatasync."""
         self._current = _Segment(path)
+        self._current.sync()
         self._last = int(path.stem)
         self._sequence = sequence
         self._num_base_bytes = self._current.num_bytes
@@ -125,10 +128,13 @@ class DiskRangeLog:
         self._num_entry_bytes += _num_bytes(message)
         self._log.put(self, lambda: self._write(message, (self._current, self._next)))
 
-    def begin(self, range_: RangeView, generation: int) -> None:
+    def begin(self, range_: RangeView, generation: int) -> int:
         self._num_next_bytes = 0
+        self._last += 1
+        number = self._last
         head = msgspec.msgpack.encode(_SegmentHead(range_, generation))
-        self._log.put(self, lambda: self._begin(head))
+        self._log.put(self, lambda: self._begin(number, head))
+        return number
 
     def append_next(self, message: Message) -> None:
         self._num_next_bytes += _num_bytes(message)
@@ -157,11 +163,10 @@ class DiskRangeLog:
                 if segment is self._current and isinstance(message.head, Entry):
                     self._sequence = message.head.sequence
 
-    def _begin(self, head: bytes) -> None:
+    def _begin(self, number: int, head: bytes) -> None:
         self._abandon()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._last += 1
-        self._next = _Segment(self._folder / f"{self._last:08d}.log")
+        make_directory(self._folder)
+        self._next = _Segment(self._folder / f"{number:08d}.log")
         self._next.write([head])
 
     def _abandon(self) -> None:
@@ -175,7 +180,7 @@ class DiskRangeLog:
         assert isinstance(message.head, Whole)
         self._next.write(pieces_of(message))
         self._next.sync()
-        sync_folder(self._folder)
+        sync_directory(self._folder)
         if self._current is not None:
             self._current.close()
             self._current.path.unlink()
@@ -194,12 +199,12 @@ class DiskRangeLog:
                 path.unlink()
             self._folder.rmdir()
 
-    def sync(self) -> int:
-        """Force to disk what was written. The last entry in the current segment."""
+    def sync(self) -> tuple[int, int]:
+        """Force to disk what was written. The number of the current segment, and its last entry."""
         for segment in (self._current, self._next):
             if segment is not None and segment.is_dirty:
                 segment.sync()
-        return self._sequence
+        return 0 if self._current is None else int(self._current.path.stem), self._sequence
 
     def close(self) -> None:
         for segment in (self._current, self._next):
@@ -210,7 +215,8 @@ class DiskRangeLog:
 class DiskLog:
     """The logs of a server's ranges, below `folder`, and the thread that writes them.
 
-    on_synced: called in that thread with the range and its last entry on disk.
+    on_synced: called in that thread with the range, the number of its segment, and the last entry
+        of the segment on disk.
     on_failed: called once when the disk refuses; nothing is written after that.
     Raises FolderInUse.
     """
@@ -218,7 +224,7 @@ class DiskLog:
     def __init__(
         self,
         folder: Path,
-        on_synced: Callable[[int, int], None],
+        on_synced: Callable[[int, int, int], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
         self._folder = folder
@@ -301,9 +307,9 @@ class DiskLog:
         for _, step in steps:
             step()
         synced = [(range_._number, range_.sync()) for range_ in touched]
-        for number, sequence in synced:
+        for number, (segment, sequence) in synced:
             if sequence >= 0:
-                self._on_synced(number, sequence)
+                self._on_synced(number, segment, sequence)
         return True
 
 
@@ -340,14 +346,6 @@ def _message(frame: memoryview) -> Message:
 
 def _num_bytes(message: Message) -> int:
     return 64 + sum(0 if each is None else each.nbytes for each in (message.keys, message.values))
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _replayed(path: Path, make: Make) -> Recovered | None:

@@ -24,8 +24,10 @@ class RangeLog(Protocol):
     def append(self, message: Message) -> None:
         """Add a record to the segment, and to the new one if there is one."""
 
-    def begin(self, range_: RangeView, generation: int) -> None:
-        """Begin a new segment; an unfinished one is dropped."""
+    def begin(self, range_: RangeView, generation: int) -> int:
+        """Begin a new segment; an unfinished one is dropped. Returns the number of the segment;
+        later ones have higher numbers."""
+        ...
 
     def append_next(self, message: Message) -> None:
         """Add a record to the new segment only."""

@@ -144,10 +144,10 @@ class ServerNode:
 
     # --- from the scheduler ---
 
-    def renew(self, until: float, now: float) -> None:
-        """The scheduler takes this server for alive until then, and names no other primary."""
+    def renew(self, until: float) -> None:
+        """The scheduler takes this server for alive until then, and names no other primary. Waits
+        for no range: a long operation on one must not end the lease of all."""
         self._leased_until = until
-        self.tick(now)
 
     def take_view(self, view: View, now: float) -> None:
         with self._lock:
@@ -186,15 +186,15 @@ class ServerNode:
 
     # --- from the disk ---
 
-    def synced(self, number: int, sequence: int, now: float) -> None:
-        """The log of a range has all entries up to `sequence` on disk."""
+    def synced(self, number: int, segment: int, sequence: int, now: float) -> None:
+        """The log of a range has all entries up to `sequence` on disk, in this segment."""
         hosted = self._hosted.get(number)
         if hosted is None:
             return
         with hosted.lock:
             copy = self._copy(hosted)
             if copy is not None:
-                copy.synced = max(copy.synced, sequence)
+                copy.advance_synced(segment, sequence)
                 copy.continue_segment()
             match hosted.role:
                 case Primary() as primary:
@@ -425,9 +425,7 @@ class ServerNode:
     def _start(self, hosted: _Hosted, replica: Replica, now: float) -> None:
         log = self._host.open_log(hosted.view.number)
         hosted.copy = Copy(hosted.view, hosted.generation, replica, 0, log)
-        if log is not None:
-            hosted.copy.synced = -1
-            hosted.copy.write_segment()
+        hosted.copy.write_segment()
         self._take_role(hosted, now)
 
     def _take_role(self, hosted: _Hosted, now: float) -> None:

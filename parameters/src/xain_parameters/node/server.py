@@ -72,7 +72,7 @@ class ParameterServer:
         self.name = name
         self._on_command = on_command
         self._lock = threading.Lock()
-        self._channels: dict[str, Channel] = {}  # to other servers, made by this one
+        self._channels: dict[str, tuple[str, Channel]] = {}  # to other servers, with the address
         self._connecting: set[str] = set()
         self._node: ServerNode | None = None
         self._has_begun = threading.Event()
@@ -91,6 +91,7 @@ class ParameterServer:
             self.address,
             self._take_view,
             load=self._load_now,
+            on_alive=self._renew,
             credentials=credentials,
         )
         try:
@@ -131,6 +132,7 @@ class ParameterServer:
             self._log.start()
         with self._lock:
             self._node = node
+        node.renew(scheduler.alive_until)
         self._take_view(scheduler.view)
         self._has_begun.set()
 
@@ -155,7 +157,7 @@ class ParameterServer:
         self._listener.close()
         with self._lock:
             channels = list(self._channels.values())
-        for channel in channels:
+        for _, channel in channels:
             channel.close()
             channel.join()
         self._pool.shutdown(cancel_futures=True)
@@ -187,14 +189,19 @@ class ParameterServer:
     def _take_view(self, view: View) -> None:
         node = self._node
         if node is not None and not self._ended.is_set():
+            self._close_moved(view)
             with self._or_fail():
                 node.take_view(view, time.monotonic())
+
+    def _renew(self, until: float) -> None:
+        if self._node is not None:
+            self._node.renew(until)
 
     def _tick(self) -> None:
         assert self._node is not None
         while not self._ended.wait(TICK_S):
             with self._or_fail():
-                self._node.renew(self._scheduler.alive_until, time.monotonic())
+                self._node.tick(time.monotonic())
             if self._scheduler.is_lost:
                 self._fail(Evicted(f"the scheduler has taken the server {self.name!r} for dead"))
 
@@ -232,7 +239,19 @@ class ParameterServer:
                         target=self._connect, args=(destination,), name=name, daemon=True
                     ).start()
                 return
-        known.send(message)
+        known[1].send(message)
+
+    def _close_moved(self, view: View) -> None:
+        """Close connections to servers that are gone, or that have another address: their hosts may
+        not say so for a while."""
+        with self._lock:
+            moved = [
+                self._channels.pop(server)
+                for server, (address, _) in list(self._channels.items())
+                if view.addresses.get(server) != address
+            ]
+        for _, channel in moved:
+            channel.close()  # _closed() is called when its reader has ended
 
     def _connect(self, server: str) -> None:
         """Connect to another server; what was to be sent meanwhile is asked for again."""
@@ -252,8 +271,8 @@ class ParameterServer:
                 )
         with self._lock:
             self._connecting.discard(server)
-            if channel is not None:
-                self._channels[server] = channel
+            if channel is not None and address is not None:
+                self._channels[server] = (address, channel)
         if channel is not None:
             channel.start()
         self._node.lost(server)
@@ -262,7 +281,7 @@ class ParameterServer:
 
     def _closed(self, server: str, channel: Channel) -> None:
         with self._lock:
-            if self._channels.get(server) is channel:
+            if self._channels.get(server, (None, None))[1] is channel:
                 del self._channels[server]
         if self._node is not None:
             self._node.lost(server)
@@ -299,10 +318,10 @@ class ParameterServer:
     def open_log(self, range_: int) -> RangeLog | None:
         return None if self._log is None else self._log.open(range_)
 
-    def _synced(self, range_: int, sequence: int) -> None:
+    def _synced(self, range_: int, segment: int, sequence: int) -> None:
         if self._node is not None:
             with self._or_fail():
-                self._node.synced(range_, sequence, time.monotonic())
+                self._node.synced(range_, segment, sequence, time.monotonic())
 
     def load(self, range_: RangeView, view: View) -> None:
         self._pool.submit(self._load, range_, view)

@@ -415,7 +415,7 @@ class WorkerScheduler(SchedulerMember):
 class ServerScheduler(SchedulerMember):
     """The scheduler as a server sees it. What is reported is sent from a thread, until it has come.
 
-    load: asked for before each report. on_opened: called with (generation, opened) after each.
+    load: asked for before each report. on_alive: called with `alive_until` after each.
     """
 
     def __init__(
@@ -426,13 +426,13 @@ class ServerScheduler(SchedulerMember):
         on_view: Callable[[View], None],
         *,
         load: Callable[[], Load] | None = None,
-        on_opened: Callable[[int, int], None] | None = None,
+        on_alive: Callable[[float], None] = lambda until: None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         super().__init__(target, SERVER, name, address, on_view, credentials)
         self.alive_until = 0.0  # monotonic; the scheduler takes us for alive until then
         self._load = load
-        self._on_opened = on_opened
+        self._on_alive = on_alive
         self._lock = threading.Lock()
         self._waiting = Report()
         self._has_news = threading.Event()
@@ -506,10 +506,9 @@ class ServerScheduler(SchedulerMember):
                 self._ended.wait(RETRY_S)
                 continue
             self.alive_until = began + answer.lease_ms / 1000
+            self._on_alive(self.alive_until)
             if sent.is_leaving and answer.may_go:
                 self._may_go.set()
-            if self._on_opened is not None:
-                self._on_opened(answer.generation, answer.opened)
             self._has_news.wait(RETRY_S if sent.is_leaving else REPORT_S)
 
 

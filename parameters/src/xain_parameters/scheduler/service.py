@@ -136,7 +136,9 @@ class SchedulerService(SchedulerServicer):
             if number not in before.lost:
                 log.warning("range_lost", range=number, waits_for=holder or "any server")
         self._write_manifest()
-        self._wake()
+        # Not with each tick: all calls that wait would look again for each worker.
+        if state.gate != before.gate:
+            self._wake()
         return state
 
     def _wake(self) -> None:

@@ -4,6 +4,7 @@ Folding the events of the journal gives the state back. Pure: no I/O, no clock, 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
@@ -96,7 +97,7 @@ class Cut(msgspec.Struct, frozen=True):
         return cut_folder(self.generation, self.number)
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, frozen=True, dict=True):  # dict: for what is computed once
     """ranges: a cover in the order of their positions, or empty before the first table.
     leaves: by range, the server that its learner takes the place of.
     lost: by range without a server, the one whose log is awaited; "": there is none, roll back.
@@ -130,6 +131,16 @@ class State(msgspec.Struct, frozen=True):
         """Clocks that each live worker has completed."""
         return {name: worker.ticked for name, worker in self.workers.items() if worker.is_live}
 
+    @cached_property
+    def slowest(self) -> int:
+        """Clocks that the slowest live worker has completed; -1: there is no live worker."""
+        return min((each.ticked for each in self.workers.values() if each.is_live), default=-1)
+
+    @property
+    def gate(self) -> tuple[int, ...]:
+        """Changes whenever a worker that waits may go on, `opened` has changed, or the view."""
+        return self.generation, self.number, self.slowest, self.gathered, self.opened
+
     @property
     def placeable(self) -> list[str]:
         """Servers that ranges may be placed on, by name."""
@@ -144,7 +155,7 @@ class State(msgspec.Struct, frozen=True):
         num_workers: wait for as many, of which those count that have left already.
         """
         known = self.workers[worker]
-        table = ClockTable(self.clocks, known.staleness)
+        table = ClockTable({"the slowest": self.slowest}, known.staleness)
         return self.gathered >= num_workers and table.admits(known.ticked)
 
     def may_go(self, server: str) -> bool:
