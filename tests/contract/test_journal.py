@@ -1,6 +1,7 @@
 """What every Journal does."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -251,6 +252,18 @@ def test_objects_are_written_with_their_records(journal: Journal) -> None:
     assert journal.read_object("3/a.1/journal") is None
     assert len(journal.object_keys("3/")) == 2
     assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
+
+
+def test_prepared_group_is_there_once_it_is_committed(journal: Journal) -> None:
+    """In any thread, together with its objects; an append after it waits for nothing else."""
+    journal.append([opened()])
+    commit = journal.prepare([closed(0)], {"0/a.1/journal": b"a"})
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(commit).result()
+    assert list(journal.load(1)) == [closed(0)]
+    assert journal.read_object("0/a.1/journal") == journal.recent_object("0/a.1/journal") == b"a"
+    journal.append([closed(1)])
+    assert list(journal.load(2)) == [closed(1)]
 
 
 def test_objects_of_a_failed_append_are_not_there(journal: Journal) -> None:

@@ -32,14 +32,14 @@ async def test_update_that_is_given_up_is_there_when_it_comes_again(start, join,
     await a.rendezvous()
     await b.rendezvous()
     await a.until(pb.ROUND, 0)
-    begun, go, append = threading.Event(), threading.Event(), SqliteJournal.append
+    begun, go, commit = threading.Event(), threading.Event(), SqliteJournal._commit
 
-    def wait(journal, records, objects=None):
+    def wait(journal, written):
         begun.set()
         assert go.wait(PATIENCE_S)
-        append(journal, records, objects)
+        commit(journal, written)
 
-    monkeypatch.setattr(SqliteJournal, "append", wait)
+    monkeypatch.setattr(SqliteJournal, "_commit", wait)
     ref = inside([1.0, 2.0])
     given_up = asyncio.ensure_future(a.end(ref))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)

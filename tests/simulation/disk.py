@@ -7,6 +7,7 @@ a power cut it may be gone again.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from simulation.hub import Hub, Process
 from simulation.threads import sleep
@@ -49,7 +50,7 @@ class JournalDisk:
 
     @property
     def keys(self) -> Sequence[str]:
-        """Keys of small updates."""
+        """Keys of small updates and models."""
         return self.file.object_keys()
 
     def copy(self, committed: Callable[[Sequence[Record]], None]) -> "JournalDisk":
@@ -86,8 +87,20 @@ class SimulatedJournal:
         self._commit(records, objects)
         self._process.touch()
 
+    def session_ids(self) -> list[str]:
+        self._process.touch()
+        return self._disk.file.session_ids()
+
     def read_object(self, key: str) -> bytes | None:
         self._process.touch()
+        return self._disk.file.read_object(key)
+
+    def prepare(
+        self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+    ) -> Callable[[], None]:
+        return partial(self.append, records, objects)
+
+    def recent_object(self, key: str) -> bytes | None:
         return self._disk.file.read_object(key)
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:

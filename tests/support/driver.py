@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from support.clock import HeldClock
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import replies as r
-from xain_coordinator.core.effects import Effect, InitialiseModel
+from xain_coordinator.core.effects import Aggregate, Effect, InitialiseModel
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.values import GlobalModel, Rules, StoredWeights, WeightsRef
 from xain_coordinator.driver import Driver
@@ -63,6 +64,11 @@ class HeldJournal:
         self._records += records
         self.groups.append([type(record.event).__name__ for record in records])
 
+    def prepare(
+        self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+    ) -> Callable[[], None]:
+        return partial(self.append, records, objects)
+
     def close(self) -> None:
         self.num_closed += 1
 
@@ -92,6 +98,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
+
+    def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> None:
+        """Leave it to `perform`."""
 
     def perform(self, effect: Effect) -> None:
         self.effects.append(effect)

@@ -12,16 +12,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xain_coordinator.cli import main
 from xain_coordinator.journal.sqlite import SqliteJournal
-from xain_coordinator.ports import Record
 
 kind, number = sys.argv.pop(1), int(sys.argv.pop(1))
 counter = itertools.count(1)
 fsync = os.fsync
-append = SqliteJournal.append
+commit = SqliteJournal._commit
 
 
 def step(name: str) -> None:
@@ -34,16 +33,14 @@ def dying_fsync(fd: int) -> None:
     fsync(fd)
 
 
-def dying_append(
-    journal: SqliteJournal, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
-) -> None:
+def dying_commit(journal: SqliteJournal, written: Any) -> None:
     if kind == "before-commit":
         time.sleep(0.05)  # a slow disk: what does not wait for it gets far
     step("before-commit")
-    append(journal, records, objects)
+    commit(journal, written)
     step("after-commit")
 
 
 os.fsync = dying_fsync
-SqliteJournal.append = dying_append
+SqliteJournal._commit = dying_commit  # of small groups, too, which are prepared before
 main()

@@ -316,8 +316,8 @@ class Driver:
                 records = [record for decided in group for record in decided.records]
                 if records:
                     objects = {k: data for decided in group for k, data in decided.objects.items()}
-                    append = self._journal.append
-                    await loop.run_in_executor(self._disk, append, records, objects)
+                    commit = self._journal.prepare(records, objects)
+                    await loop.run_in_executor(self._disk, commit)
                 is_told = log_many_updates(records)
                 for decided in group:
                     self._take_effect(

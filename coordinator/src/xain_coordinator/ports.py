@@ -5,7 +5,7 @@ Stores and journals block; the driver calls them from threads. Nothing here is s
 processes except what a store holds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -285,21 +285,35 @@ class Journal(Protocol):
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         """Add all of them, or none, durably. A SessionOpened begins a new session.
 
-        objects: small updates that the records speak of, by key; added with them.
+        objects: small updates and models that the records speak of, by key; added with them.
         Raises JournalError.
         """
 
+    def prepare(
+        self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+    ) -> Callable[[], None]:
+        """Write what `append` would, but do not make it durable and do not wait. Returns what makes
+        it durable, which blocks, may be called in any thread, and must be called.
+
+        A thread needs the interpreter's lock between any two statements, and gets each late while
+        the event loop is busy. So the event loop writes small groups itself, and the thread waits
+        for the disk. Both raise JournalError.
+        """
+
     def read_object(self, key: str) -> bytes | None:
-        """A small update of the latest session; None if there is none under this key. Raises
-        JournalError."""
+        """A small update or model of the latest session; None if there is none under this key.
+        Raises JournalError."""
+
+    def recent_object(self, key: str) -> bytes | None:
+        """The same if it is in memory, else None. Does not wait."""
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:
-        """Keys of the latest session's small updates that begin with `prefix`. Raises
+        """Keys of the latest session's small updates and models that begin with `prefix`. Raises
         JournalError."""
 
     def delete_objects(self, keys: Sequence[str]) -> None:
-        """Remove small updates of the latest session; nothing happens where there is none. Raises
-        JournalError."""
+        """Remove small updates and models of the latest session; nothing happens where there is
+        none. Raises JournalError."""
 
     def snapshot(self) -> Snapshot | None:
         """The last one saved of the latest session; None if there is none, or none that this

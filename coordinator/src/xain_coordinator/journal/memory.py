@@ -1,7 +1,8 @@
 """A journal in memory, for tests and for sessions that nobody wants to keep."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.journal.codec import Row, decode_record, encode_record
@@ -55,10 +56,18 @@ class MemoryJournal:
                 self._rows.append(row)
             self._objects.update(objects or {})
 
+    def prepare(
+        self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+    ) -> Callable[[], None]:
+        return partial(self.append, records, objects)
+
     def read_object(self, key: str) -> bytes | None:
         with self._lock:
             self._require_open()
             return self._objects.get(key)
+
+    def recent_object(self, key: str) -> bytes | None:
+        return self.read_object(key)
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:
         with self._lock:

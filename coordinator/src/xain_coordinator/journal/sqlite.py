@@ -16,7 +16,9 @@ ahead log has SQLite's own checksums (see wal.py), and a snapshot that of its co
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -29,9 +31,14 @@ from xain_messaging.process.durable import make_directory
 
 APPLICATION_ID = 0x5841494E  # "XAIN"
 
-# Bytes of small updates that stay in memory for their aggregation; older ones are read from the
-# file.
+# Bytes of small updates and models that stay in memory for their aggregation; older ones are read
+# from the file.
 MAX_RECENT_BYTES = 8 << 20
+
+# Records, and bytes of their objects, that are written in the thread of the caller of `prepare`:
+# in memory, in less than a millisecond.
+MAX_PREPARED = 32
+MAX_PREPARED_BYTES = 256 << 10
 
 # Read at a time, so that memory does not grow with the journal. A record may have 512 KiB.
 PAGE_RECORDS = 100
@@ -190,8 +197,35 @@ class SqliteJournal:
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         if not records:
             return
+        with self._lock:
+            self._commit(self._write(records, objects or {}))
+
+    def prepare(
+        self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
+    ) -> Callable[[], None]:
+        objects = objects or {}
+        num_bytes = sum(map(len, objects.values()))
+        is_small = 0 < len(records) <= MAX_PREPARED and num_bytes <= MAX_PREPARED_BYTES
+        # The lock is not free while another thread deletes objects or saves a snapshot.
+        if not is_small or not self._lock.acquire(blocking=False):
+            return partial(self.append, records, objects)
+        try:
+            written = self._write(records, objects)
+        except BaseException:
+            self._lock.release()
+            raise
+        return partial(self._commit_prepared, written)
+
+    def _commit_prepared(self, written: "_Written") -> None:
+        try:
+            self._commit(written)
+        finally:
+            self._lock.release()
+
+    def _write(self, records: Sequence[Record], objects: Mapping[str, bytes]) -> "_Written":
+        """Begin a transaction and write to it. The caller holds the lock until it is committed."""
         encoded = [encode_record(record) for record in records]
-        with self._lock, self._explained():
+        with self._explained():
             db = self._open_db()
             session, seq = self._session, self._seq
             rows = []
@@ -205,26 +239,38 @@ class SqliteJournal:
                 digest = digest_of(session, seq, at, name, body)
                 rows.append((session, seq, at, name, body, digest))
                 seq += 1
-            with _transaction(db):
+            db.execute("BEGIN IMMEDIATE")
+            with _undone_after_error(db):
                 db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", rows)
                 if objects:
                     added = [(session, key, data) for key, data in objects.items()]
                     db.executemany("INSERT OR REPLACE INTO object VALUES (?, ?, ?)", added)
-            if session != self._session:
-                self._forget_recent(list(self._recent))
-            # Only now: after a failure the next append goes on where the last one ended.
-            self._session, self._seq = session, seq
-            if self._numbers is not None:
-                self._numbers.update(opened)
-            self._keep_recent(objects or {})
+        return _Written(session, seq, opened, objects)
+
+    def _commit(self, written: "_Written") -> None:
+        """Make durable what was written."""
+        with self._explained():
+            db = self._open_db()
+            with _undone_after_error(db):
+                db.execute("COMMIT")
+        if written.session != self._session:
+            self._forget_recent(list(self._recent))
+        # Only now: after a failure the next append goes on where the last one ended.
+        self._session, self._seq = written.session, written.seq
+        if self._numbers is not None:
+            self._numbers.update(written.opened)
+        self._keep_recent(written.objects)
 
     def read_object(self, key: str) -> bytes | None:
-        if (data := self._recent.get(key)) is not None:
+        if (data := self.recent_object(key)) is not None:
             return data  # without the lock, which an append holds until the disk has it
         with self._lock, self._explained():
             query = "SELECT data FROM object WHERE session = ? AND key = ?"
             row = self._open_db().execute(query, (self._session, key)).fetchone()
         return None if row is None else bytes(row[0])
+
+    def recent_object(self, key: str) -> bytes | None:
+        return self._recent.get(key)
 
     def object_keys(self, prefix: str = "") -> Sequence[str]:
         with self._lock, self._explained():
@@ -416,12 +462,28 @@ _REASONS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a transaction has led to: the session, the next seq, new sessions and objects."""
+
+    session: int
+    seq: int
+    opened: Mapping[str, int]
+    objects: Mapping[str, bytes]
+
+
 @contextlib.contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
-    try:
+    with _undone_after_error(db):
         yield
         db.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def _undone_after_error(db: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         # Whatever it was, an open transaction would swallow the next append. SQLite has undone
         # some failures itself.

@@ -797,6 +797,25 @@ def test_objects_beyond_the_memory_are_read_from_the_file(
         assert {key: journal.read_object(key) for key in objects} == objects
 
 
+def test_group_that_cannot_be_written_leaves_the_journal_usable(tmp_path: Path) -> None:
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        with pytest.raises(JournalError, match="begins with a SessionOpened"):
+            journal.prepare([Record(0.0, RoundClosed(0))])
+        journal.append([OPENED])
+        assert list(journal.load()) == [OPENED]
+
+
+def test_prepare_does_not_wait_for_another_thread(tmp_path: Path) -> None:
+    """While a group is prepared, the next one is written when it is committed."""
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        journal.append([OPENED])
+        commits = [journal.prepare([Record(0.5, RoundClosed(n))]) for n in range(2)]
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(commit) for commit in commits]:
+                done.result(timeout=60)
+        assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
+
+
 def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Path) -> None:
     """SQLite's steps are counted; readers of events ask several times a second."""
     num_records = 5000
