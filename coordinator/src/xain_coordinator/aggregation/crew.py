@@ -39,6 +39,14 @@ class Crew:
 
         Raises what a job raised, and Stopped; then some were not begun.
         """
+        if self._pool is None:
+            for job in (*computing, *reading):
+                if self._stop.is_set():
+                    break
+                job()
+            if self._stop.is_set():
+                raise Stopped
+            return
         compute, read = deque(computing), deque(reading)
         failed = threading.Event()
 
@@ -53,11 +61,9 @@ class Crew:
                 self._work_through(jobs, failed)
 
         wanted = min(self._num_members, len(compute) + len(read))
-        others = []
-        if self._pool is not None:
-            # From the end, where those are who read.
-            last = self._num_members - 1
-            others = [self._pool.submit(work, last - i) for i in range(min(wanted, last))]
+        # From the end, where those are who read.
+        last = self._num_members - 1
+        others = [self._pool.submit(work, last - i) for i in range(min(wanted, last))]
         try:
             work(0)
         finally:
