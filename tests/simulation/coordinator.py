@@ -20,6 +20,7 @@ from xain_coordinator.driver import Driver
 from xain_coordinator.fencing import Fence, FencedStore
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Clock, StoreUnavailable
 from xain_coordinator.retention import Retention
 from xain_coordinator.server.admission_control import AdmissionControl
@@ -229,8 +230,10 @@ class CoordinatorMachine:
         current.driver = driver
         self.oracle.restored(driver.session, began_at)
         fence = Fence(bare, journal, driver.session.session_id, "the simulated store")
-        store = JournalledStore(FencedStore(bare, fence.check), journal)
-        worker = StoreWorker(driver, store, metrics, _Workload(self._scenario))
+        whole = FencedStore(bare, fence.check)
+        store = JournalledStore(whole, journal, is_new=driver.is_new)
+        workload = _Workload(self._scenario)
+        worker = StoreWorker(driver, store, metrics, workload, require_owner=fence.check)
         admission = AdmissionControl(lambda name: name in driver.session.members)
         interceptor = RefusalInterceptor(Counter(), admission)
         server = Server(self._network, process, loop, interceptor)
@@ -257,6 +260,8 @@ class CoordinatorMachine:
         await run_to_end(fence.take_over)
         watches = [asyncio.create_task(fence.watch(driver))]
         driver.start(worker)
+        copies = ModelCopies(store)
+        watches.append(asyncio.create_task(copies.watch(driver)))
         retention = Retention(store, self._scenario.keep_updates)
         watches.append(asyncio.create_task(retention.watch(driver)))
         current.server = server
@@ -276,6 +281,9 @@ class CoordinatorMachine:
         await server.stop(DRAIN_S)
         await uploads.close()
         await worker.close()
+        await driver.end()
+        if driver.failure is None:
+            await copies.copied(driver)
         await driver.close()
         for watch in watches:
             watch.cancel()

@@ -21,7 +21,7 @@ from simulation.hub import Hub
 from simulation.rounds import ROUNDING_S, Rounds
 from simulation.scenario import Kind, Scenario
 from xain_coordinator.core import events as e
-from xain_coordinator.core.keys import is_journalled, model_key
+from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import Session, begin, evolve
 from xain_coordinator.core.values import Evaluation, GlobalModel, Phase, Rules, Update, WeightsRef
 from xain_coordinator.ports import Record
@@ -58,7 +58,7 @@ class Oracle:
         self._heard_at: dict[str, float] = {}
         self._phase = Phase.STANDBY
         self._since = 0.0
-        self.journalled: Callable[[str], bytes | None] = lambda key: None  # a small update
+        self.journalled: Callable[[str], bytes | None] = lambda key: None  # a small update or model
         self._opened: set[int] = set()
         self._joined: set[str] = set()
         # By participant and the round it was trained for: digests.
@@ -177,11 +177,14 @@ class Oracle:
 
     def _stored(self, objects: Mapping[str, bytes], key: str) -> bytes | None:
         """Bytes under a key, in the store or in the journal."""
-        return self.journalled(key) if is_journalled(key) else objects.get(key)
+        data = self.journalled(key)
+        return objects.get(key) if data is None else data
 
     def _published(self, model: GlobalModel) -> None:
         self._require_durable(model.ref)
-        self.models[model.ref.key] = self._store.durable[model.ref.key]
+        data = self._stored(self._store.durable, model.ref.key)
+        assert data is not None, "it is durable"
+        self.models[model.ref.key] = data
 
     def _check_model(self, session: Session, number: int, model: GlobalModel) -> None:
         base = session.model
@@ -190,7 +193,9 @@ class Oracle:
             self._aggregation = _aggregation_of(session.rules)
         stored = partial(self._stored, self._store.durable)
         expected = _combined(session.rules, self._aggregation, base, self._updates, stored)
-        found = _vector(self._store.visible[model.ref.key])
+        data = self._stored(self._store.visible, model.ref.key)
+        assert data is not None, f"{model.ref.key} is not there"
+        found = _vector(data)
         assert found.dtype == expected.dtype, "the dtype of the model has changed"
         assert found.tobytes() == expected.tobytes(), (
             f"the model of round {number} is {found}, it should be {expected}"
@@ -318,7 +323,7 @@ class Oracle:
         if session is None or not self.is_finished:
             return  # the run has failed for that
         for key, data in self.models.items():
-            if self._store.visible.get(key) != data:
+            if self._stored(self._store.visible, key) != data:
                 self.fail(f"{key} was published, and is another one now")
         if session.cause != "completed":
             if not self._scenario.can_fail:

@@ -44,6 +44,7 @@ from xain_coordinator.log_files import LatencyFile, status_stream
 from xain_coordinator.metrics.local_file import LocalMetricsFile
 from xain_coordinator.metrics.null import NullMetricsStore
 from xain_coordinator.metrics.points import parse_points
+from xain_coordinator.model_copies import ModelCopies, copy_latest
 from xain_coordinator.model_folder import ModelFolder
 from xain_coordinator.other_rules import OtherRules, differences, require_same_rules
 from xain_coordinator.own_data import Types, load_own_data
@@ -180,7 +181,7 @@ class Coordinator:
                 whole = FencedStore(whole, self._fence.check)
             # Keys are per session, so that a new one never meets the models of the last.
             part = PrefixedStore(whole, session.session_id)
-            self.store: WeightsStore = JournalledStore(part, self._journal)
+            self.store = JournalledStore(part, self._journal, is_new=self.driver.is_new)
             self._access: DirectAccess | None = None
             if opened.access is not None and config.storage.presigned:
                 self._access = PrefixedAccess(opened.access, session.session_id)
@@ -213,14 +214,16 @@ class Coordinator:
             _made(workload, session.rules) if workload.name else None,
             preprocessing=workload.preprocessing.options(),
             publish_further=self._bucket.publish if self._bucket is not None else None,
+            require_owner=self._fence.check if self._fence is not None else lambda: None,
             own_data=own_data,
             personal=config.model.personal,
         )
         kept = config.storage.keep_updates
         self._retention = Retention(self.store, None if kept == "all" else kept)
+        self._copies = ModelCopies(self.store, self._worker.outage)
         self._models: ModelFolder | None = None
         if config.storage.kind == "files":
-            self._models = ModelFolder(config.storage.path, session.session_id)
+            self._models = ModelFolder(config.storage.path, session.session_id, self._copies)
         self._server: GrpcServer | None = None
         self._watches: list[asyncio.Task[None]] = []
 
@@ -292,6 +295,8 @@ class Coordinator:
             self._watches.append(
                 asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
             )
+        if self.driver.is_new:
+            await run_to_end(self._copy_earlier_models)
         if self._first_model is not None:
             at = self.driver.clock.now()
             events = await run_to_end(self._first_model.events, self.store, at)
@@ -299,6 +304,7 @@ class Coordinator:
         await run_to_end(self._worker.rebuild_damaged)  # what is offered is what was published
         self.driver.start(self._worker)
         self._watches.append(asyncio.create_task(self._retention.watch(self.driver)))
+        self._watches.append(asyncio.create_task(self._copies.watch(self.driver)))
         if self._models is not None:
             self._watches.append(asyncio.create_task(self._models.watch(self.driver)))
         await self._server.start()
@@ -309,6 +315,13 @@ class Coordinator:
         self._require_latest()
         fence.take_over()
         self._require_latest()
+
+    def _copy_earlier_models(self) -> None:
+        """A new session hides the objects in the journal of the one before it."""
+        try:
+            copy_latest(self.weights, self._journal)
+        except (StoreError, JournalError) as error:
+            log.warning("earlier_models_not_copied", round=0, error=str(error))
 
     def _require_latest(self) -> None:
         _require_latest(self.driver.session, self.store, self._config)
@@ -328,6 +341,9 @@ class Coordinator:
             steps.push_async_callback(self._end_watches)
             steps.push_async_callback(asyncio.to_thread, self._metrics.close)
             steps.push_async_callback(self.driver.close)
+            if not self.driver.is_new and self.driver.failure is None:
+                steps.push_async_callback(self._copies.copied, self.driver)
+            steps.push_async_callback(self.driver.end)
             steps.push_async_callback(self._worker.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.stop, self._config.server.drain_s)

@@ -25,6 +25,7 @@ import structlog
 from xain_coordinator.core import events as e
 from xain_coordinator.core.answers import advertise, answer
 from xain_coordinator.core.commands import (
+    AggregationDone,
     BeginUpload,
     Command,
     EndTrainingRound,
@@ -33,7 +34,7 @@ from xain_coordinator.core.commands import (
     Tick,
 )
 from xain_coordinator.core.decider import decide, next_expiry, next_wait, resume
-from xain_coordinator.core.effects import Effect, Notify, RecordMetrics
+from xain_coordinator.core.effects import Aggregate, Effect, Notify, RecordMetrics
 from xain_coordinator.core.errors import (
     LateUpdate,
     NotAMember,
@@ -79,8 +80,24 @@ MakeController = Callable[[str, Mapping[str, Option]], Controller]
 _STOPPING = "the coordinator is shutting down; try again in a moment"
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model that is made. objects: by key, to be written to the journal with the command's
+    events."""
+
+    command: AggregationDone
+    objects: Mapping[str, bytes]
+
+
 class Worker(Protocol):
     """Does the effects. What it brings back, it submits."""
+
+    def make_at_once(self, effect: Aggregate, objects: Mapping[str, bytes]) -> Made | None:
+        """Make a small model of updates that are in memory. None if it is not small, an update is
+        not in memory, or anything is wrong: `perform` makes it then. Does not wait.
+
+        objects: updates that are not in the journal yet, by key.
+        """
 
     def perform(self, effect: Effect) -> None:
         """Begin; must not block."""
@@ -125,6 +142,7 @@ class Driver:
         self._opening: list[Record] = []  # to be written at the start
         self._worker: Worker | None = None
         self._waiting: list[_Decided] = []
+        self._unwritten: dict[str, bytes] = {}  # small updates of `_waiting` and of its group
         self._committing = False
         self._changes = Wave()
         self._timer: asyncio.TimerHandle | None = None
@@ -133,7 +151,7 @@ class Driver:
         self._looked_at = 0.0  # when the leases were last looked through
         self._active_at = 0.0
         self.lateness = Lateness(session.rules.lease_s, session.rules.heartbeat_time_s)
-        self._closing = False
+        self._closing = self._closed = False
         self._watchable = True
         self.num_late = 0
         self.latencies: LatencyFile | None = None
@@ -294,11 +312,44 @@ class Driver:
             return outcome
         answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         objects = _objects(records, update)
+        self._unwritten |= objects
+        made, effects = self._made_at_once(effects)
         self._waiting.append(_Decided(records, self._decided, effects, outcome, answered, objects))
+        if made is not None:
+            self._decide_made(made, now)
         if not self._committing:
             self._committing = True
             self._spawn(self._commit())
         return await answered
+
+    def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
+        """A small model that is to be made, and the effects that are left.
+
+        The model and the opening of the next round are then committed with the update that closed
+        the round: no transaction more, and no object of the store.
+        """
+        work = next((effect for effect in effects if isinstance(effect, Aggregate)), None)
+        if work is None or self._worker is None:
+            return None, effects
+        made = self._worker.make_at_once(work, self._unwritten)
+        return made, effects if made is None else [one for one in effects if one is not work]
+
+    def _decide_made(self, made: Made, now: float) -> None:
+        """Decide what follows from a model that was made at once. Called right after the decision
+        that asked for it, so that both are in one group."""
+        try:
+            decision = decide(self._decided, made.command, now, self._controller)
+        except ControllerFailed as failed:
+            self.fail(failed)  # the round is closed; the next start makes the model again
+            return
+        self._decided = decision.session
+        records = [
+            Record(now, event) for event in decision.events if not isinstance(event, e.SoftEvent)
+        ]
+        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
+        self._waiting.append(
+            _Decided(records, self._decided, decision.effects, decision.reply, answer, made.objects)
+        )
 
     def _durable_assignment(self, command: Command, now: float) -> Reply | None:
         """What this is answered by what is on the disk; None if that refuses it."""
@@ -318,6 +369,8 @@ class Driver:
                     objects = {k: data for decided in group for k, data in decided.objects.items()}
                     commit = self._journal.prepare(records, objects)
                     await loop.run_in_executor(self._disk, commit)
+                    for key in objects:
+                        self._unwritten.pop(key, None)
                 is_told = log_many_updates(records)
                 for decided in group:
                     self._take_effect(
@@ -542,17 +595,21 @@ class Driver:
         self._watchable = False
         self._wake_watchers()
 
-    async def close(self) -> None:
-        """Refuse what comes from now on, wait for what is on its way to the disk, and close the
-        journal. Harmless when repeated."""
-        if self._closing:
-            return
+    async def end(self) -> None:
+        """Refuse what comes from now on, and wait for what is on its way to the disk."""
         self._closing = True
         self.end_watches()
         if self._timer is not None:
             self._timer.cancel()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End, and close the journal. Harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.end()
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, self._journal.close)
         finally:

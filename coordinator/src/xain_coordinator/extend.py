@@ -14,6 +14,7 @@ from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.config_fields import MAX_INT32
 from xain_coordinator.core.events import SessionOpened
 from xain_coordinator.core.values import Phase
+from xain_coordinator.model_copies import copy_latest
 from xain_coordinator.ports import Record
 from xain_coordinator.restore import open_stopped
 from xain_coordinator.stores.prefixed import PrefixedStore
@@ -56,6 +57,7 @@ def extend(config: CoordinatorConfig, rounds: str) -> str:
                 raise CommandFailed(f"--rounds is {rounds}: that is more than can be counted")
             session_id = uuid.uuid4().hex[:12]
             events = first.events(PrefixedStore(opened.store, session_id), 0.0)
+            copy_latest(opened.store, journal)
         begun = SessionOpened(session_id, rules, 0.0, first.lineage)
         journal.append([Record(0.0, event) for event in (begun, *events)])
     return (

@@ -6,7 +6,8 @@
     models/index.json      the numbers of the last and the best model, layout, metadata and profile
 
 Only people and `--from-model` read the folder, so it is written beside the rounds, at most once a
-second, and not synced to the disk. A start repairs links that are missing or wrong. On a file
+second, and not synced to the disk. Small models come to the store from the journal first (see
+model_copies.py). A start repairs links that are missing or wrong. On a file
 system without links, index.json alone names the files.
 """
 
@@ -25,6 +26,7 @@ from xain_coordinator.core.keys import model_key
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.driver import Driver
+from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.stores.paths import folder_to_path, key_to_path
 from xain_coordinator.threads import run_to_end
 from xain_coordinator.warm_start import MODELS_INDEX
@@ -36,9 +38,13 @@ EVERY_S = 1.0
 
 
 class ModelFolder:
-    """root: of the store's files. One thread at a time may call `show`."""
+    """root: of the store's files. copies: of the models that the store does not have yet.
 
-    def __init__(self, root: Path, session_id: str) -> None:
+    One thread at a time may call `show`.
+    """
+
+    def __init__(self, root: Path, session_id: str, copies: ModelCopies) -> None:
+        self._copies = copies
         self._folder = root / folder_to_path(session_id) / FOLDER
         self._next = 0  # the models before this one have their links
         self._shown: tuple[int, int | None] | None = None
@@ -48,7 +54,9 @@ class ModelFolder:
         """Update the folder at the start and after each new model, until the driver stops."""
         with contextlib.suppress(Unavailable):
             while True:
-                await run_to_end(self.show, driver.session)
+                session = driver.session
+                await self._copies.copied(driver)
+                await run_to_end(self.show, session)
                 await asyncio.sleep(EVERY_S)
                 while _numbers(driver.session) == self._shown:
                     await driver.changed()

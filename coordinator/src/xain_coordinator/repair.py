@@ -25,8 +25,7 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.restore import restore
-from xain_coordinator.stores.journalled import JournalledStore
-from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.stores.journalled import store_of_session
 from xain_messaging.process import logs
 from xain_messaging.process.commands import CommandFailed
 
@@ -68,8 +67,7 @@ def _repair(config: CoordinatorConfig, drop_update: str | None) -> int:
         last, _ = restored
         opened = open_store(config)
         stack.callback(opened.close)
-        part = PrefixedStore(opened.store, last.session.session_id)
-        store = JournalledStore(part, journal)
+        store = store_of_session(opened.store, journal, last.session.session_id)
         damaged = _look(store, last)
         if drop_update is None:
             return EXIT_DAMAGED if damaged else EXIT_SOUND

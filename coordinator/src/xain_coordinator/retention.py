@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from xain_coordinator.core.errors import Unavailable
-from xain_coordinator.core.keys import INCOMING, OPTIMIZER, model_key
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_model
 from xain_coordinator.core.session import Session
 from xain_coordinator.core.values import Phase
 from xain_coordinator.driver import Driver
@@ -121,7 +121,7 @@ class Retention:
         for key in self._keys(folder, end, spared):
             if self._stop.is_set():
                 return
-            if not _is_model(key):
+            if not is_model(key):
                 group.append(key)
             if len(group) == GROUP_SIZE:
                 self._store.delete(*group)
@@ -152,8 +152,3 @@ class Retention:
 def _when(session: Session) -> tuple[int, Phase]:
     """As long as it is the same there is nothing more to drop."""
     return -1 if session.model is None else session.model.round, session.phase
-
-
-def _is_model(key: str) -> bool:
-    number = key.partition("/")[0]
-    return number.isdecimal() and key == model_key(int(number))

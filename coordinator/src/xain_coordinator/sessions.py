@@ -299,7 +299,10 @@ class Sessions:
 
     def store_of(self, session_id: str) -> WeightsStore:
         """The models of a session, the present one or an earlier one."""
-        return PrefixedStore(self.current.weights, session_id)
+        current = self.current
+        if session_id == current.driver.session.session_id:
+            return current.store
+        return PrefixedStore(current.weights, session_id)
 
     def _read(self, session_id: str, ref: WeightsRef) -> bytes:
         with self.open(session_id, ref) as reader:

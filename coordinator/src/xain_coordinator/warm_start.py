@@ -22,7 +22,7 @@ from xain_coordinator.core.keys import model_key, state_key
 from xain_coordinator.core.values import BYTES, DataProfile, GlobalModel, Lineage, Rules, WeightsRef
 from xain_coordinator.ports import Journal, KeyNotFound, Snapshot, StoreError, WeightsStore
 from xain_coordinator.restore import restore_session
-from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.stores.journalled import store_of_session
 from xain_coordinator.work import store_model
 from xain_messaging.process.commands import CommandFailed
 from xain_workloads.model import Model, TensorSpec, size_of
@@ -131,7 +131,7 @@ def model_of_session(
     lineage = Lineage(f"{session_id}/{model.round}")
     if extends:
         lineage = _extended(last, lineage)
-    source, chosen = PrefixedStore(store, session_id), model
+    source, chosen = store_of_session(store, journal, session_id), model
 
     def copy(target: WeightsStore) -> GlobalModel:
         ref = _copied(source, chosen.ref, target, model_key(0))

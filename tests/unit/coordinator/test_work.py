@@ -6,6 +6,7 @@ The journal survives its driver, as a disk does, so that a restart is a second d
 import asyncio
 import io
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from fractions import Fraction
@@ -13,20 +14,26 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import xxhash
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
 from xain_coordinator import work
-from xain_coordinator.admission import measure
+from xain_coordinator.admission import measure, measure_bytes
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
 from xain_coordinator.core.decider import resume
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.core.keys import journalled_key
 from xain_coordinator.core.replies import Reply
 from xain_coordinator.core.values import DataProfile, Phase, Rules
 from xain_coordinator.driver import Driver
+from xain_coordinator.fencing import TakenOver
 from xain_coordinator.journal.memory import MemoryJournal
 from xain_coordinator.metrics.null import NullMetricsStore
+from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.ports import Fenced, JournalError, KeyNotFound, Record, StoreUnavailable
+from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.memory import MemoryStore, MemoryUpload
 from xain_coordinator.work import StoreWorker, WorkloadMissing
 from xain_workloads.model import Model, TensorSpec
@@ -67,11 +74,16 @@ class Disk(MemoryJournal):
 
     dies_before: type[e.DurableEvent] | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[list[type[e.DurableEvent]]] = []  # of each append
+
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         for record in records:
             if self.dies_before is not None and isinstance(record.event, self.dies_before):
                 raise JournalError("the power is gone")
         super().append(records, objects)
+        self.groups.append([type(record.event) for record in records])
 
     def close(self) -> None:
         pass
@@ -88,8 +100,8 @@ class WatchedDriver(Driver):
         super().__init__(*args)
         self.brought: asyncio.Queue[c.Command] = asyncio.Queue()
 
-    async def submit(self, command: c.Command) -> Reply:
-        reply = await super().submit(command)
+    async def submit(self, command: c.Command, update: bytes = b"") -> Reply:
+        reply = await super().submit(command, update)
         self.brought.put_nowait(command)
         return reply
 
@@ -124,6 +136,14 @@ class Fleet:
         weights = measure(self.store, key)
         await self.driver.submit(c.EndTrainingRound(name, name, 0, 1, weights))
 
+    async def send(self, name: str, vector: ArrayLike = VECTOR) -> None:
+        """Hand in a small update, which travels inside its call."""
+        data = npy(vector)
+        key = journalled_key(f"0/{name}", uuid.uuid4().hex)
+        weights = measure_bytes(data, key, None, xxhash.xxh3_128(data).hexdigest())
+        assert weights is not None
+        await self.driver.submit_update(c.EndTrainingRound(name, name, 0, 1, weights), data)
+
     async def failure(self) -> BaseException:
         await self.driver.failed.wait()
         assert self.driver.failure is not None
@@ -137,11 +157,20 @@ async def fleet(
     rules: Rules | None = None,
     *,
     workload: Any = None,
+    require_owner: Callable[[], None] = lambda: None,
     first_retry_s: float = 0.0,
 ) -> AsyncIterator[Fleet]:
     driver = WatchedDriver.open(journal, HeldClock, rules or make_rules(), lambda: "session")
     assert isinstance(driver, WatchedDriver)
-    worker = StoreWorker(driver, store, NullMetricsStore(), workload, first_retry_s=first_retry_s)
+    part = JournalledStore(store, journal, is_new=driver.is_new)
+    worker = StoreWorker(
+        driver,
+        part,
+        NullMetricsStore(),
+        workload,
+        require_owner=require_owner,
+        first_retry_s=first_retry_s,
+    )
     driver.start(worker)
     try:
         yield Fleet(driver, worker, store)
@@ -170,7 +199,7 @@ class HookedStore(MemoryStore):
 
     hook: Callable[[], None] = staticmethod(lambda: None)
 
-    def upload(self, key: str) -> MemoryUpload:
+    def upload(self, key: str, label: str = "") -> MemoryUpload:
         if key == "1/global":
             self.hook()
         return super().upload(key)
@@ -285,6 +314,102 @@ async def test_a_coordinator_stops_while_a_thread_is_at_work() -> None:
         await f.worker.close()
         assert "1/global" not in set(store.keys())
     assert not isinstance(journal.events[-1], e.SessionFinished)
+
+
+# --- small models ---------------------------------------------------------------------------------
+
+
+async def small_session(f: Fleet) -> None:
+    """One round of two participants, of models whose mean is VECTOR + 1."""
+    await f.join("p0", "p1")
+    await f.until(Phase.COLLECTING)
+    await f.send("p0")
+    await f.send("p1", VECTOR + 2)
+    await f.until(Phase.FINISHED)
+
+
+async def test_small_model_is_committed_with_the_update_that_closes_its_round() -> None:
+    """One transaction has the last update, the model and the end of the session. The store has the
+    model once it is copied, and the journal no more then."""
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        await small_session(f)
+        assert journal.groups[-1] == [
+            e.UpdateAccepted,
+            e.RoundClosed,
+            e.ModelPublished,
+            e.SessionFinished,
+        ]
+        assert "1/global" not in list(store.keys())
+        part = JournalledStore(store, journal)
+        assert part.models == ["1/global"]
+        assert read(part, "1/global") == f.worker.made_model("1/global") == npy(VECTOR + 1)
+        ModelCopies(part).copy()
+        assert part.models == []
+        assert read(part, "1/global") == read(store, "1/global") == npy(VECTOR + 1)
+        assert journal.read_object("1/global") is None
+        assert JournalledStore(store, journal).models == []
+
+
+async def test_small_model_that_was_copied_before_a_crash_is_copied_again() -> None:
+    """The process died between the copy and the removal from the journal."""
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        await small_session(f)
+    put(store, "1/global", VECTOR + 1)
+    part = JournalledStore(store, journal)
+    ModelCopies(part).copy()
+    assert part.models == []
+    assert read(store, "1/global") == npy(VECTOR + 1)
+
+
+async def test_small_model_of_another_coordinator_is_never_overwritten() -> None:
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        await small_session(f)
+        put(store, "1/global", VECTOR + 5)
+        copies = ModelCopies(JournalledStore(store, journal))
+        await copies.copied(f.driver)
+        assert isinstance(await f.failure(), Fenced)
+    assert read(store, "1/global") == npy(VECTOR + 5)
+
+
+async def test_small_model_is_not_made_after_another_coordinator_has_taken_over() -> None:
+    """The last update is accepted; the model is then not published, as a large one is not."""
+    store, journal = HookedStore(), Disk()
+
+    def taken_over() -> None:
+        raise TakenOver("another coordinator has taken over")
+
+    store.hook = taken_over
+    rules = make_rules(num_participants=2)
+    async with fleet(journal, store, rules, require_owner=taken_over) as f:
+        await f.join("p0", "p1")
+        await f.until(Phase.COLLECTING)
+        await f.send("p0")
+        await f.send("p1")
+        assert isinstance(await f.failure(), TakenOver)
+    assert isinstance(journal.events[-1], e.RoundClosed)
+
+
+async def test_lost_commit_of_a_small_model_loses_the_update_with_it() -> None:
+    """A kill before the commit leaves the round open: the next process takes the last update again
+    and makes the same model."""
+    store, journal = MemoryStore(), Disk()
+    rules = make_rules(num_participants=2)
+    async with fleet(journal, store, rules) as f:
+        await f.join("p0", "p1")
+        await f.until(Phase.COLLECTING)
+        await f.send("p0")
+        journal.dies_before = e.ModelPublished
+        with pytest.raises(Unavailable):
+            await f.send("p1", VECTOR + 2)
+    assert isinstance(journal.events[-1], e.UpdateAccepted)
+    journal.dies_before = None
+    async with fleet(journal, store, rules) as f:
+        await f.send("p1", VECTOR + 2)
+        await f.until(Phase.FINISHED)
+        assert read(JournalledStore(store, journal), "1/global") == npy(VECTOR + 1)
 
 
 # --- what ends the process and not the session ----------------------------------------------------

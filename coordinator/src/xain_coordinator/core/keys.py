@@ -19,6 +19,12 @@ def model_key(round_: int) -> str:
     return f"{round_}/{GLOBAL}"
 
 
+def is_model(key: str) -> bool:
+    """Whether a global model lies under this key."""
+    number = key.partition("/")[0]
+    return number.isdecimal() and key == model_key(int(number))
+
+
 def state_key(round_: int, name: str) -> str:
     """A vector of the optimiser's, beside the model that `round_` starts from. No participant's
     update can lie there: those are below a number."""

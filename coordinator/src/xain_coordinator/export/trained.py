@@ -21,7 +21,7 @@ from xain_coordinator.ports import StoreError, WeightsStore
 from xain_coordinator.restore import open_stopped
 from xain_coordinator.server.translate import layout_of
 from xain_coordinator.status_view import fetch
-from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.stores.journalled import store_of_session
 from xain_messaging.process.commands import CommandFailed
 from xain_messaging.process.fields import proxy_options
 from xain_proto.fl import coordinator_pb2 as pb
@@ -126,10 +126,10 @@ def open_files(config: CoordinatorConfig) -> Iterator[Trained]:
 
     Raises NoModel, JournalError and StoreError.
     """
-    with open_stopped(config) as (_, last):
+    with open_stopped(config) as (journal, last):
         session, history, best = last.session, last.history, last.session.evaluation.best
         with closing(open_store(config)) as opened:
-            store = PrefixedStore(opened.store, session.session_id)
+            store = store_of_session(opened.store, journal, session.session_id)
             yield Trained(
                 session.session_id,
                 history.models.values(),

@@ -1,8 +1,9 @@
-"""A session's store together with the small updates that lie in its journal."""
+"""A session's store together with the small updates and models that lie in its journal."""
 
+import threading
 from collections.abc import Iterator, Mapping
 
-from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled
+from xain_coordinator.core.keys import INCOMING, OPTIMIZER, is_journalled, is_model
 from xain_coordinator.ports import (
     Journal,
     JournalError,
@@ -14,62 +15,97 @@ from xain_coordinator.ports import (
     WeightsStore,
 )
 from xain_coordinator.stores.memory import MemoryReader
+from xain_coordinator.stores.prefixed import PrefixedStore
 
 
 class JournalledStore:
-    """The objects of `store`, and the small updates of the journal's latest session.
+    """The objects of `store`, and the small updates and models of the journal's latest session.
 
-    Nothing is written to the journal here: an update is committed there with its event.
+    An update or a model is committed to the journal with its event, not here. Updates stay there;
+    a model lies there until model_copies.py has copied it to `store`.
+
+    is_new: the session is not in the journal yet.
     """
 
-    def __init__(self, store: WeightsStore, journal: Journal) -> None:
-        self._store = store
-        self._journal = journal
+    def __init__(self, store: WeightsStore, journal: Journal, *, is_new: bool = False) -> None:
+        self.store = store
+        self.journal = journal
         self.num_parallel = store.num_parallel
+        self._lock = threading.Lock()
+        keys = [] if is_new else journal.object_keys()
+        self._models = {key for key in keys if is_model(key)}
+
+    @property
+    def models(self) -> list[str]:
+        """Keys of the models in the journal, the oldest first."""
+        with self._lock:
+            return sorted(self._models, key=lambda key: int(key.partition("/")[0]))
+
+    def add_model(self, key: str) -> None:
+        """Note that a model is about to be committed to the journal."""
+        with self._lock:
+            self._models.add(key)
+
+    def forget_models(self, keys: list[str]) -> None:
+        """Remove models from the journal. Raises JournalError."""
+        with self._lock:
+            self._models.difference_update(keys)
+        self.journal.delete_objects(keys)
 
     def open(self, key: str, start: int = 0, length: int | None = None) -> Reader:
         """Raises StoreError, not StoreUnavailable, if the journal cannot be read: waiting for it
         would not help."""
-        if not is_journalled(key):
-            return self._store.open(key, start, length)
+        if not is_journalled(key) and key not in self._models:
+            return self.store.open(key, start, length)
         try:
-            data = self._journal.read_object(key)
+            data = self.journal.read_object(key)
         except JournalError as error:
             raise StoreError(str(error)) from error
-        if data is None:
+        if data is not None:
+            return MemoryReader(data)
+        if is_journalled(key):
             raise KeyNotFound(key)
-        return MemoryReader(data)
+        return self.store.open(key, start, length)
 
     def upload(self, key: str, label: str = "") -> Upload:
-        return self._store.upload(key, label)
+        if key in self._models:  # it is damaged, and is being rebuilt
+            self.forget_models([key])
+        return self.store.upload(key, label)
 
     def find_unfinished(self, key: str, label: str) -> Unfinished | None:
-        return self._store.find_unfinished(key, label)
+        return self.store.find_unfinished(key, label)
 
     def sweep(self) -> None:
-        self._store.sweep()
+        self.store.sweep()
 
     def put(self, objects: Mapping[str, bytes]) -> None:
-        self._store.put(objects)
+        self.store.put(objects)
 
     def settle(self, key: str) -> None:
-        self._store.settle(key)
+        self.store.settle(key)
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        yield from self._store.keys(prefix)
+        yield from self.store.keys(prefix)
         if prefix.startswith((INCOMING, OPTIMIZER)):
             return  # updates lie below the number of their round
         try:
-            yield from self._journal.object_keys(prefix)
+            yield from self.journal.object_keys(prefix)
         except JournalError as error:
             raise StoreError(str(error)) from error
 
     def delete(self, *keys: str) -> None:
         journalled = [key for key in keys if is_journalled(key)]
         if len(journalled) < len(keys):
-            self._store.delete(*(key for key in keys if not is_journalled(key)))
+            self.store.delete(*(key for key in keys if not is_journalled(key)))
         if journalled:
             try:
-                self._journal.delete_objects(journalled)
+                self.journal.delete_objects(journalled)
             except JournalError as error:
                 raise StoreError(str(error)) from error
+
+
+def store_of_session(store: WeightsStore, journal: Journal, session_id: str) -> WeightsStore:
+    """The objects of a session. store: of all sessions. Raises JournalError."""
+    part = PrefixedStore(store, session_id)
+    is_latest = journal.session_ids()[-1:] == [session_id]
+    return JournalledStore(part, journal) if is_latest else part

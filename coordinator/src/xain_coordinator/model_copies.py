@@ -1,0 +1,77 @@
+"""Copies of small models, from the journal to the store.
+
+A small model is committed to the journal together with the updates that it was made of, so that a
+round needs no object of the store (see Driver). Its participants have it from memory. The store has
+it about a second later, and the journal keeps it until then.
+"""
+
+import asyncio
+import contextlib
+import threading
+
+from xain_coordinator.aggregation.publishing import publish
+from xain_coordinator.core.errors import Unavailable
+from xain_coordinator.driver import Driver
+from xain_coordinator.outage import Outage
+from xain_coordinator.ports import Journal, StoreUnavailable, WeightsStore
+from xain_coordinator.stores.journalled import JournalledStore
+from xain_coordinator.stores.prefixed import PrefixedStore
+from xain_coordinator.threads import run_to_end
+
+EVERY_S = 1.0
+
+
+class ModelCopies:
+    """outage: told when the store is away."""
+
+    def __init__(self, store: JournalledStore, outage: Outage | None = None) -> None:
+        self._store = store
+        self._outage = outage if outage is not None else Outage()
+        self._lock = threading.Lock()  # one copies at a time
+
+    async def watch(self, driver: Driver) -> None:
+        """Copy at the start and whenever there are models, until the driver stops."""
+        with contextlib.suppress(Unavailable):
+            while True:
+                await self.copied(driver)
+                await asyncio.sleep(EVERY_S)
+                while not self._store.models:
+                    await driver.changed()
+
+    async def copied(self, driver: Driver) -> None:
+        """Copy now. If the store is away, the next call tries again."""
+        work = "copy models"
+        try:
+            await run_to_end(self.copy)
+            self._outage.worked(work)
+        except StoreUnavailable as error:
+            self._outage.failed(work, error, work=work, round=driver.session.round)
+        except Exception as error:
+            # Another coordinator has published other models, or the journal cannot be read.
+            driver.fail(error)
+
+    def copy(self) -> None:
+        """Copy the models in the journal to the store, and remove them from the journal. Blocks.
+
+        Raises JournalError, Fenced and the store's errors; some are copied then.
+        """
+        with self._lock:
+            copied: list[str] = []
+            try:
+                for key in self._store.models:
+                    if (data := self._store.journal.read_object(key)) is None:
+                        break  # it is not committed yet
+                    publish(self._store.store, key, [data])
+                    copied.append(key)
+            finally:
+                if copied:
+                    self._store.forget_models(copied)
+
+
+def copy_latest(store: WeightsStore, journal: Journal) -> None:
+    """Copy the models of the journal's latest session, before another one is opened. Blocks.
+
+    store: of all sessions. Raises as ModelCopies.copy does.
+    """
+    for session_id in journal.session_ids()[-1:]:
+        ModelCopies(JournalledStore(PrefixedStore(store, session_id), journal)).copy()
