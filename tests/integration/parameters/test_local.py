@@ -205,3 +205,17 @@ def test_taken_name_is_told_as_evicted():
         pytest.raises(parameters.Evicted, match="w0"),
     ):
         group.connect("w0", timeout_s=1.0)
+
+
+def test_connection_outside_of_the_loop_is_asynchronous_beside_a_bulk_synchronous_loop():
+    """Its pushes are seen at once, between two clocks, and no clock waits for it. Those of the loop
+    are held until their clock is complete."""
+    with LocalGroup(2) as group, group.connect("w0") as loop, group.connect("w0-counts") as free:
+        w = loop.dense("w", (4,))
+        counts, seen = free.dense("counts", (4,)), loop.dense("counts", (4,))
+        for clock in loop.clocks(staleness=0, workers=1, stop=5):
+            w.push(np.ones(4, np.float32))
+            counts.push(np.ones(4, np.float32))
+            assert (w.pull() == clock).all()
+            assert (seen.pull() == clock + 1).all()
+        assert (w.pull() == 5).all()
