@@ -1,8 +1,8 @@
 """The Scheduler service: the decider and its journal behind gRPC, beside a Membership service.
 
-Servers and workers are members of the group GROUP, and what the registry says of them becomes
-commands. A server that is gone is so at once; a worker keeps its place for a while, so that a
-process that is started again under its name goes on where it was.
+Servers and workers are members of the group GROUP. Each change of the group's registry becomes a
+command. A server that leaves the registry is dead at once. A worker is waited for a while longer,
+and a new process under its name goes on at its clock.
 """
 
 import asyncio
@@ -347,8 +347,6 @@ class SchedulerService(SchedulerServicer):
             self._loads[request.name] = report.load
         state = self._state
         return pb.ReportResponse(
-            opened=state.opened,
-            generation=state.generation,
             may_go=state.may_go(request.name),
             lease_ms=int(1000 * lease_s),
         )

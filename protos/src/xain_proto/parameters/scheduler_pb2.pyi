@@ -290,12 +290,8 @@ Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 class ReportResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OPENED_FIELD_NUMBER: _builtins.int
-    GENERATION_FIELD_NUMBER: _builtins.int
     MAY_GO_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
-    opened: _builtins.int
-    generation: _builtins.int
     may_go: _builtins.bool
     """no range names the server any more"""
     lease_ms: _builtins.int
@@ -303,14 +299,12 @@ class ReportResponse(_message.Message):
     def __init__(
         self,
         *,
-        opened: _builtins.int = ...,
-        generation: _builtins.int = ...,
         may_go: _builtins.bool = ...,
         lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "lease_ms", b"lease_ms", "may_go", b"may_go", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "may_go", b"may_go"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
