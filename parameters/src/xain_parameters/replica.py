@@ -68,7 +68,7 @@ class _Known(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """All of a replica beside rows and held pushes."""
+    """The state of a replica without its rows and held pushes."""
 
     sequence: int
     opened: int
@@ -519,7 +519,8 @@ class Replica:
         self.opened = min(opened, default=0)
 
     def _merge_state(self, state: _State) -> None:
-        """Of a worker's newest clock, pushes are known that any of the checkpoints knows."""
+        """Take in the state of one of several checkpoints. A push of a worker's newest clock is
+        known if one of them knows it."""
         self.sequence = max(self.sequence, state.sequence)
         self._last_cut = max(self._last_cut, state.last_cut)
         for worker, other in state.known.items():
@@ -653,7 +654,7 @@ class Replica:
 
 
 def _none_if_block(request: Push | Pull | Entry, keys: Keys | None) -> Keys | None:
-    """None where rows are named by start and stop."""
+    """The keys of a request or entry; None if it names rows by start and stop."""
     if request.stop > request.start:
         return None
     return np.empty(0, np.uint64) if keys is None else keys

@@ -1,4 +1,4 @@
-"""What the scheduler tells servers and workers: tables, key ranges, who serves them, who works.
+"""The values that the scheduler tells servers and workers: tables, key ranges, servers, workers.
 
 Plain values that msgspec encodes. A newer view has the higher (generation, number); no server goes
 back to an older one.
@@ -41,7 +41,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
 
 class RangeView(msgspec.Struct, frozen=True):
-    """Who has a key range.
+    """A key range and the servers that have it.
 
     number: identifies the range; a range that is split ends, and two new numbers begin.
     start, last: its first and last position; msgpack has no room for a stop of 2**64.
@@ -121,7 +121,7 @@ class View(msgspec.Struct, frozen=True):
 
     @property
     def cut_folder(self) -> str:
-        """Where the parts of the open checkpoint go, below `checkpoints`."""
+        """The folder of the parts of the open checkpoint, below `checkpoints`."""
         return "" if self.cut is None else cut_folder(self.generation, self.cut.number)
 
     @property

@@ -27,9 +27,10 @@ import numpy as np
 
 from xain_messaging.process.durable import make_directory, sync_directory
 from xain_parameters.errors import Damaged
-from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head, encode_head
+from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table
+from xain_parameters.transport.frames import pieces_of
 
 if sys.platform == "win32":
     import msvcrt
@@ -322,16 +323,6 @@ else:
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def pieces_of(message: Message) -> list[bytes | memoryview]:
-    head = encode_head(message.head)
-    keys, values = message.keys, message.values
-    num_keys = 0 if keys is None else len(keys)
-    size = 0 if values is None else values.nbytes
-    pieces: list[bytes | memoryview] = [_SIZES.pack(len(head), num_keys, size) + head]
-    bodies = [each for each in (keys, values) if each is not None and each.nbytes]
-    return pieces + [each.reshape(-1).view(np.uint8).data for each in bodies]
 
 
 def _message(frame: memoryview) -> Message:

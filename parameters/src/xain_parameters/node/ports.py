@@ -1,4 +1,4 @@
-"""What a server node needs from the process around it."""
+"""The ports of a server node: methods of the process around it."""
 
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol

@@ -46,8 +46,10 @@ Request = Pull | Push | Mark
 
 
 class _Saving:
-    """The part of a range of a checkpoint, while it is read. clocks: that each worker began after
-    its mark."""
+    """The part of a range of a checkpoint, while it is read.
+
+    clocks: the clock that each worker began after its mark.
+    """
 
     def __init__(self, cut: Cut) -> None:
         self.cut = cut

@@ -70,7 +70,7 @@ _ERRORS = {
 
 
 class SchedulerCalls:
-    """Calls to a scheduler by somebody who need not be a member.
+    """Calls to a scheduler. The caller need not be a member of the group.
 
     target: "HOST:PORT".
     """
@@ -513,7 +513,7 @@ class ServerScheduler(SchedulerMember):
 
 
 def _merged(sent: Report, newer: Report) -> Report:
-    """What has not come, and what came up meanwhile."""
+    """The next report: a report that was not delivered, and the news since then."""
     return Report(
         wholes=(*sent.wholes, *newer.wholes),
         saved=(*sent.saved, *newer.saved),
@@ -534,4 +534,4 @@ def _is_done(call: Any, timeout_s: float) -> bool:
 
 
 def _ignore(roster: Roster) -> None:
-    """Members are told by views."""
+    """Do nothing with a roster: members are in the views."""

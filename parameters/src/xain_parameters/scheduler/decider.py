@@ -1,9 +1,10 @@
-"""What a command does to the state of the scheduler.
+"""The decisions of the scheduler.
 
     decide(state, command) -> the events, and the state that they lead to; or raises
 
-First what the command does by itself, then whatever must follow from the state that is reached, so
-it never matters whose coming or going made a move due. Pure: no I/O, no clock, no threads.
+A decision has the events of the command itself, and then the placements and the checkpoint that
+follow from the state that is reached, whichever command led to it. Pure: no I/O, no clock, no
+threads.
 """
 
 from collections.abc import Iterable

@@ -145,8 +145,8 @@ def _balanced(state: State) -> AnyEvent | None:
 
 
 def _other_primary(state: State) -> AnyEvent | None:
-    """Where nothing else is to be done, a backup becomes the primary in the place of a server that
-    is primary of two ranges more. It has all that was acknowledged, as after a death.
+    """If nothing else is to be done, a backup becomes the primary in the place of a server that is
+    primary of two ranges more. The backup has all that was acknowledged, as after a death.
 
     Where the two have no range in common, a third one hands a range on and gets one in its place.
     """

@@ -1,4 +1,4 @@
-"""What servers report to the scheduler, and what the scheduler reports to an operator."""
+"""Reports of servers to the scheduler, and of the scheduler to an operator."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the scheduler knows, and the events that change it.
+"""The state of the scheduler, and the events that change it.
 
 Folding the events of the journal gives the state back. Pure: no I/O, no clock, no threads.
 """
@@ -22,7 +22,7 @@ NUM_CUTS = 2
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What an operator chooses.
+    """Settings that an operator chooses.
 
     num_replicas: backups of each range. has_log: servers write what they acknowledge to disk.
     checkpoint_interval: in clocks; 0: only on demand.

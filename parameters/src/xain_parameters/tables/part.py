@@ -1,4 +1,4 @@
-"""What the storage of a table's part in a key range has in common: updates, pieces, snapshots.
+"""The storage of a table's part in a key range, for all kinds: updates, pieces, snapshots.
 
 A row has a number, and the fields of a part are arrays with that row number first: "values", and
 the state of the update rule. One thread changes a part; others may pull at the same time.
@@ -158,14 +158,15 @@ class Part(ABC):
     def restricted(
         self, keys: Keys | None, start: int, stop: int, values: Array
     ) -> tuple[Keys | None, int, int, Array]:
-        """What of a push, made for a range that this one is a part of, lies here."""
+        """The rows of a push that lie in this part, as (keys, start, stop, values). The push may be
+        for a larger range."""
 
     # --- rows ---
 
     @property
     @abstractmethod
     def fields(self) -> Mapping[str, Array]:
-        """By name, (capacity, dim) of the table's dtype, or (capacity,) uint32 for counts."""
+        """Arrays by name: (capacity, dim) of the dtype, or (capacity,) uint32 for counts."""
 
     @abstractmethod
     def _rows(self, keys: Keys | None, start: int, stop: int) -> Rows:

@@ -32,7 +32,7 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """What readers see; another one takes its place when it is full.
+    """The index and the fields that readers see. When it is full another one takes its place.
 
     slots: row number of the key that hashes here, or further on with no empty slot between; 0:
         empty. keys: of each row, (capacity,). Row 0 is nobody's, and all zeros.
