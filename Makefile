@@ -106,6 +106,9 @@ lock:  ## refresh the hash-only locks (needs uv)
 	uv export --quiet --frozen --package xain-participant --extra tables --extra bagging --no-default-groups \
 		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
 		-o requirements-participant-bagging.lock
+	uv export --quiet --frozen --package xain-participant --extra sparse --no-default-groups \
+		--no-emit-workspace --no-header --no-annotate --format requirements-txt \
+		-o requirements-participant-sparse.lock
 
 setup: $(VENV)/.ready  ## the environment that running needs
 setup-dev: $(VENV)/.ready-dev  ## and the one that testing needs

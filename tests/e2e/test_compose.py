@@ -12,6 +12,7 @@ import sys
 import threading
 import tomllib
 import urllib.parse
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import boto3
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
+from support.command_lines import parsed
 from support.containers import engine, time_series
 from support.containers.engine import docker, wait_until
 from support.containers.stack import Stack
@@ -37,7 +39,8 @@ SERVICES = COMPOSE["services"]
 PROFILES = ("gradient", "bagging", "neural")
 COORDINATORS = ("coordinator", *(f"coordinator-{kind}" for kind in PROFILES))
 PARTICIPANTS = ("participant", *(f"participant-{kind}" for kind in PROFILES))
-OURS = ("setup", *COORDINATORS, *PARTICIPANTS)
+SPARSE = ("parameter-scheduler", "parameter-server", "sparse-data", "sparse-worker")
+OURS = ("setup", *COORDINATORS, *PARTICIPANTS, *SPARSE)
 FILES = engine.ROOT / "deploy/compose"
 NUM_PARTICIPANTS = 4
 ROUNDS = 10
@@ -57,7 +60,7 @@ def test_images_are_pinned():
         tag = service["image"].partition(":")[2]
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), service["image"]
         if name in OURS:
-            part = "participant" if name in PARTICIPANTS else "coordinator"
+            part = "participant" if name in (*PARTICIPANTS, *SPARSE) else "coordinator"
             project = (engine.ROOT / part / "pyproject.toml").read_text(encoding="utf-8")
             assert tag == tomllib.loads(project)["project"]["version"]
 
@@ -71,7 +74,8 @@ def test_secrets_come_from_files():
         mounted = [volume for volume in service.get("volumes", ()) if "-secrets:" in volume]
         if name != "setup":
             owner = "coordinator" if name in COORDINATORS else name
-            expected = [] if name in PARTICIPANTS else [f"{owner}-secrets:/run/secrets/xain:ro"]
+            has_none = name in (*PARTICIPANTS, *SPARSE)
+            expected = [] if has_none else [f"{owner}-secrets:/run/secrets/xain:ro"]
             assert mounted == expected
 
 
@@ -121,6 +125,36 @@ def test_profile_trains_with_its_own_parts(kind):
     assert COMPOSE["configs"][config["source"]]["file"] == f"deploy/compose/coordinator-{kind}.toml"
 
 
+def test_sparse_profile_fits_together():
+    """Addresses, folders and numbers in the commands are those of the services beside them."""
+    values = {}
+    for name in SPARSE:
+        service = SERVICES[name]
+        assert service["profiles"] == ["sparse"]
+        assert service["image"].partition(":")[0].endswith(service["build"]["target"])
+        command = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in service["command"]]
+        values[name] = parsed(service["entrypoint"][-1], command)
+    scheduler, server, data, worker = (values[name] for name in SPARSE)
+    port = scheduler["listen"].rpartition(":")[2]
+    assert server["scheduler"] == worker["server"] == f"parameter-scheduler:{port}"
+    assert "parameter-scheduler" in COMPOSE["x-here"].split(",")
+    check = SERVICES["parameter-server"]["healthcheck"]["test"][-1]
+    assert server["listen"].rpartition(":")[2] in check
+    for name in ("parameter-scheduler", "parameter-server"):
+        assert f"parameter-checkpoints:{scheduler['checkpoints']}" in SERVICES[name]["volumes"]
+    folder = data["folder"]
+    assert f"sparse-rows:{folder}" in SERVICES["sparse-data"]["volumes"]
+    assert f"sparse-rows:{folder}:ro" in SERVICES["sparse-worker"]["volumes"]
+    assert (worker["data"], worker["test"]) == (f"{folder}/train", f"{folder}/test")
+    num_parts = SERVICES["sparse-worker"]["environment"]["XAIN_PARTICIPANT_PARTITION__NUM_PARTS"]
+    assert SERVICES["sparse-worker"]["deploy"]["replicas"] == num_parts
+    assert SERVICES["sparse-worker"]["depends_on"].keys() == {
+        "parameter-server",
+        "setup",
+        "sparse-data",
+    }
+
+
 def test_the_dashboard_shows_what_is_written():
     """Every field that a panel asks for is one that the coordinator or the workload writes."""
     file = FILES / "grafana/dashboards/training.json"
@@ -158,7 +192,13 @@ def test_images_install_what_is_tested():
     """The locks of the images are parts of the one that everything else is installed from: run
     `make lock` if they are not."""
     everything = pinned("requirements.lock")
-    for part in ("build", "coordinator", "participant", "participant-bagging"):
+    for part in (
+        "build",
+        "coordinator",
+        "participant",
+        "participant-bagging",
+        "participant-sparse",
+    ):
         lock = pinned(f"requirements-{part}.lock")
         assert len(lock) > 5
         assert lock <= everything
@@ -254,7 +294,20 @@ def stack():
     images = tuple(SERVICES[name]["image"] for name in ("s3", "influxdb"))
     engine.require(images=(engine.BASE, *images), compose=True)
     engine.build()
-    mine = Stack(ROUNDS)
+    with ended(Stack(ROUNDS)) as mine:
+        yield mine
+
+
+@pytest.fixture
+def sparse_stack():
+    engine.require(compose=True)
+    engine.build(engine.SPARSE, engine.COORDINATOR)
+    with ended(Stack(ROUNDS, "sparse")) as mine:
+        yield mine
+
+
+@contextmanager
+def ended(mine):
     try:
         yield mine
     finally:
@@ -306,6 +359,43 @@ def test_a_training_survives_its_parts(stack):
     check_model(stack, session)
     check_metrics(stack, ids)
     check_secrecy(stack)
+
+
+@pytest.mark.timeout(900)
+def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
+    """Neither coordinator nor stores are needed. The model is written from a checkpoint."""
+    stack = sparse_stack
+    # All workers wait for one that is not started yet.
+    stack.compose("up", "--detach", "--scale=sparse-worker=3", "sparse-worker", timeout=300)
+    running = stack.compose("ps", "--services").split()
+    assert set(running) == {"parameter-scheduler", "parameter-server", "sparse-worker"}
+    first, second = stack.containers("parameter-server")
+
+    def waiting():
+        return sum('"connected"' in engine.logs(one) for one in stack.containers("sparse-worker"))
+
+    wait_until("three workers are there", lambda: waiting() == 3)
+    docker("kill", first)
+    stack.compose("up", "--detach", "--no-recreate", "sparse-worker")
+    workers = stack.containers("sparse-worker")
+    assert len(workers) == 4
+    for worker in workers:
+        assert docker("wait", worker) == "0", engine.logs(worker)
+    scores = re.findall(r"AUC (0[.]\d+)", "".join(map(engine.logs, workers)))
+    assert [float(score) > 0.8 for score in scores] == [True]
+
+    scheduler = stack.container("parameter-scheduler")
+    assert "parameters: " in docker("exec", scheduler, "xain-parameter-server", "status")
+    docker("exec", scheduler, "xain-parameter-server", "checkpoint")
+    export = (
+        'xain-parameter-server export "$(ls -d /var/lib/checkpoints/cut-* | tail -n 1)" '
+        "--table logistic --to /var/lib/checkpoints/model.npz"
+    )
+    docker("exec", scheduler, "sh", "-c", export)
+    size = docker("exec", scheduler, "stat", "--format=%s", "/var/lib/checkpoints/model.npz")
+    assert int(size) > 10_000
+    assert "rolled_back" not in engine.logs(scheduler)
+    assert engine.inspect(second)["State"]["Running"]
 
 
 def freeze_in_the_first_round(stack):

@@ -14,9 +14,10 @@ import pytest
 
 from e2e.test_launch import launched, write_wards
 from support.containers import engine
-from support.containers.engine import BAGGING, PARTICIPANT, docker
+from support.containers.engine import BAGGING, PARTICIPANT, SPARSE, docker
 from xain_coordinator.launch import containers
 from xain_workloads.data import load
+from xain_workloads.sparse.generator import SHAPES, write
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -178,4 +179,38 @@ async def test_missing_image_is_told_with_its_command(tmp_path: Path, name: str)
     ) as shown:
         assert await shown.end() == 1
     assert "there is no image with the workload xgboost" in shown.output
+    assert_nothing_left(name)
+
+
+async def test_parameter_server_trains_while_a_server_and_a_worker_die(
+    tmp_path: Path, name: str
+) -> None:
+    """The model is on this machine, owned by this user, and nothing else is left."""
+    engine.build(SPARSE)
+    (tmp_path / "rows").mkdir()
+    shape = SHAPES["kdd12"].scaled(4e-5)
+    for part, file in enumerate(("rows/a.svm", "rows/b.svm", "test.svm")):
+        write(tmp_path / file, shape, 1, part, 3)
+    arguments = (
+        *("--workload=sparse", "--with=docker", "--servers=2", "--workers=2", "--replicas=1"),
+        *("--data=rows/*.svm", "--test=test.svm"),
+        *("--worker-set=epochs=20", "--worker-set=batch=50"),
+    )
+    async with launched(tmp_path, f"--name={name}", *arguments) as shown:
+        await shown.until(lambda output: "launch: ready: all 2 have joined" in output)
+        told = labelled(name)
+        assert told.keys() == {"scheduler", "server-1", "server-2", "worker-1", "worker-2"}
+        (mount,) = told["worker-1"]["Mounts"]
+        assert (mount["Source"], mount["RW"]) == (str(tmp_path / "rows"), False)
+        assert told["server-1"]["NetworkSettings"]["Ports"] in ({}, None)
+        docker("kill", f"xain-{name}-server-1")
+        await shown.until(lambda output: "launch: server-1 was killed; it is star" in output)
+        docker("kill", f"xain-{name}-worker-2")
+        assert await shown.end() == 0, shown.output
+    assert "launch: worker-2 was killed; it is started again" in shown.output
+    score = re.search(r"launch: On [0-9,]+ rows of test.svm: .*, AUC (0[.]\d+)", shown.output)
+    assert score, shown.output
+    assert float(score[1]) > 0.8
+    model = tmp_path / "xain-launch" / name / "model.npz"
+    assert model.stat().st_uid == os.getuid()
     assert_nothing_left(name)

@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 import yaml
 
+from support.command_lines import parsed
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.server.serve import LIVENESS
 from xain_messaging.process.settings import load
+from xain_parameters.config import ENV_PREFIX, ServerSettings
 from xain_participant.config import ParticipantConfig
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 KINDS = ("gradient", "bagging", "neural")
-KUSTOMIZATIONS = ("base", "own-data", *KINDS)
+KUSTOMIZATIONS = ("base", "own-data", *KINDS)  # with a coordinator
+SPARSE = "sparse"  # with a parameter server
+ALL = (*KUSTOMIZATIONS, SPARSE)
+BASE_IMAGES = {"xain-coordinator", "xain-participant-sgd"}
 MANIFESTS = sorted(file for file in KUBERNETES.rglob("*.yaml") if file.name != "kustomization.yaml")
 NAME = "app.kubernetes.io/name"
 WARD = KUBERNETES / "own-data/ward-7"
@@ -68,7 +73,7 @@ def config_maps(name: str) -> dict[str, list[Path]]:
     for path in kustomization(name)["resources"]:
         if (folder / path).is_dir():
             maps |= config_maps(nested(folder / path))
-    for generator in kustomization(name)["configMapGenerator"]:
+    for generator in kustomization(name).get("configMapGenerator", ()):
         assert (generator["name"] in maps) == (generator.get("behavior") == "replace"), generator
         maps[generator["name"]] = [folder / file for file in generator["files"]]
     return maps
@@ -112,7 +117,7 @@ def test_manifests_are_valid(file):
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no program called kubectl")
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_rendered_kustomizations_are_valid(name, tmp_path):
     """`kubectl kustomize` renders what the other tests read from the files, and every document fits
     the schemas of the oldest Kubernetes that docs/kubernetes.md names and of the newest."""
@@ -150,7 +155,7 @@ def test_nothing_is_left_out():
     }
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_deleted_resources_exist(name):
     """A patch that deletes nothing would leave two sets of participants."""
     base = resources("base")
@@ -163,7 +168,7 @@ def test_deleted_resources_exist(name):
         assert body["metadata"]["name"] == patch["target"]["name"]
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_selectors_find_pods(name):
     """Services, controllers, budgets and policies select labels that a pod template has."""
     labels = [pod["metadata"]["labels"] for pod in pod_templates(name).values()]
@@ -178,7 +183,7 @@ def test_selectors_find_pods(name):
             assert selector.items() <= document["spec"]["template"]["metadata"]["labels"].items()
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_references_exist(name):
     """Config maps, secrets, claims, service accounts and headless services that pods name."""
     there = {(d["kind"], d["metadata"]["name"]) for d in resources(name)}
@@ -208,7 +213,7 @@ def test_references_exist(name):
             assert ("Service", owner["spec"]["serviceName"]) in there
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_pods_are_restricted(name):
     """What the standard that the namespace enforces asks for, and a read-only root besides."""
     for title, pod in pod_templates(name).items():
@@ -228,7 +233,7 @@ def test_pods_are_restricted(name):
             assert "memory" in container["resources"]["limits"], title
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_images_have_our_version(name):
     """A tag, and the one that is built here."""
     root = KUBERNETES.parents[1]
@@ -237,7 +242,8 @@ def test_images_have_our_version(name):
         part = "coordinator" if image == "xain-coordinator" else "participant"
         project = tomllib.loads((root / part / "pyproject.toml").read_text(encoding="utf-8"))
         assert tag == project["project"]["version"]
-        assert image in {"xain-coordinator", "xain-participant-sgd"}
+        ours = {"xain-participant-sparse"} if name == SPARSE else BASE_IMAGES
+        assert image in ours
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -416,7 +422,7 @@ def test_probes_ask_what_the_images_answer(name):
             assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+@pytest.mark.parametrize("name", ALL)
 def test_names_can_be_looked_up(name):
     """Where a cluster's DNS is: its pods, and the cache on each node."""
     (rules,) = [
@@ -451,3 +457,86 @@ def test_everything_is_denied_that_is_not_allowed(name):
         assert rule.get("from") or rule.get("to"), rule
         assert rule["ports"], rule
         assert {port["port"] for port in rule["ports"]} <= ours
+
+
+def command_of(container: Document) -> tuple[str, dict[str, Any]]:
+    """(program, values of its parameters)"""
+    (program,) = container.get("command", ["xain-participant"])
+    return program, parsed(program, container["args"])
+
+
+def sparse_pods() -> dict[str, Document]:
+    """The container of each controller, by its name."""
+    pods = pod_templates(SPARSE).items()
+    return {title.partition("/")[2]: pod["spec"]["containers"][0] for title, pod in pods}
+
+
+def port_of(service: str) -> int:
+    (found,) = [
+        d for d in resources(SPARSE) if (d["kind"], d["metadata"]["name"]) == ("Service", service)
+    ]
+    assert found["spec"]["clusterIP"] == "None"
+    return int(found["spec"]["ports"][0]["port"])
+
+
+def test_servers_and_workers_find_their_scheduler() -> None:
+    """Ports and names in arguments, services, probes and policies are the same."""
+    pods = sparse_pods()
+    scheduler, server, worker = (
+        command_of(pods[name])[1]
+        for name in ("parameter-scheduler", "parameter-server", "sparse-worker")
+    )
+    ports = {name: port_of(name) for name in ("parameter-scheduler", "parameter-server")}
+    address = f"parameter-scheduler:{ports['parameter-scheduler']}"
+    assert server["scheduler"] == worker["server"] == address
+    assert scheduler["listen"] == f"0.0.0.0:{ports['parameter-scheduler']}"
+    assert server["listen"] == f"0.0.0.0:{ports['parameter-server']}"
+    for name, port in ports.items():
+        (declared,) = pods[name]["ports"]
+        assert declared["containerPort"] == port
+        assert pods[name]["startupProbe"]["tcpSocket"]["port"] == port
+    policies = [d["spec"] for d in resources(SPARSE) if d["kind"] == "NetworkPolicy"]
+    assert {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} in policies
+    rules = [r for p in policies for r in (*p.get("ingress", ()), *p.get("egress", ()))]
+    assert all(rule.get("from") or rule.get("to") for rule in rules)
+    allowed = {port["port"] for rule in rules for port in rule["ports"]}
+    assert allowed == {*ports.values(), 53}
+
+
+def test_servers_have_stable_names_and_volumes() -> None:
+    """A server that comes back is found under its name, and finds its log."""
+    container = sparse_pods()["parameter-server"]
+    (owner,) = [
+        d
+        for d in resources(SPARSE)
+        if (d["kind"], d["metadata"]["name"]) == ("StatefulSet", "parameter-server")
+    ]
+    values = {env["name"]: env for env in container["env"]}
+    name, advertised = (f"{ENV_PREFIX}SERVER__{key}" for key in ("NAME", "ADVERTISED"))
+    assert values[name]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    assert values[advertised]["value"] == f"$({name}).{owner['spec']['serviceName']}"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    (claim,) = owner["spec"]["volumeClaimTemplates"]
+    _, server = command_of(container)
+    assert server["data"] == mounts[claim["metadata"]["name"]]
+    _, scheduler = command_of(sparse_pods()["parameter-scheduler"])
+    assert scheduler["log"] is True
+    assert scheduler["checkpoints"] == mounts["checkpoints"]
+    grace_s = owner["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > ServerSettings().leave_s
+
+
+def test_sparse_job_has_as_many_workers_as_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part is the completion index."""
+    (job,) = [d for d in resources(SPARSE) if d["kind"] == "Job"]
+    container = sparse_pods()["sparse-worker"]
+    for env in container["env"]:
+        monkeypatch.setenv(env["name"], env.get("value", "2"))
+    _, worker = command_of(container)
+    assert (worker["index"], worker["workers"]) == (2, job["spec"]["completions"])
+    assert job["spec"]["parallelism"] == job["spec"]["completions"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "rows"]
+    assert Path(worker["data"]).parent == Path(mount["mountPath"])
+    (before,) = job["spec"]["template"]["spec"]["initContainers"]
+    assert worker["data"] in before["command"][-1]

@@ -111,11 +111,22 @@ def sparse(
             help="By default worker-I, with --epochs 0 scorer-PID. No other living worker has it.",
         ),
     ] = None,
-    index: Annotated[int, typer.Option(metavar="I", help="Part of the data, from 0.", min=0)] = 0,
+    index: Annotated[
+        int,
+        typer.Option(
+            metavar="I",
+            help="Part of the data, from 0.",
+            min=0,
+            envvar="XAIN_PARTICIPANT_PARTITION__INDEX",
+        ),
+    ] = 0,
     workers: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Parts; the first clock waits for as many, without end.", min=1
+            metavar="N",
+            help="Parts; the first clock waits for as many, without end.",
+            min=1,
+            envvar="XAIN_PARTICIPANT_PARTITION__NUM_PARTS",
         ),
     ] = 1,
     model: Annotated[

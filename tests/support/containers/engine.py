@@ -20,6 +20,7 @@ COORDINATOR = "xain-coordinator:0.1.0"
 PARTICIPANT = "xain-participant-sgd:0.1.0"
 BAGGING = "xain-participant-bagging:0.1.0"
 NEURAL = "xain-participant-neural:0.1.0"
+SPARSE = "xain-participant-sparse:0.1.0"
 BASE = "python:3.11-slim"
 
 # Where this is set a missing engine is a failure, not a reason to skip.
@@ -108,8 +109,9 @@ def require(*, images: tuple[str, ...] = (BASE,), compose: bool = False) -> None
 
 def build(*participants: str) -> None:
     """The image of the coordinator and those of participants, by default `sgd`; once for all
-    tests."""
-    for image in (COORDINATOR, *(participants or (PARTICIPANT,))):
+    tests. Sparse workers alone need no coordinator."""
+    coordinator = () if participants == (SPARSE,) else (COORDINATOR,)
+    for image in (*coordinator, *(participants or (PARTICIPANT,))):
         _build(image)
 
 

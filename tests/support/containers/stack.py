@@ -11,14 +11,15 @@ OVERRIDE = Path(__file__).with_name("compose.test.yml")
 
 
 class Stack:
-    """rounds: how many the training has."""
+    """rounds: how many the training has. profile: of compose, "" for none."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, profile: str = "") -> None:
         self.project = f"xain-test-{uuid.uuid4().hex[:12]}"
         names = ("XAIN_PORT", "XAIN_S3_PORT", "XAIN_INFLUXDB_PORT", "XAIN_GRAFANA_PORT")
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._env = {name: str(port) for name, port in self.ports.items()}
         self._env["XAIN_ROUNDS"] = str(rounds)
+        self._env["COMPOSE_PROFILES"] = profile
 
     def compose(self, *arguments: object, timeout: float = PATIENCE_S) -> str:
         """What it prints. Raises AssertionError with its errors if it fails."""

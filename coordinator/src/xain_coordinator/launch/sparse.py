@@ -269,7 +269,7 @@ class SparseLaunch(Launch):
             "server.listen": join_host_port(self._backend.bind_host, 0),
             "server.advertised": self._backend.host(name),
             "server.name": name,
-            "server.data": f"{self._folder}/{OF_SERVERS}/{name}",
+            "server.data": f"{self._folder}/{OF_SERVERS}",
             "logging.console": "false",
         }
         program = Program(name, ["serve", *assignments(values)], command=PARAMETERS, has_work=True)
