@@ -22,6 +22,7 @@ PAGE = (ROOT / "docs" / "parameter-server.md").read_text(encoding="utf-8")
 LONG_S = 100.0
 RUN = "import sys; from {} import main; sys.exit(main())"
 MODULES = {
+    "xain-coordinator": "xain_coordinator.cli",
     "xain-parameter-server": "xain_parameters.cli",
     "xain-participant": "xain_participant.cli",
 }
@@ -40,6 +41,8 @@ def words_of(line: str, address: str) -> list[str]:
         return [sys.executable, *rest]
     flag = ADDRESS_FLAGS.get(rest[0])
     at = [] if flag is None else [flag, address]
+    if rest[0] == "launch":  # launches of other tests may run at the same time
+        at = ["--name", f"page-{address.rpartition(':')[2]}"]
     return [sys.executable, "-c", RUN.format(MODULES[program]), *rest, *at]
 
 
@@ -71,10 +74,15 @@ def typed(folder: Path) -> Iterator[dict[str, str]]:
 
 def test_commands_of_the_page_train_a_model(tmp_path: Path) -> None:
     with typed(tmp_path) as outputs:
-        (score,) = [text for line, text in outputs.items() if "--test" in line]
+        (score,) = [text for line, text in outputs.items() if "--epochs 0" in line]
         (status,) = [text for line, text in outputs.items() if "status" in line]
         assert float(score.split()[-1]) > 0.8  # AUC
         assert status.startswith("parameters: 2 servers")
+        (launch,) = [text for line, text in outputs.items() if " launch " in line]
+        measured = re.search(r"accuracy (0[.]\d+), AUC (0[.]\d+)\n", launch)
+        assert measured, launch
+        assert float(measured[2]) > 0.8
+        assert outputs["python predict.py"].strip() == f"accuracy {measured[1]}"
         assert outputs["python try.py"].strip() == "[0.9375 0.9375 0.9375]"
 
 
