@@ -42,7 +42,7 @@ CHECKPOINT_S = 3600.0
 EXIT_FAILED = 1
 SCHEDULER, SCORE, EXPORT = "scheduler", "score", "export"
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
-OF_SCHEDULER, OF_SERVERS = "scheduler", "servers"  # folders there that a launch begins without
+GROUP = "xain-parameters"  # journal and logs, in the work folder; a launch begins without them
 # Flags of `xain-participant sparse` that all workers have.
 WORKER_KEYS = (
     "batch",
@@ -219,9 +219,8 @@ class SparseLaunch(Launch):
 
     def _prepare(self) -> None:
         work = self._request.work
-        # What servers and scheduler of an earlier launch knew would be gone on with.
-        for name in (OF_SCHEDULER, OF_SERVERS):
-            shutil.rmtree(work / name, ignore_errors=True)
+        # Scheduler and servers would go on with the training of an earlier launch.
+        shutil.rmtree(work / GROUP, ignore_errors=True)
         with self._held():
             self._backend.prepare(work)
         (work / CHECKPOINTS).mkdir(exist_ok=True)
@@ -247,7 +246,7 @@ class SparseLaunch(Launch):
         values = {
             **self._request.of("scheduler", "logging"),
             "scheduler.listen": join_host_port(self._backend.bind_host, self._listens),
-            "scheduler.data": f"{self._folder}/{OF_SCHEDULER}",
+            "scheduler.data": f"{self._folder}/{GROUP}/scheduler",
             "scheduler.checkpoints": self._checkpoints,
             "logging.console": "false",
         }
@@ -269,7 +268,7 @@ class SparseLaunch(Launch):
             "server.listen": join_host_port(self._backend.bind_host, 0),
             "server.advertised": self._backend.host(name),
             "server.name": name,
-            "server.data": f"{self._folder}/{OF_SERVERS}",
+            "server.data": f"{self._folder}/{GROUP}",
             "logging.console": "false",
         }
         program = Program(name, ["serve", *assignments(values)], command=PARAMETERS, has_work=True)
