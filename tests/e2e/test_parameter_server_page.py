@@ -99,7 +99,7 @@ def test_stopped_worker_process_goes_on_with_its_batch(
         line = "xain-participant sparse --data x.svm --batch 10"
         words = words_of(line, group.target)
         worker = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE)
-        table = observer.table("logistic.start", dim=1, update=Assign(), dtype="float64")
+        table = observer.table("logistic.batch", dim=2, update=Assign(), dtype="float64")
         while table.pull([0])[0, 0] == 0:  # a poll, not a race: it ends with the first clock
             assert worker.poll() is None
         worker.send_signal(number)
