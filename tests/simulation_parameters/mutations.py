@@ -4,13 +4,17 @@ must be found by some seed; see test_mutations.py.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from msgspec.structs import replace as with_
+
+from simulation_parameters.scenario import Event, Fault, Scenario, from_seed
 from xain_parameters.messages import Begin, Entry, Message, Push
 from xain_parameters.node import protocol as protocol_module
 from xain_parameters.node.backup import Backup
-from xain_parameters.node.copy import Tail
+from xain_parameters.node.copy import Copy, Tail
 from xain_parameters.node.ports import Source
 from xain_parameters.node.primary import Primary
 from xain_parameters.node.protocol import ServerNode
@@ -29,6 +33,7 @@ leave = ServerNode._leave
 report_returned = ServerNode._report_returned
 openings = protocol_module.openings
 after = Tail.after
+advance = Copy.advance
 
 
 def _count_only_here(self: Primary) -> int:
@@ -102,6 +107,22 @@ def _open_late(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[
     yield from openings(view, since, opened - 1)
 
 
+def _synced_at_once(self: Copy, message: Message) -> None:
+    """A server acknowledges what is not on its disk yet."""
+    advance(self, message)
+    assert isinstance(message.head, Entry)
+    self.synced = message.head.sequence
+
+
+def _without_gaps(view: View, since: int, opened: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """All pushes of a worker that ended and came back count."""
+    yield from openings(with_(view, gaps=()), since, opened)
+
+
+def _pass_nothing(self: Replica, worker: str, cut: int) -> None:
+    """Marks of a checkpoint are answered and forgotten."""
+
+
 def _hold_nothing(self: Replica, entry: Entry, part: Any, keys: Any, values: Any) -> None:
     part.push(keys, entry.start, entry.stop, values)
 
@@ -164,10 +185,63 @@ MUTATIONS: dict[str, Mutation] = {
     "lost range's log is dropped": _patch(ServerNode, "_leave", _drop_parked),
     "recorded pushes are not loaded": _patch(Replica, "_load_recorded", _load_without_recorded),
     "lost ranges are told once": _patch(ServerNode, "_report_returned", _tell_once),
+    "acknowledged before it is on disk": _patch(Copy, "advance", _synced_at_once),
+    "gaps are forgotten": _patch(protocol_module, "openings", _without_gaps),
+    "marks are not taken": _patch(Replica, "_pass", _pass_nothing),
 }
 
-# A seed that finds each; `python -m simulation_parameters --mutants 4000` finds others.
-FOUND_BY = {
+# What random scenarios hit once in many thousand: the only server, two workers, a given fault.
+_SMALL = replace(
+    from_seed(0),
+    staleness=0,
+    num_servers=1,
+    num_workers=2,
+    num_replicas=0,
+    has_log=False,
+    num_clocks=10,
+    checkpoint_interval=0,
+    num_ranges=1,
+    compute_s=0.05,
+    loss=0.0,
+    events=(),
+    quiet_at=8.0,
+)
+_SCHEDULER, _S0, _W0, _W1 = range(4)  # as Fault.PARTITION counts the processes
+
+# The server dies twice while its slow disk is behind.
+_SLOW_DISK = replace(
+    _SMALL,
+    has_log=True,
+    sync_s=(0.3, 0.5),
+    events=(
+        Event(1.5, Fault.KILL_SERVER, 0, 0, 0.2),
+        Event(3.5, Fault.KILL_SERVER, 0, 0, 0.2),
+    ),
+)
+# The scheduler does not hear w0, which has pushed. It lets w1 into the next clock, but w1 does not
+# reach the server. So w0, when it is back, is the first to open that clock.
+_AWAY_FOR_A_CLOCK = replace(
+    _SMALL,
+    events=(
+        Event(0.4, Fault.PARTITION, _SCHEDULER, _W0, 1.8),
+        Event(1.0, Fault.PARTITION, _S0, _W1, 3.0),
+    ),
+)
+# A checkpoint in the middle, and later the death of the server.
+_CHECKPOINT = replace(
+    _SMALL,
+    num_clocks=40,
+    checkpoint_interval=4,
+    least_cut=4,
+    events=(Event(1.5, Fault.KILL_SERVER, 0, 0, 0.2),),
+)
+
+# A seed that finds each; `python -m simulation_parameters --mutants 4000` finds others. Or a
+# scenario, which finds it with some seeds.
+FOUND_BY: dict[str, int | Scenario] = {
+    "acknowledged before it is on disk": _SLOW_DISK,
+    "gaps are forgotten": _AWAY_FOR_A_CLOCK,
+    "marks are not taken": _CHECKPOINT,
     "acknowledged before backups have it": 3,
     "whole learner is not waited for": 22,
     "entries are told apart by number only": 22,

@@ -92,6 +92,9 @@ class Oracle:
         if self._scenario.has_log and self._acknowledged:
             self.fail("rolled back though the servers have logs")
         self._clock.note("oracle", f"rolled back to {state.cuts[-1] if state.cuts else 'nothing'}")
+        clock = state.cuts[-1].clock if state.cuts else 0
+        if clock < self._scenario.least_cut:
+            self.fail(f"rolled back to clock {clock}: there must be a later checkpoint")
         clocks = state.cuts[-1].clocks if state.cuts else {}
         in_cut = {w: clocks.get(f"w{w}", 0) for w in range(MAX_WORKERS)}
         self._ticked = {(w, c) for w, c in self._ticked if c < in_cut[w]}

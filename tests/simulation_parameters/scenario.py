@@ -32,7 +32,9 @@ class Event:
 @dataclass(frozen=True)
 class Scenario:
     """compute_s: the longest time that a worker computes in a clock.
-    staleness: 0 is BSP, None ASP. quiet_at: no faults from then on."""
+    staleness: 0 is BSP, None ASP. quiet_at: no faults from then on.
+    sync_s: the least and the most that an fdatasync takes.
+    least_cut: every rollback goes to a checkpoint of this clock or a later one."""
 
     seed: int
     staleness: int | None
@@ -47,6 +49,8 @@ class Scenario:
     loss: float
     events: tuple[Event, ...]
     quiet_at: float
+    sync_s: tuple[float, float] = (0.0005, 0.01)
+    least_cut: int = 0
 
 
 MAX_SERVERS = 5

@@ -20,7 +20,6 @@ from xain_parameters.tables.part import Piece
 
 BEATS_S = 0.25
 TICKS_S = 0.05
-SYNC_S = (0.0005, 0.01)  # an fdatasync
 SEGMENT_ENTRIES = 12  # after which the log begins a new segment
 
 
@@ -292,7 +291,7 @@ class Server:
         self, number: int, step: Callable[[], None], reached: Callable[[], tuple[int, int]]
     ) -> None:
         if not self._steps:
-            self.process.after(self._clock.between(*SYNC_S), self._sync)
+            self.process.after(self._clock.between(*self._machine.sync_s), self._sync)
         self._steps.append((number, step, reached))
 
     def _sync(self) -> None:
@@ -319,6 +318,7 @@ class ServerMachine:
         name: str,
         *,
         has_log: bool,
+        sync_s: tuple[float, float],
     ) -> None:
         self.clock = clock
         self.network = network
@@ -326,6 +326,7 @@ class ServerMachine:
         self.oracle = oracle
         self.name = name
         self.has_log = has_log
+        self.sync_s = sync_s
         self.server: Server | None = None
         self._disks: dict[int, Disk] = {}
         self._incarnation = 0

@@ -184,6 +184,7 @@ class _World:
                 self._oracle,
                 f"s{len(self._servers)}",
                 has_log=self._scenario.has_log,
+                sync_s=self._scenario.sync_s,
             )
             self._servers.append(machine)
             machine.boot()
