@@ -21,11 +21,12 @@ def part_name(range_: int) -> str:
 
 def write_part(url: str, folder: str, name: str, pieces: Iterable[Piece]) -> None:
     """Write the part of a range, and force it to disk where the folder is local. Raises OSError,
-    and what `pieces` raises; then there is no such file."""
+    and what `pieces` raises; then there is no such file in a local folder."""
     files, root = fsspec.core.url_to_fs(url)
     where = f"{root.rstrip('/')}/{folder}"
     if not isinstance(files, LocalFileSystem):
-        # An object is there as a whole, or not: it is discarded when the block is left by an error.
+        # An error may leave a part that is cut short. No manifest names it, and no later checkpoint
+        # has its number.
         with files.open(f"{where}/{name}", "wb") as file:
             cutfile.write(file, pieces)
         return

@@ -1,0 +1,85 @@
+"""Checkpoints of a parameter server in a real S3 server, through an fsspec file system."""
+
+import contextlib
+import importlib
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.fs
+import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
+
+from support.s3_servers import S3Server
+from xain_parameters.client.connecting import connect_sync
+from xain_parameters.export import export, read_table
+from xain_parameters.node.server import ParameterServer
+from xain_parameters.scheduler.journal import Journal
+from xain_parameters.scheduler.manifests import MANIFEST
+from xain_parameters.scheduler.service import SchedulerServer
+from xain_parameters.scheduler.state import Settings
+
+SHAPE = (1_000, 3)
+LONG_S = 20.0
+
+
+@pytest.fixture
+def bucket(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty bucket, which "s3://" reaches through pyarrow, as s3fs is not installed."""
+
+    class S3(ArrowFSWrapper):
+        cachable = False
+
+        def __init__(self, **options: object) -> None:
+            owner = seaweedfs.owner
+            files = pyarrow.fs.S3FileSystem(
+                access_key=owner.access_key_id,
+                secret_key=owner.secret_access_key,
+                endpoint_override=f"127.0.0.1:{seaweedfs.port}",
+                scheme="http",
+                region="us-east-1",
+            )
+            super().__init__(files, **options)
+
+    registry = importlib.import_module("fsspec.registry")  # fsspec.registry is its mapping
+    monkeypatch.setitem(registry._registry, "s3", S3)
+    return seaweedfs.new_bucket()
+
+
+def test_checkpoint_in_s3_is_exported_and_rolled_back_to(
+    bucket: str, seaweedfs: S3Server, tmp_path: Path
+) -> None:
+    settings = Settings(num_ranges=3, checkpoints=f"s3://{bucket}/parameters")
+    journal = Journal(tmp_path / "scheduler.db")
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(SchedulerServer(journal, settings))
+        first = stack.enter_context(ParameterServer(group.target, "s0"))
+        worker = stack.enter_context(connect_sync(group.target, worker="w0"))
+        w = worker.dense("w", SHAPE)
+        rows = worker.table("rows", 2)
+        ids = np.arange(0, 1 << 40, 1 << 30)
+        w.push(np.ones(SHAPE, np.float32))
+        rows.push(ids, np.ones((len(ids), 2), np.float32))
+        assert worker.checkpoint() == 1
+        with contextlib.closing(seaweedfs.client()) as client:
+            listed = client.list_objects_v2(Bucket=bucket)["Contents"]
+        written = {each["Key"].rpartition("/")[2]: each["LastModified"] for each in listed}
+        assert set(written) == {MANIFEST, "range-1.cut", "range-2.cut", "range-3.cut"}
+        assert written[MANIFEST] == max(written.values())
+        folder = listed[0]["Key"].rpartition("/")[0]
+        checkpoint = f"s3://{bucket}/{folder}"
+        assert (read_table(checkpoint, "w")["values"] == 1).all()
+        assert export(checkpoint, "rows", tmp_path / "rows.npz") == 2 * len(ids)
+        w.push(np.ones(SHAPE, np.float32))
+        first.close()
+        stack.enter_context(ParameterServer(group.target, "s1"))
+        assert (w.pull() == 1).all()
+        assert (rows.pull(ids) == 1).all()
+        for number in (2, 3):
+            assert worker.checkpoint() == number
+        # The last two are kept; the first is removed a moment after the third is whole.
+        deadline = time.monotonic() + LONG_S
+        with contextlib.closing(seaweedfs.client()) as client:
+            while "Contents" in client.list_objects_v2(Bucket=bucket, Prefix=folder):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
