@@ -325,51 +325,14 @@ def test_cut_can_be_loaded_into_parts_of_its_range_and_put_together_again(script
     assert everything(merged) == everything(whole)
 
 
-@few
-@given(scripts, scripts, st.integers(1, END - 1))
-def test_halves_of_a_split_range_go_on_as_the_whole_would(before, after, at):
-    run = Run()
-    for op in before:
-        run.do(op)
-    whole = replay(run.log)
-    halves = run.primary.split(range_view(2, 0, at), range_view(3, at, END))
-    run.primary = whole
-    for op in after:
-        for entry, keys, values in run.do(op):
-            spec = TABLES[entry.table - 1]
-            for half in halves:
-                if entry.kind == "push":
-                    found = half._parts[spec.number].restricted(
-                        keys, entry.start, entry.stop, values
-                    )
-                    if not len(found[3]):
-                        continue
-                    part_keys, start, stop, part_values = found
-                    head = push(
-                        spec,
-                        clock=entry.clock,
-                        part=entry.part,
-                        start=start,
-                        stop=stop,
-                        is_held=entry.is_held,
-                    )
-                    assert send(half, entry.worker, head, part_keys, part_values) is not None
-                elif entry.kind == "open":
-                    half.apply(half.open(entry.clock, entry.ended))
-    together = [everything(half) for half in halves]
-    for number, rows in everything(whole).items():
-        assert rows == together[0][number] | together[1][number]
-        assert not together[0][number].keys() & together[1][number].keys()
-
-
-def test_cut_of_a_split_range_is_given_up():
+def test_cut_that_is_given_up_is_read_no_further():
     run = Run()
     run.do(("w1", 1, {1, 2, 3}, 0, False))
     run.do(("mark", "w1"))
     cut = run.primary.cuts[1]
     pieces = cut.pieces()
     next(pieces)
-    run.primary.split(range_view(2, 0, END // 2), range_view(3, END // 2, END))
+    run.primary.end_cut(1)
     with pytest.raises(Abandoned):
         list(pieces)
 

@@ -183,7 +183,8 @@ class Group:
     @property
     def opened(self) -> int:
         live = [worker.ticked for worker in self.workers.values() if worker.is_live]
-        return min(live, default=0)
+        all_ticked = [worker.ticked for worker in self.workers.values()]
+        return min(live) if live else max(all_ticked, default=0)
 
 
 class GroupScheduler:
@@ -217,6 +218,10 @@ class GroupScheduler:
                 replica.declare(made)
             group.change(tables=(*group.view.tables, made))
             return made
+
+    def opened_now(self, timeout_s: float) -> tuple[int, int]:
+        with self.group.lock:
+            return self.group.view.generation, self.group.opened
 
     def begin(
         self, staleness: int | None, num_workers: int, is_over: Callable[[], bool]

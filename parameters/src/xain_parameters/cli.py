@@ -68,9 +68,10 @@ _SCHEDULER_EXAMPLES = """**Examples**
 
 _SERVE_HELP = """Hold key ranges of a group, and answer its workers.
 
-Ctrl-C or SIGTERM moves the ranges to other servers first, for as long as server.leave_s; a second
-one ends the server at once. In a group with a log, start it again under its name on its folder: it
-has its ranges again. Several servers on one machine need a --name each.
+Ctrl-C or SIGTERM moves the ranges to other servers first, for as long as server.leave_s, and waits
+for up to 5 seconds until the scheduler lists the server no more; a second one ends it at once. In a
+group with a log, start it again under its name on its folder: it has its ranges again. Several
+servers on one machine need a --name each.
 
 Settings come from --config, over it from the environment (XAIN_PARAMETERS_SERVER__NAME=s1 is
 server.name), over that from flags.
@@ -107,10 +108,11 @@ All tables go back to the last checkpoint. Does nothing while all ranges have a 
 Exit status: 0 if the scheduler answered; 1 if not; 2 if a setting is wrong.
 """
 
-_EXPORT_HELP = """Write a table of a checkpoint to an .npz file.
+_EXPORT_HELP = """Write a table of a checkpoint to an .npz or .parquet file.
 
 The file has `values` and the state of the update rule, in the shape of a dense array; of another
-table also `keys`, and a row for each in the others.
+table also `keys`, and a row for each in the others. A .parquet file has a column for each, and
+takes the extra `xain-parameters[parquet]`.
 
 Exit status: 0 if it is written; 1 if the checkpoint cannot be read or has no such table; 2 if an
 argument is wrong.
@@ -295,12 +297,14 @@ def _export(
         str, typer.Argument(metavar="CHECKPOINT", help="Its folder, or fsspec URL.")
     ],
     table: Annotated[str, typer.Option("--table", metavar="NAME")],
-    to: Annotated[Path, typer.Option("--to", metavar="FILE.npz")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FILE", help="Its name ends in .npz or .parquet.")
+    ],
 ) -> None:
-    from xain_parameters.export import export
+    from xain_parameters.export import SUFFIXES, export
 
-    if to.suffix != ".npz":
-        fail(PROGRAM, f"{str(to)!r} does not end in .npz", EXIT_BAD_CONFIG)
+    if to.suffix not in SUFFIXES:
+        fail(PROGRAM, f"{str(to)!r} ends neither in {' nor in '.join(SUFFIXES)}", EXIT_BAD_CONFIG)
     try:
         num_values = export(checkpoint, table, to)
     except Exception as error:  # of any file system

@@ -67,7 +67,8 @@ class ServerSettings(Section):
     scheduler, listen: "HOST:PORT"; port 0 takes a free one. advertised: host that others reach the
     server by; "": that of `listen`. name: kept over restarts; "": the host's.
     data: folder of the logs; each server has a folder of its name in it.
-    leave_s: how long ranges may take to move away at the end.
+    leave_s: how long ranges may take to move away at the end. The scheduler may take 5 s more to
+    let the server go.
     """
 
     scheduler: str = "127.0.0.1:50052"

@@ -52,9 +52,36 @@ def read_table(checkpoint: str, name: str) -> dict[str, NDArray[Any]]:
     return ordered
 
 
+SUFFIXES = (".npz", ".parquet")
+
+
 def export(checkpoint: str, name: str, to: Path) -> int:
-    """Write the arrays of a table to an .npz file; returns the number of values."""
+    """Write the arrays of a table to an .npz or .parquet file; returns the number of values.
+
+    A .parquet file has a row for each row of the table, and a column for each array, whose values
+    are lists of a fixed length where a row has several. Raises Invalid for it without pyarrow.
+    """
     arrays: dict[str, Any] = read_table(checkpoint, name)
-    with to.open("wb") as file:
-        np.savez(file, **arrays)
+    if to.suffix == ".parquet":
+        _write_parquet(arrays, to)
+    else:
+        with to.open("wb") as file:
+            np.savez(file, **arrays)
     return int(arrays["values"].size)
+
+
+def _write_parquet(arrays: dict[str, NDArray[Any]], to: Path) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        text = "a .parquet file takes pyarrow: pip install 'xain-parameters[parquet]'"
+        raise Invalid(text) from None
+    columns = {}
+    for what, array in arrays.items():
+        rows = np.atleast_1d(array)
+        column = pyarrow.array(rows.reshape(-1))
+        for size in reversed(rows.shape[1:]):
+            column = pyarrow.FixedSizeListArray.from_arrays(column, size)
+        columns[what] = column
+    pyarrow.parquet.write_table(pyarrow.table(columns), to)

@@ -157,7 +157,7 @@ class Cut:
 
     def pieces(self) -> Iterator[Piece]:
         """The state at the first mark. Entries may be applied between two steps. Raises Abandoned
-        if the range has been split meanwhile."""
+        after close()."""
         yield from self._first
         self._first = []
         for number, part in self._parts.items():
@@ -552,28 +552,6 @@ class Replica:
         if len(values):
             entry = msgspec.structs.replace(entry, start=start, stop=stop)
             self._hold_or_apply(entry, part, keys, values)
-
-    def split(self, left: RangeView, right: RangeView) -> tuple["Replica", "Replica"]:
-        """Two replicas of the ranges that this one is split into, at the same entry. This one must
-        not be used any more but for pulls that are under way; its open checkpoints are given up."""
-        assert self.is_whole
-        for number in list(self.cuts):
-            self.end_cut(number)
-        first, second = (self._half(view) for view in (left, right))
-        return first, second
-
-    def _half(self, view: RangeView) -> "Replica":
-        half = Replica(view, (), self.generation)
-        assert self.span.start <= view.start < view.stop <= self.span.stop
-        half._parts = {
-            number: part.split_off(part.spec, half.number, half.span)
-            for number, part in self._parts.items()
-        }
-        half._set_state(_decode_state(self._state_piece([]).body.tobytes()))
-        half.keeps_cuts = self.keeps_cuts
-        for held in self._held:
-            half._hold(held.meta, held.keys, held.values)
-        return half
 
     def _hold(self, meta: _HeldMeta, keys: Keys | None, values: Array) -> None:
         """Hold what of a push lies in this range."""

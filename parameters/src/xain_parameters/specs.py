@@ -43,7 +43,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 class RangeView(msgspec.Struct, frozen=True):
     """A key range and the servers that have it.
 
-    number: identifies the range; a range that is split ends, and two new numbers begin.
+    number: identifies the range.
     start, last: its first and last position; msgpack has no room for a stop of 2**64.
     servers: names; the first is the primary, the others are backups that have everything. Empty:
         the range waits for a server.
@@ -57,7 +57,6 @@ class RangeView(msgspec.Struct, frozen=True):
     epoch: int
     servers: tuple[str, ...]
     learners: tuple[str, ...] = ()
-    parent: int = 0  # the range that it was split off from; its servers have the data already
 
     @property
     def stop(self) -> int:

@@ -62,6 +62,7 @@ def test_scheduler_tells_its_status_and_stops_cleanly(tmp_path: Path, stop: sign
 
 
 def test_server_joins_and_leaves_with_sigterm(tmp_path: Path) -> None:
+    """When its process has ended, the scheduler does not list it any more."""
     with scheduler_in(tmp_path / "a") as (scheduler, target):
         with running("serve", "--scheduler", target, "--name", "s1") as server:
             assert server.stderr is not None

@@ -64,7 +64,7 @@ class Node:
 class Group:
     def __init__(self, folder: Path, stack: ExitStack, **settings: object) -> None:
         journal = Journal(folder / "scheduler.db")
-        chosen = Settings(**settings)  # type: ignore[arg-type]
+        chosen = Settings(num_ranges=4, **settings)  # type: ignore[arg-type]
         self.server = stack.enter_context(SchedulerServer(journal, chosen, **TIMES))
         self.stack = stack
 

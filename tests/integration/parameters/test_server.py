@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from msgspec.structs import replace
 
@@ -22,6 +23,7 @@ from xain_parameters.scheduler.client import WorkerScheduler
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.service import SchedulerServer
 from xain_parameters.scheduler.state import Settings
+from xain_parameters.specs import cut_folder
 from xain_parameters.tables.initialisers import Normal
 from xain_parameters.tables.rules import Adagrad, Adam
 from xain_parameters.transport.channel import hello
@@ -119,6 +121,16 @@ def test_worker_that_connects_after_training_sees_the_last_clock(group):
     assert (made.worker("w1").dense("w", SHAPE).pull() == 3).all()
 
 
+def test_reader_that_connected_before_training_sees_the_last_clock(group):
+    """As soon as the last worker has ended its loop over clocks."""
+    made = group()
+    made.start("s0")
+    made.start("s1")
+    reader = made.worker("reader").dense("w", SHAPE)
+    train(made.worker("w0"), 4)
+    assert (reader.pull() == 4).all()
+
+
 def test_messages_before_the_server_has_joined_are_handled_afterwards(tmp_path):
     """A primary may hear of a new server before that one has its first view, and probes it once."""
     at, here = (f"127.0.0.1:{port}" for port in free_ports(2))
@@ -166,6 +178,14 @@ def test_export_has_all_rows_and_the_pushes_of_the_last_clock(group, tmp_path):
     assert export(cut.as_uri(), "rows", tmp_path / "rows.npz") == 8
     with np.load(tmp_path / "rows.npz") as arrays:
         assert set(arrays) == {"keys", "values"}
+    assert export(str(cut), "rows", tmp_path / "rows.parquet") == 8
+    columns = pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pydict()
+    assert columns == {"keys": sorted(ids.tolist()), "values": [[3.0, 3.0]] * 4}
+    export(str(cut), "w", tmp_path / "w.parquet")
+    columns = pyarrow.parquet.read_table(tmp_path / "w.parquet").to_pydict()
+    assert set(columns) == set(dense)
+    for name, rows_of in columns.items():
+        np.testing.assert_array_equal(np.array(rows_of, dense[name].dtype), dense[name])
 
 
 def test_death_of_a_primary_loses_nothing_with_replicas(group):
@@ -193,6 +213,29 @@ def test_restart_of_the_only_server_loses_nothing_with_a_log(group):
             threading.Thread(target=made.start, args=("s0",)).start()
 
     train(made.worker("w0"), 6, fail)
+
+
+def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(group, tmp_path):
+    made = group(checkpoints=str(tmp_path / "cuts"))
+    made.start("s0")
+    worker = made.worker("w0")
+    w = worker.dense("w", SHAPE)
+    w.push(np.ones(SHAPE, np.float32))
+    assert worker.checkpoint() == 1
+    whole, broken = (cut_folder(made.view().generation, number) for number in (1, 2))
+    in_the_way = tmp_path / "cuts" / broken / "range-2.cut"
+    in_the_way.mkdir(parents=True)
+    w.push(np.ones(SHAPE, np.float32))
+    with pytest.raises(
+        Unavailable, match=r"checkpoint 2 was given up: range 2 at 's0': .*Is a dir"
+    ):
+        worker.checkpoint()
+    assert (read_table(str(tmp_path / "cuts" / whole), "w")["values"] == 1).all()
+    wait_until(lambda: not in_the_way.exists())
+    assert worker.checkpoint() == 3
+    made.servers["s0"].close()
+    made.start("s1")
+    assert (w.pull() == 2).all()
 
 
 def test_loss_of_a_server_rolls_back_to_the_last_checkpoint(group, tmp_path):

@@ -64,8 +64,8 @@ class Group:
 
 
 def make_group(*servers: str, **settings: object) -> Group:
-    """With a table, so that there are ranges."""
-    group = Group(**settings)
+    """With a table, so that there are ranges: four, unless settings say another number."""
+    group = Group(**{"num_ranges": 4, **settings})
     group.join(*servers)
     group(c.DeclareTable(TABLE))
     group.fill()
@@ -76,9 +76,18 @@ def make_group(*servers: str, **settings: object) -> Group:
 
 
 def test_first_table_spreads_ranges_evenly_over_servers() -> None:
-    assert make_group("a", "b").primaries() == ["a", "a", "b", "b"]
-    assert make_group("a", "b", "c").primaries() == ["a", "a", "b", "b", "c", "c"]
+    assert make_group("a", "b", num_ranges=0).primaries() == [*"aaaabbbb"]
+    assert make_group("a", "b", "c", num_ranges=0).primaries() == [*"aaabbbccc"]
     assert len(make_group("a", num_ranges=7).state.ranges) == 7
+
+
+@pytest.mark.parametrize("num_servers", range(1, 10))
+def test_number_of_servers_can_double_and_each_has_a_range(num_servers: int) -> None:
+    names = [f"s{index:02}" for index in range(max(8, 2 * num_servers))]
+    group = make_group(*names[:num_servers], num_ranges=0)
+    group.join(*names[num_servers:])
+    group.fill()
+    assert set(group.primaries()) == set(names)
 
 
 def test_joining_server_takes_ranges_over_one_step_each() -> None:
@@ -126,7 +135,7 @@ def test_backup_becomes_primary_when_the_primary_dies() -> None:
 
 
 def test_servers_may_die_again_and_again() -> None:
-    group = make_group("a", "b", "c", num_replicas=1)
+    group = make_group("a", "b", "c", num_replicas=1, num_ranges=6)
     for _ in range(10):
         for name in "abc":
             group(c.ServerDied(name))
@@ -409,6 +418,26 @@ def test_checkpoint_begins_with_every_interval() -> None:
     group.save({"w1": 2})
     assert group.state.last_cut == 2
     assert [cut.number for cut in group.state.cuts] == [1]
+
+
+def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
+    group = make_group("a", checkpoint_interval=2)
+    group.begin("w1")
+    group.tick("w1", 0)
+    group.tick("w1", 1)
+    group.save({"w1": 2})
+    group.tick("w1", 2)
+    group.tick("w1", 3)
+    failed = c.SaveFailed(group.state.generation, 2, 3)
+    group(failed)
+    assert group.state.cut is None
+    assert [cut.number for cut in group.state.cuts] == [1]
+    group.tick("w1", 4)
+    assert group.state.cut is None
+    group.tick("w1", 5)
+    assert group(failed) == ()  # reported twice
+    group.save({"w1": 6})
+    assert [cut.number for cut in group.state.cuts] == [1, 3]
 
 
 def test_rollback_goes_to_the_last_whole_checkpoint() -> None:

@@ -26,6 +26,8 @@ PIECE_BYTES: Final = 2 << 20
 # Parts of a push: its number among the pushes of a clock to a table, and that of the piece.
 PIECES: Final = 1 << 20
 KEY_BYTES: Final = 8
+# How long the end of a loop over clocks may wait for servers.
+END_S: Final = 5.0
 DTYPES: Final = ("float32", "float64")
 
 Array: TypeAlias = NDArray[Any]
@@ -62,6 +64,7 @@ class Core:
         generation, opened = scheduler.opened
         self._progress = Progress(-1, opened, 0, generation)
         self._is_held = False
+        self._has_ticked = False  # since the loop over clocks began
         self._numbers: Counter[int] = Counter()  # of pushes of this clock, by table
         self._num_free = 0  # pushes outside of clocks so far, to all tables
         self._open: set[int] = set()  # of those, the ones that are not answered
@@ -131,6 +134,7 @@ class Core:
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_ending or self._is_over(loop))
+                self._has_ticked = False
             with self._turn:
                 progress = self.scheduler.begin(staleness, num_workers, lambda: self._is_over(loop))
             return self._begin(loop, progress, is_held=staleness == 0)
@@ -149,6 +153,7 @@ class Core:
             clock, generation = self._progress.clock, self._progress.generation
         with self._turn:
             progress = self.scheduler.tick(clock, generation, lambda: self._is_over(loop))
+        self._has_ticked = True
         if progress.generation != generation:
             log.warning("rolled_back", clock=clock, goes_on_at=progress.clock)
         return self._begin(loop, progress, is_held=self._is_held)
@@ -176,12 +181,28 @@ class Core:
         try:
             with self._turn:  # a question that comes after the end would begin the loop again
                 self.scheduler.end()
+            if self._is_held and self._has_ticked:
+                self._open_last()
         except ParameterError as error:  # the scheduler notices by itself, when the lease is over
             log.info("loop_ended_unheard", worker=self.scheduler.worker, error=str(error))
         finally:
             with self._changed:
                 self._is_ending = False
                 self._changed.notify_all()
+
+    def _open_last(self) -> None:
+        """Have all ranges apply what they hold of complete clocks. While workers train, their next
+        pulls do; those who only read, and connected earlier, do not know the last clock."""
+        generation, opened = self.scheduler.opened_now(END_S)
+        with self._changed:
+            self._progress = Progress(-1, opened, self._progress.cut, generation)
+        if not (tables := self.scheduler.view.tables):
+            return
+
+        def head(piece: Piece, range_: RangeView, view: View) -> Pull:
+            return Pull(0, view.version, range_.number, tables[0].number, opened)
+
+        self._requests.run_ranges(head, generation=generation, timeout_s=END_S)
 
     def _is_over(self, loop: int) -> bool:
         return self._is_closed or loop != self._loop

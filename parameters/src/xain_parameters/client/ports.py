@@ -38,6 +38,10 @@ class Scheduler(Protocol):
     @property
     def opened(self) -> tuple[int, int]: ...
 
+    def opened_now(self, timeout_s: float) -> tuple[int, int]:
+        """Generation and clock, asked for now."""
+        ...
+
     @property
     def view(self) -> View: ...
 

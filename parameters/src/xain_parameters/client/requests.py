@@ -165,14 +165,16 @@ class Requests:
 
         self._until_done(f"table {table.name!r}", list(pieces), ask, generation)
 
-    def run_ranges(self, head: MakeHead, *, generation: int | None = None) -> None:
+    def run_ranges(
+        self, head: MakeHead, *, generation: int | None = None, timeout_s: float | None = None
+    ) -> None:
         """Ask every range the same; a range that has moved is asked again with all others."""
 
         def ask(view: View, piece: Piece, reach: _Reach) -> Iterator[_Asked | Piece]:
             for each in view.ranges:
                 yield self._ask(view, each, piece, head, 0, reach)
 
-        self._until_done("all tables", [Piece()], ask, generation)
+        self._until_done("all tables", [Piece()], ask, generation, timeout_s)
 
     def command(self, server: str, number: int, text: str) -> str:
         """A user's own request to one server; returns what it says. Sent again after a broken
@@ -230,8 +232,10 @@ class Requests:
         todo: list[Piece],
         ask: "Callable[[View, Piece, _Reach], Iterator[_Asked | Piece]]",
         generation: int | None,
+        timeout_s: float | None = None,
     ) -> None:
-        deadline = time.monotonic() + self.timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + timeout_s
         pause_s = FIRST_PAUSE_S
         why, place = "no server has it", ""
         while todo:
@@ -269,7 +273,7 @@ class Requests:
             if todo:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise Unavailable(f"{what}{place}: {why} within {self.timeout_s:g} s")
+                    raise Unavailable(f"{what}{place}: {why} within {timeout_s:g} s")
                 self.scheduler.newer_view(view.version, min(pause_s, left))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -151,7 +151,7 @@ class Copy:
             self.log.finish(Message(Whole(self._range.number, 0, sequence, self.made_in)))
 
     def write_segment(self) -> None:
-        """A new segment at once: of a replica that is empty, loaded or split off."""
+        """A new segment at once: of a replica that is empty or loaded."""
         if self.log is None:
             return
         self.synced = -1

@@ -368,5 +368,6 @@ class ParameterServer:
             return
         except Exception as error:  # of any file system
             log.error("checkpoint_not_written", range=range_, cut=cut, error=str(error))
+            self._scheduler.report_save_failed(view.generation, cut, range_, str(error))
             return
         self._scheduler.report_saved(view.generation, cut, range_, name, clocks)

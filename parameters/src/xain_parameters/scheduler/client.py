@@ -29,6 +29,7 @@ from xain_parameters.scheduler.reports import (
     Report,
     Returned,
     Saved,
+    SaveFailed,
     Status,
     Whole,
     decode_status,
@@ -45,6 +46,7 @@ CALL_S = 5.0  # of a call that does not wait for others
 WAIT_S = 5.0  # of one that does, until it is asked again
 SAY_S = 5.0  # between two lines of the log about a scheduler that is away
 REPORT_S = 0.5
+GONE_S = 5.0  # longer than the lease of a member that the scheduler could not hear leaving
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -341,6 +343,10 @@ class WorkerScheduler(SchedulerMember):
         """Generation and clock: all pushes of clocks below counted when this worker joined."""
         return self._opened
 
+    def opened_now(self, timeout_s: float) -> tuple[int, int]:
+        opened, generation = self.wait(0, timeout_s)
+        return generation, opened
+
     @property
     def worker(self) -> str:
         return self.name
@@ -452,6 +458,10 @@ class ServerScheduler(SchedulerMember):
         """The part of a range of a checkpoint is written; see commands.RangeSaved."""
         self._add(saved=(Saved(generation, cut, range_, path, clocks),))
 
+    def report_save_failed(self, generation: int, cut: int, range_: int, why: str) -> None:
+        """The part of a range of a checkpoint cannot be written."""
+        self._add(failed=(SaveFailed(generation, cut, range_, why),))
+
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
         """Which of the ranges without a server this one has; see commands.ServerReturned."""
         with self._lock:
@@ -459,12 +469,20 @@ class ServerScheduler(SchedulerMember):
         self._has_news.set()
 
     def leave(self, timeout_s: float) -> bool:
-        """Have the ranges moved away, then close(). Returns whether they were in this time."""
+        """Have the ranges moved away, leave the group, and wait for GONE_S at most until the
+        scheduler lists this server no more; then close(). Returns whether the ranges were moved in
+        timeout_s."""
         with self._lock:
             self._waiting = replace(self._waiting, is_leaving=True)
         self._may_go.clear()
         self._has_news.set()
         has_moved = self._may_go.wait(timeout_s)
+        if self._membership is not None:
+            self._membership.leave()
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self.name not in self.view.addresses or self._ended.is_set(), GONE_S
+                )
         self.close()
         return has_moved
 
@@ -473,13 +491,10 @@ class ServerScheduler(SchedulerMember):
         self._has_news.set()
         super().close()
 
-    def _add(self, *, wholes: tuple[Whole, ...] = (), saved: tuple[Saved, ...] = ()) -> None:
+    def _add(self, **added: tuple[Any, ...]) -> None:
         with self._lock:
-            self._waiting = replace(
-                self._waiting,
-                wholes=(*self._waiting.wholes, *wholes),
-                saved=(*self._waiting.saved, *saved),
-            )
+            lists = {name: (*getattr(self._waiting, name), *more) for name, more in added.items()}
+            self._waiting = replace(self._waiting, **lists)
         self._has_news.set()
 
     def _report(self) -> None:
@@ -517,6 +532,7 @@ def _merged(sent: Report, newer: Report) -> Report:
     return Report(
         wholes=(*sent.wholes, *newer.wholes),
         saved=(*sent.saved, *newer.saved),
+        failed=(*sent.failed, *newer.failed),
         returned=sent.returned if newer.returned is None else newer.returned,
         is_leaving=sent.is_leaving or newer.is_leaving,
     )

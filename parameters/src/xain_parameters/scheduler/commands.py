@@ -132,6 +132,15 @@ class RangeSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """The primary of a range cannot write its part of a checkpoint."""
+
+    generation: int
+    cut: int
+    range: int
+
+
+@dataclass(frozen=True, slots=True)
 class CutWritten:
     """The manifest of a checkpoint is written, so it is whole."""
 
@@ -157,6 +166,7 @@ Command: TypeAlias = (
     | WorkerDied
     | CheckpointDue
     | RangeSaved
+    | SaveFailed
     | CutWritten
     | GiveUpLost
 )

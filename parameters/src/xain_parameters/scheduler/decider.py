@@ -89,6 +89,10 @@ def _answer(state: State, command: c.Command) -> Iterable[AnyEvent]:
             if state.range(number) is None or number in state.cut.saved:
                 return ()
             return (e.PartSaved(number, path, dict(clocks)),)
+        case c.SaveFailed(generation, cut, number):
+            if state.cut is None or (state.generation, state.cut.number) != (generation, cut):
+                return ()
+            return () if number in state.cut.saved else (e.CutGivenUp(),)
         case c.CutWritten(cut):
             is_open = state.cut is not None and state.cut.number == cut
             return (e.CutWhole(),) if is_open and is_saved(state) else ()

@@ -18,8 +18,10 @@ from xain_parameters.scheduler.state import (
 )
 from xain_parameters.specs import RangeView
 
-# A message of a worker is cut by range: few ranges cost little, more can be spread more evenly.
-MIN_RANGES = 4
+# A range is never divided, so servers that join later get some only while there are enough. Each
+# costs a message with every pull and push. See docs/decisions/0029-number-of-key-ranges.md.
+MIN_RANGES = 8
+RANGES_PER_SERVER = 2
 
 
 def next_placement(state: State) -> AnyEvent | None:
@@ -77,8 +79,8 @@ def _first_ranges(state: State) -> AnyEvent | None:
     servers = state.placeable
     if state.ranges or not state.tables or not servers:
         return None
-    even = -(-MIN_RANGES // len(servers)) * len(servers)
-    return RangesMade(state.settings.num_ranges or even)
+    per_server = max(RANGES_PER_SERVER, -(-MIN_RANGES // len(servers)))
+    return RangesMade(state.settings.num_ranges or per_server * len(servers))
 
 
 def _first_server(state: State) -> AnyEvent | None:

@@ -26,6 +26,15 @@ class Saved(msgspec.Struct, frozen=True):
     clocks: dict[str, int] = {}
 
 
+class SaveFailed(msgspec.Struct, frozen=True):
+    """A part of a checkpoint cannot be written; see commands.SaveFailed."""
+
+    generation: int
+    cut: int
+    range: int
+    why: str
+
+
 class Load(msgspec.Struct, frozen=True):
     """The load of a server, for status: keys (rows) a second, and bytes of its rows."""
 
@@ -47,6 +56,7 @@ class Report(msgspec.Struct, frozen=True):
 
     wholes: tuple[Whole, ...] = ()
     saved: tuple[Saved, ...] = ()
+    failed: tuple[SaveFailed, ...] = ()
     returned: Returned | None = None
     is_leaving: bool = False
     load: Load | None = None
@@ -104,6 +114,12 @@ def lines_of(status: Status) -> list[str]:
         to = "nothing" if view.rolled_back_to is None else f"checkpoint {view.rolled_back_to}"
         lines.append(f"rolled back {status.num_rollbacks} times, last to {to}")
     lines += _first([_server(status, name) for name in sorted(view.addresses)], "servers")
+    num_copies = len(view.ranges) * (view.num_replicas + 1)
+    if view.ranges and num_copies < len(view.addresses):
+        lines.append(
+            f"{len(view.addresses) - num_copies} servers have nothing to do: the group was begun "
+            f"with {len(view.ranges)} ranges; see scheduler.num_ranges"
+        )
     lines += [
         f"range {number} waits for {f'server {holder}' if holder else 'any server'}"
         for number, holder in sorted(status.lost.items())[:MAX_ROWS]

@@ -32,7 +32,7 @@ from xain_parameters.scheduler.decider import decide, is_saved
 from xain_parameters.scheduler.journal import Journal
 from xain_parameters.scheduler.manifests import delete_cut, write_manifest
 from xain_parameters.scheduler.state import Cut, Settings, State, closed, view_of
-from xain_parameters.specs import View, decode_table, encoded
+from xain_parameters.specs import View, cut_folder, decode_table, encoded
 from xain_proto.messaging.membership_pb2_grpc import add_MembershipServicer_to_server
 from xain_proto.parameters import scheduler_pb2 as pb
 from xain_proto.parameters.scheduler_pb2_grpc import (
@@ -85,6 +85,8 @@ class SchedulerService(SchedulerServicer):
         # Nobody can have been before the first scheduler of a group.
         settle_s = 0.0 if journal.is_new else lease_s
         self.membership = MembershipService(lease_s, settle_s, grace_s, self._members_changed)
+        # When all members of an earlier scheduler have had the time to come back.
+        self._settled_at = 0.0 if journal.is_new else self.membership.settled_at
         self._extra_s = max(0.0, worker_lease_s - lease_s)
         self._state = journal.state
         self._changed = asyncio.Event()
@@ -93,12 +95,11 @@ class SchedulerService(SchedulerServicer):
         self._missing: dict[str, float] = {}  # workers that are gone, since when
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # the checkpoint whose manifest is being written
+        self._why_given_up = (0, "")  # the last checkpoint that failed
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(
-            max(0.0, self.membership.settled_at - time.monotonic()), self._look
-        )
+        self._timer = loop.call_later(max(0.0, self._settled_at - time.monotonic()), self._look)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_MembershipServicer_to_server(self.membership, server)
@@ -176,6 +177,23 @@ class SchedulerService(SchedulerServicer):
                 if old not in self._state.cuts:
                     await self._delete(url, old.folder)
 
+    def _give_up_cut(self, server: str, failed: reports.SaveFailed) -> None:
+        """End the open checkpoint, a part of which cannot be written, and remove its folder."""
+        before = self._state
+        state = self._run(c.SaveFailed(failed.generation, failed.cut, failed.range))
+        if before.cut is None or state.cut == before.cut:
+            return  # it has ended before
+        log.error(
+            "checkpoint_given_up",
+            checkpoint=failed.cut,
+            range=failed.range,
+            server=server,
+            error=failed.why,
+        )
+        self._why_given_up = (failed.cut, f"range {failed.range} at {server!r}: {failed.why}")
+        folder = cut_folder(failed.generation, failed.cut)
+        self._start(self._delete(state.settings.checkpoints, folder))
+
     async def _delete(self, url: str, folder: str) -> None:
         try:
             await asyncio.to_thread(delete_cut, url, folder)
@@ -204,13 +222,20 @@ class SchedulerService(SchedulerServicer):
             if member.role == SERVER:
                 with suppress(Evicted):
                     self._run(c.ServerJoined(member.name, member.address, member.incarnation))
-        due = [self.membership.settled_at] if now < self.membership.settled_at else []
+        due = [self._settled_at] if now < self._settled_at else []
+        for name, server in self._state.servers.items():
+            if not server.is_live or (name in roster and roster[name].role == SERVER):
+                continue
+            has_left = server.is_leaving and self._state.may_go(name)
+            if due and not has_left:
+                continue  # it may be on its way back
+            if has_left:
+                log.info("server_left", server=name)
+            else:
+                log.warning("server_gone", server=name)
+            self._run(c.ServerDied(name))
+            self._loads.pop(name, None)
         if not due:
-            for name, server in self._state.servers.items():
-                if server.is_live and (name not in roster or roster[name].role != SERVER):
-                    log.warning("server_gone", server=name)
-                    self._run(c.ServerDied(name))
-                    self._loads.pop(name, None)
             missing = {}
             for name, worker in self._state.workers.items():
                 member_now = roster.get(name)
@@ -231,7 +256,7 @@ class SchedulerService(SchedulerServicer):
 
     async def _check_member(self, context: Context, role: str, request: Any) -> None:
         member = self.membership.roster(GROUP).get(request.name)
-        if member is None and time.monotonic() < self.membership.settled_at:
+        if member is None and time.monotonic() < self._settled_at:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "members are coming back")
         if member is None or (member.role, member.incarnation) != (role, request.incarnation):
             await _refuse(
@@ -341,6 +366,8 @@ class SchedulerService(SchedulerServicer):
             self._run(
                 c.RangeSaved(saved.generation, saved.cut, saved.range, saved.path, saved.clocks)
             )
+        for failed in report.failed:
+            self._give_up_cut(request.name, failed)
         if report.is_leaving:
             self._run(c.ServerLeft(request.name))
         if report.load is not None:
@@ -368,7 +395,10 @@ class SchedulerService(SchedulerServicer):
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, "the scheduler is being stopped")
         cut = next((cut for cut in self._state.cuts if cut.number == number), None)
         if cut is None:
-            text = f"all was rolled back while checkpoint {number} was made"
+            given_up, why = self._why_given_up
+            if given_up != number:
+                why = "a server was lost while it was made"
+            text = f"checkpoint {number} was given up: {why}"
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, text)
         return pb.CheckpointResponse(cut=number, folder=cut.folder)
 

@@ -26,7 +26,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     num_replicas: backups of each range. has_log: servers write what they acknowledge to disk.
     checkpoint_interval: in clocks; 0: only on demand.
-    num_ranges: made with the first table; 0: the same number for each server, four at least.
+    num_ranges: made with the first table; 0: twice as many as there are servers then, 8 at least.
+        A server beyond their number has none.
     max_learners: ranges that are being copied at a time.
     checkpoints: fsspec URL of the folder for checkpoints; "": there are none.
     """
@@ -275,6 +276,11 @@ class CutWhole(Event, frozen=True, array_like=True, tag="whole"):
     pass
 
 
+class CutGivenUp(Event, frozen=True, array_like=True, tag="given-up"):
+    """The open checkpoint cannot be made. The last whole one stays, and the next one comes when it
+    is due."""
+
+
 AnyEvent: TypeAlias = (
     Started
     | ServerCame
@@ -291,6 +297,7 @@ AnyEvent: TypeAlias = (
     | CutBegun
     | PartSaved
     | CutWhole
+    | CutGivenUp
 )
 
 
@@ -365,6 +372,8 @@ def _evolve(state: State, event: AnyEvent) -> State:
                 clocks={**state.cut.clocks, **event.clocks},
             )
             return replace(state, cut=cut)
+        case CutGivenUp():
+            return replace(state, cut=None)
         case CutWhole():
             assert state.cut is not None
             return replace(

@@ -28,14 +28,14 @@ class BoundedPart(Part):
     50 million costs nothing.
     """
 
-    def __init__(self, spec: TableSpec, number: int, span: Range, is_empty: bool = False) -> None:
+    def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
         super().__init__(spec, number, span)
         assert spec.bound is not None
         self.low, self.high = span.indices(spec.bound)
         num_rows = self.high - self.low
         self._fields = self._empty(num_rows)
         self._seen = None if spec.is_dense else np.zeros(num_rows, np.bool_)
-        if spec.is_dense and not self.init.is_zero and not is_empty:
+        if spec.is_dense and not self.init.is_zero:
             keys = np.arange(self.low, self.high, dtype=np.uint64)
             self._fields["values"][:] = self.init.rows(keys, spec.dim, self.dtype)
 
@@ -125,14 +125,6 @@ class BoundedPart(Part):
             return None, first, last, values[first - start : last - start]
         here = slice(*np.searchsorted(keys, np.array([self.low, self.high], np.uint64)))
         return keys[here], 0, 0, values[here]
-
-    def split_off(self, spec: TableSpec, number: int, span: Range) -> "BoundedPart":
-        """The part of a smaller range, which has the same memory: do not use this one any more."""
-        part = BoundedPart(spec, number, span, is_empty=True)
-        here = slice(part.low - self.low, part.high - self.low)
-        part._fields = {name: field[here] for name, field in self._fields.items()}
-        part._seen = None if self._seen is None else self._seen[here]
-        return part
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self, self.high - self.low)

@@ -193,15 +193,6 @@ class OpenPart(Part):
         here = np.flatnonzero(self._is_here(keys))
         return keys[here], 0, 0, values[here]
 
-    def split_off(self, spec: TableSpec, number: int, span: Range) -> "OpenPart":
-        """The part of a smaller range."""
-        part = OpenPart(spec, number, span)
-        end = self.num_rows + 1
-        part._grow(int(part._is_here(self._live.keys[1:end]).sum()) + 1)
-        for piece in self.pieces():
-            part.put(piece)
-        return part
-
     def snapshot(self) -> Snapshot:
         return Snapshot(self, self.num_rows + 1)
 
