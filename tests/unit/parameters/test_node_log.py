@@ -61,11 +61,14 @@ def test_replay_gives_what_was_written(tmp_path):
     assert replay(tmp_path) == [3.0] * 8
 
 
-def test_torn_end_is_dropped(tmp_path):
+def test_torn_end_is_dropped_with_a_warning(tmp_path, caplog):
     segment = write(tmp_path, 3)
     segment.write_bytes(segment.read_bytes()[:-5])
     assert replay(tmp_path) == [2.0] * 8
+    assert f"log_end_cut file={str(segment)!r} byte={segment.stat().st_size} " in caplog.text
+    caplog.clear()
     assert replay(tmp_path) == [2.0] * 8
+    assert not caplog.text
 
 
 def test_damage_before_the_end_is_named(tmp_path):

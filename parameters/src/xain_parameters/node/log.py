@@ -25,6 +25,7 @@ from typing import IO, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
+from xain_messaging.logger import get_logger
 from xain_messaging.process.durable import make_directory, sync_directory
 from xain_parameters.errors import Damaged
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
@@ -36,6 +37,8 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+logger = get_logger(__name__)
 
 MAGIC = 0x4C505831
 _HEAD = struct.Struct("<IQQI")
@@ -382,6 +385,7 @@ def read_frames(path: Path) -> Iterator[memoryview]:
                         f"before later ones. Remove {path.parent} to have the range copied from "
                         f"another server, or rolled back to the last checkpoint."
                     )
+                logger.warning("log_end_cut", file=str(path), byte=at, num_bytes=size - at)
                 file.truncate(at)
                 return
             frame, _ = record

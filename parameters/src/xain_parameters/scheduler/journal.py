@@ -8,6 +8,10 @@ which a killed process does not take along, and on the disk with the next other 
 may take the last of them; workers bring them again.
 
 Instead of old events the file has the state that they lead to.
+
+Each record has a checksum, because SQLite keeps none in the database file. An error names a record
+that is damaged or missing. SQLite itself drops the end of its write-ahead log that a power cut has
+torn.
 """
 
 import sqlite3
@@ -16,17 +20,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from xain_messaging.process.durable import make_directory
 from xain_parameters.scheduler.state import AnyEvent, Settings, State, Ticked, fold
 from xain_parameters.specs import encoded
 
 APPLICATION_ID = 0x58414950  # "XAIP"
-FORMAT = 1
+FORMAT = 2  # 1 had no checksums
 MAX_EVENTS = 5_000
 
 _decode_state = msgspec.msgpack.Decoder(State).decode
 _decode_event = msgspec.msgpack.Decoder(AnyEvent).decode
+
+
+_SUM_BYTES = 8
+
+
+def _checksum(body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(body)
+
+
+def _with_checksum(body: bytes) -> bytes:
+    return _checksum(body) + body
 
 
 class JournalError(Exception):
@@ -73,16 +89,26 @@ class Journal:
             db.execute("CREATE TABLE snapshot (body BLOB NOT NULL)")
             db.execute("CREATE TABLE event (seq INTEGER PRIMARY KEY, body BLOB NOT NULL)")
             first = State(Settings(), generation=int(time.time()))
-            db.execute("INSERT INTO snapshot VALUES (?)", (encoded(first),))
+            db.execute("INSERT INTO snapshot VALUES (?)", (_with_checksum(encoded(first)),))
         elif application != APPLICATION_ID:
             raise JournalError(f"{self._path} is no journal of a scheduler")
-        elif (found := db.execute("PRAGMA user_version").fetchone()[0]) != FORMAT:
-            raise JournalError(f"{self._path} has format {found}; this program reads {FORMAT}")
-        db.execute("COMMIT")
+        format_ = db.execute("PRAGMA user_version").fetchone()[0]
+        if format_ not in (1, FORMAT):
+            raise JournalError(f"{self._path} has format {format_}; this program reads {FORMAT}")
         (snapshot,) = db.execute("SELECT body FROM snapshot").fetchone()
-        rows = db.execute("SELECT body FROM event ORDER BY seq").fetchall()
-        self.state = fold(_decode_state(snapshot), (_decode_event(body) for (body,) in rows))
+        rows = db.execute("SELECT seq, body FROM event ORDER BY seq").fetchall()
+        if format_ != 1:
+            snapshot = self._checked(snapshot, "the snapshot")
+            for expected, (seq, _) in enumerate(rows, 1):
+                if seq != expected:
+                    raise self._damaged(f"event {expected} is missing")
+            rows = [(seq, self._checked(body, f"event {seq}")) for seq, body in rows]
+        self.state = fold(_decode_state(snapshot), (_decode_event(body) for _, body in rows))
         self._num_events = len(rows)
+        if format_ == 1:
+            self._replace_events(self.state)
+            db.execute(f"PRAGMA user_version={FORMAT}")
+        db.execute("COMMIT")
 
     def append(self, events: Sequence[AnyEvent], state: State) -> None:
         """Write events down. state: what they lead to. Raises JournalError; then nothing is
@@ -95,18 +121,31 @@ class Journal:
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if is_tick else 'FULL'}")
             with self._db:
                 self._db.execute("BEGIN")
-                rows = ((encoded(event),) for event in events)
+                rows = ((_with_checksum(encoded(event)),) for event in events)
                 self._db.executemany("INSERT INTO event (body) VALUES (?)", rows)
                 if self._num_events > MAX_EVENTS:
-                    self._db.execute("UPDATE snapshot SET body = ?", (encoded(state),))
-                    self._db.execute("DELETE FROM event")
-                    self._num_events = 0
+                    self._replace_events(state)
         except sqlite3.Error as error:
             raise self._error(error) from error
         self.state = state
 
     def close(self) -> None:
         self._db.close()
+
+    def _replace_events(self, state: State) -> None:
+        """Keep the state that the events lead to instead of them."""
+        self._db.execute("UPDATE snapshot SET body = ?", (_with_checksum(encoded(state)),))
+        self._db.execute("DELETE FROM event")  # the next one has the number 1 again
+        self._num_events = 0
+
+    def _checked(self, record: bytes, what: str) -> bytes:
+        body = record[_SUM_BYTES:]
+        if record[:_SUM_BYTES] != _checksum(body):
+            raise self._damaged(f"{what} is damaged")
+        return body
+
+    def _damaged(self, what: str) -> JournalError:
+        return JournalError(f"the journal {self._path}: {what}; restore it from a backup")
 
     def _error(self, error: Exception) -> JournalError:
         if "locked" in str(error):
