@@ -111,7 +111,7 @@ async def test_status_of_the_coordinator_shows_its_parameter_server(
             whole, part = await asyncio.to_thread(told)
             if whole.endswith(part):
                 break
-    assert part.startswith("parameters: 1 servers, 4 ranges, 1 tables, 0 workers;")
+    assert part.startswith("parameters: 1 servers, 8 ranges, 1 tables, 0 workers;")
     assert "server coordinator at 127.0.0.1:" in part
     as_json = await asyncio.to_thread(
         said_by, coordinator_cli.app, "status", "--address", address, "--json"
