@@ -421,7 +421,7 @@ def test_checkpoint_begins_with_every_interval() -> None:
 
 
 def test_next_checkpoint_comes_when_it_is_due_after_one_that_failed() -> None:
-    group = make_group("a", checkpoint_interval=2)
+    group = make_group("a", checkpoint_interval=2, checkpoints="cuts")
     group.begin("w1")
     group.tick("w1", 0)
     group.tick("w1", 1)
