@@ -28,14 +28,14 @@ class BoundedPart(Part):
     50 million costs nothing.
     """
 
-    def __init__(self, spec: TableSpec, number: int, span: Range) -> None:
+    def __init__(self, spec: TableSpec, number: int, span: Range, is_empty: bool = False) -> None:
         super().__init__(spec, number, span)
         assert spec.bound is not None
         self.low, self.high = span.indices(spec.bound)
         num_rows = self.high - self.low
         self._fields = self._empty(num_rows)
         self._seen = None if spec.is_dense else np.zeros(num_rows, np.bool_)
-        if spec.is_dense and not self.init.is_zero:
+        if spec.is_dense and not self.init.is_zero and not is_empty:
             keys = np.arange(self.low, self.high, dtype=np.uint64)
             self._fields["values"][:] = self.init.rows(keys, spec.dim, self.dtype)
 
