@@ -103,10 +103,10 @@ class Server:
         workers: wait for as many before the first. stop: end after clock stop - 1. A wait has no
         timeout; what it waits for is logged as waiting_for_workers or scheduler_away.
         A loop that is left by break, return or an error does not complete its clock: under BSP the
-        pushes of that clock do not count. The next loop of this worker begins with that clock, if
-        the others have not gone on: what it pushes there takes the place of nothing that has come
-        already, so it repeats that clock, see errors.Unavailable. What is pushed between two loops
-        is outside of clocks, and counts at once. After a loss of servers without replicas or log
+        pushes of that clock do not count. The next loop of this worker begins with that clock if
+        the others have not gone on. It must push the same there in the same order: pushes that have
+        come already are known by their numbers, and dropped. What is pushed between two loops is
+        outside of clocks, and counts at once. After a loss of servers without replicas or log
         the clocks go on at that of the last checkpoint.
         """
         core = self._core
