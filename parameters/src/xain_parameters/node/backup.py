@@ -1,7 +1,7 @@
 """A backup or learner of a range: it takes the entries and tiles of the primary."""
 
 from xain_parameters.messages import Begin, Declare, Entry, Have, Message, Probe, Tile, Whole
-from xain_parameters.node.copy import Copy
+from xain_parameters.node.copy import Copy, declaration
 from xain_parameters.node.ports import Host, RangeLog, Source
 from xain_parameters.replica import Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table, encoded
@@ -88,7 +88,7 @@ class Backup:
         else:
             self._filling.declare(table)
             if self._log is not None:
-                message = Message(Declare(self._range.number, 0, encoded(table)))
+                message = declaration(self._range.number, encoded(table))
                 self._log.append_next(message)
 
     def _take_entry(self, message: Message) -> None:

@@ -18,6 +18,11 @@ def num_bytes(message: Message) -> int:
     return sum(0 if array is None else array.nbytes for array in (message.keys, message.values))
 
 
+def declaration(range_: int, spec: bytes) -> Message:
+    """The record of a table of a range in a log. spec: of specs.decode_table."""
+    return Message(Declare(range_, 0, spec))
+
+
 def tiles_of(replica: Replica) -> Iterator[Message]:
     for tile, keys, body in replica.tiles():
         yield Message(tile, keys, body)
@@ -98,7 +103,7 @@ class Copy:
         """The record of a new table; None: it is known, or cannot be kept here."""
         if not self.replica.declare(table):
             return None
-        message = Message(Declare(self._range.number, 0, encoded(table)))
+        message = declaration(self._range.number, encoded(table))
         if self.log is not None:
             self.log.append(message)
         return message
@@ -131,7 +136,7 @@ class Copy:
         assert self.log is not None
         number = self.log.begin(self._range, self._generation)
         for spec in self.tables:
-            self.log.append_next(Message(Declare(self._range.number, 0, spec)))
+            self.log.append_next(declaration(self._range.number, spec))
         self._moving = tiles_of(self.replica)
         self.continue_segment()
         return number
