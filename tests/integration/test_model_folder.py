@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from integration.conftest import config_for
+from support.wire import digest, npy
 from xain_coordinator.app import Coordinator
+from xain_coordinator.export.trained import open_files
+from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.warm_start import CannotStartFrom, load_model_file
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -51,6 +54,32 @@ async def test_models_are_shown_as_what_they_are(start, join, tmp_path):
         shutil.rmtree(models)
         again = await start(**SETTINGS)
         await again.stop()
+
+
+async def test_small_models_of_a_killed_coordinator_are_in_its_journal(
+    start, join, tmp_path, monkeypatch
+):
+    """Commands read them there, and the start of another session brings them to the store."""
+    coordinator = await start(**SETTINGS)
+    member = join(coordinator, "a")
+    await member.rendezvous(PROFILE)
+    with monkeypatch.context() as killed:
+        killed.setattr(ModelCopies, "copy", lambda self: None)
+        for round_ in range(2):
+            await member.until(pb.ROUND, round_)
+            data = npy(np.float32([1.0 + round_, 2.0, 3.0]))
+            ref = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+            await member.end(ref, 1, round_)
+        await member.until(pb.FINISHED, 1)
+        await coordinator.stop()
+    session_id = coordinator.driver.session.session_id
+    path = tmp_path / "weights" / session_id / "2" / "global.weights"
+    assert not path.exists()
+    with open_files(config_for(tmp_path, **SETTINGS)) as models:
+        assert models.load(models.choose("last").model).vector.tolist() == [2.0, 2.0, 3.0]
+    again = await start(**SETTINGS, new_session=True)
+    assert np.load(path).tolist() == [2.0, 2.0, 3.0]
+    await again.stop()
 
 
 async def test_best_model_is_a_link_of_its_own(start, join, tmp_path):
