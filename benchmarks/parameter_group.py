@@ -55,6 +55,10 @@ class Group:
     def status(self) -> Status:
         return self._calls.status(PATIENCE_S)
 
+    def checkpoint(self) -> None:
+        """Returns when it is whole."""
+        self._calls.checkpoint(PATIENCE_S)
+
     def kill(self, name: str) -> None:
         """SIGKILL. The server may be started again under its name."""
         process = self._processes.pop(name)

@@ -7,12 +7,26 @@ replicas and log. The client is one worker in this process. With 1 and with 2 se
 
 Dense: an array of 4 and of 100 MB is pushed, added up at the servers, and pulled. Beside it, in the
 same run and in turns with it, the same bytes with the same addition over TCP sockets, pyzmq (REQ
-and REP) and grpcio (streams of 2 MiB chunks), for two servers with a thread each. Median of the
-turns.
+and REP) and grpcio (streams of 2 MiB chunks), for two servers with a thread each. A turn is three
+exchanges one after the other. Median of all exchanges.
 
 Sparse: batches of sorted keys, pushed and pulled, of tables with a bound and with open keys.
 
 Latency: a second process pulls 4 KiB while the client pushes and pulls 4 MB and sparse batches.
+
+Beside it, the same of a TCP socket between two other processes.
+
+And with 2 servers:
+
+Replication: pushes and pulls with a backup of each range, and without.
+
+Checkpoint: bulk synchronous clocks, each a push and a pull of 4 MB and of a sparse batch, before
+and while a checkpoint of all tables is written.
+
+Recovery: kill -9 of a server, which is started again at once, with a backup of each range or with
+a log. All seconds are from the kill. Detected: the scheduler has taken the server for dead, or has
+its successor. Restarted: the new process is a member. Reloaded: each range has all its servers
+again. Paused: the longest that a push and pull of all ranges took.
 
 Prints tables; writes bench-results/parameter_server.json.
 """
@@ -45,6 +59,8 @@ from xain_parameters.tables.rules import Adagrad, Add
 
 SMALL = 1024  # values in 4 KiB
 CHUNK_BYTES = 2 << 20
+IN_A_TURN = 3
+DIM = 16
 METHOD = "/bench.Bare/Exchange"
 ADD, GIVE = b"a", b"g"
 
@@ -258,11 +274,12 @@ def dense(server: Server, size: int, turns: int) -> dict[str, Any]:
         taken: dict[str, list[float]] = {name: [] for name in lines}
         for turn in range(turns + 1):
             for name, line in lines.items():
-                begin = time.perf_counter()
-                line.exchange(pushed, out)
-                if turn:  # the first one warms up
-                    taken[name].append(time.perf_counter() - begin)
-                assert out[0] == out[-1] == turn + 1, name
+                for number in range(IN_A_TURN):
+                    begin = time.perf_counter()
+                    line.exchange(pushed, out)
+                    if turn:  # the first one warms up
+                        taken[name].append(time.perf_counter() - begin)
+                    assert out[0] == out[-1] == IN_A_TURN * turn + number + 1, name
     speed = {
         name: 2 * pushed.nbytes / statistics.median(seconds) / 1e9
         for name, seconds in taken.items()
@@ -338,33 +355,208 @@ def pull_small(pipe: Pipe, index: int, target: str, seconds: float) -> None:
         threading.Event().wait()
 
 
-def latency(group: Group, server: Server, size: int, batch: int, seconds: float) -> dict[str, Any]:
-    """Pulls of 4 KiB by another process, while this one pushes and pulls."""
-    w, table = server.dense(f"dense {size}", (size,)), server.table("t", 16)
-    pushed, out = np.ones(size, np.float32), np.empty(size, np.float32)
-    keys, values = keys_of(batch, is_open=True), np.ones((batch, 16), np.float32)
+def serve_bytes(pipe: Pipe, index: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    values = np.ones(SMALL, np.float32)
+    while connection.recv(1):
+        connection.sendall(values)
+
+
+def ask_bytes(pipe: Pipe, index: int, port: int, seconds: float) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        out = np.empty(SMALL, np.float32)
+        pipe.send(0)
+        taken = []
+        deadline = time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < deadline:
+            connection.sendall(GIVE)
+            _receive(connection, out)
+            taken.append(time.perf_counter() - begin)
+            time.sleep(0.001)
+        pipe.send(np.percentile(taken, [50, 99]).tolist())
+        threading.Event().wait()
+
+
+class Load:
+    """Pushes and pulls of a dense array and of a batch of an open table."""
+
+    def __init__(self, server: Server, size: int, batch: int) -> None:
+        self._dense, self._table = server.dense(f"dense {size}", (size,)), server.table("t", DIM)
+        self._pushed, self._out = np.ones(size, np.float32), np.empty(size, np.float32)
+        self._keys, self._values = keys_of(batch, is_open=True), np.ones((batch, DIM), np.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tables."""
+        return self._pushed.nbytes + self._keys.nbytes + self._values.nbytes
+
+    def push(self) -> None:
+        self._dense.push(self._pushed)
+        self._table.push(self._keys, self._values)
+
+    def pull(self) -> None:
+        self._dense.pull(out=self._out)
+        self._table.pull(self._keys)
+
+
+def asked_under(load: Load, ask: Callable[..., None], *arguments: Any) -> list[float]:
+    """Median and 99th percentile, in ms, that a process tells which asks while there is load."""
     context = mp.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(
-        target=pull_small, args=(there, 0, group.target, seconds), daemon=True
-    )
+    process = context.Process(target=ask, args=(there, 0, *arguments), daemon=True)
     process.start()
     try:
         here.recv()
         while not here.poll():
-            w.push(pushed)
-            w.pull(out=out)
-            table.push(keys, values)
-            table.pull(keys)
-        median, p99 = here.recv()
+            load.push()
+            load.pull()
+        return [round(1000 * each, 2) for each in here.recv()]
     finally:
         process.kill()
         process.join()
+
+
+def latency(group: Group, server: Server, size: int, batch: int, seconds: float) -> dict[str, Any]:
+    """Pulls of 4 KiB by another process, while this one pushes and pulls."""
+    load = Load(server, size, batch)
+    with served(serve_bytes, 1) as [port]:
+        tcp = asked_under(load, ask_bytes, port, seconds)
+    ours = asked_under(load, pull_small, group.target, seconds)
     return {
         "servers": len(server.servers),
-        "pull_4_kib_p50_ms": round(1000 * median, 2),
-        "pull_4_kib_p99_ms": round(1000 * p99, 2),
+        "pull_4_kib_p50_ms": ours[0],
+        "pull_4_kib_p99_ms": ours[1],
+        "tcp_p50_ms": tcp[0],
+        "tcp_p99_ms": tcp[1],
     }
+
+
+def replication(
+    server: Server, num_replicas: int, size: int, batch: int, turns: int
+) -> dict[str, Any]:
+    load = Load(server, size, batch)
+    load.push()
+    push_s = median_s(load.push, turns)
+    return {
+        "replicas": num_replicas,
+        "mb": round(load.num_bytes / 1e6, 1),
+        "push_ms": round(1000 * push_s, 2),
+        "pull_ms": round(1000 * median_s(load.pull, turns), 2),
+    }
+
+
+def median_s(work: Callable[[], None], turns: int) -> float:
+    taken = []
+    for _ in range(turns):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+def checkpoint(
+    group: Group, server: Server, size: int, batch: int, rows: int, seconds: float, num: int
+) -> dict[str, Any]:
+    """num: of checkpoints, each after so many seconds of training."""
+    load = Load(server, size, batch)
+    model = server.table("model", DIM, bound=rows)
+    for start in range(0, rows, batch):
+        keys = np.arange(start, min(rows, start + batch), dtype=np.uint64)
+        model.push(keys, np.ones((len(keys), DIM), np.float32))
+    cuts: list[tuple[float, float]] = []  # begin and end
+
+    def make() -> None:
+        for _ in range(num):
+            time.sleep(seconds)
+            begin = time.perf_counter()
+            group.checkpoint()
+            cuts.append((begin, time.perf_counter()))
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    clocks = []  # begin and end
+    for _ in server.clocks(staleness=0):
+        begin = time.perf_counter()
+        load.push()
+        load.pull()
+        clocks.append((begin, time.perf_counter()))
+        if not maker.is_alive():
+            break
+    taken = {True: [1e-9], False: [1e-9]}
+    for (begin, _), (end, _) in itertools.pairwise(clocks):
+        taken[any(begin < cut[1] and cut[0] < end for cut in cuts)].append(end - begin)
+    # Means: a clock that waits for all of a checkpoint has to count.
+    meanwhile_s, before_s = (statistics.mean(taken[each]) for each in (True, False))
+    cut_s = statistics.median(end - begin for begin, end in cuts)
+    return {
+        "state_mb": round((load.num_bytes + 4 * rows * DIM) / 1e6, 1),
+        "checkpoint_s": round(cut_s, 3),
+        "clock_ms": round(1000 * before_s, 1),
+        "clock_meanwhile_ms": round(1000 * meanwhile_s, 1),
+        "slower_meanwhile_share": round(meanwhile_s / before_s - 1, 3),
+        "cost_of_one_a_minute_share": round(cut_s / 60 * (1 - before_s / meanwhile_s), 4),
+    }
+
+
+def recovery(group: Group, kept_by: str, size: int, kills: int) -> dict[str, Any]:
+    """kept_by: "replicas" or "log"."""
+    num_servers = 2 if kept_by == "replicas" else 1
+    found = [killed(group, f"s{number % 2}", num_servers, size) for number in range(kills)]
+    return {
+        "kept_by": kept_by,
+        "mb": round(4 * size / 1e6, 1),
+        "kills": kills,
+        **{
+            key: round(statistics.median(each[key] for each in found), 2)
+            for key in ("detected_s", "restarted_s", "reloaded_s", "paused_s")
+        },
+        "paused_s_max": round(max(each["paused_s"] for each in found), 2),
+    }
+
+
+def killed(group: Group, name: str, num_servers: int, size: int) -> dict[str, float]:
+    """The phases of a recovery. num_servers: of each range, when all is well."""
+
+    def is_whole() -> bool:
+        return all(len(each.servers) == num_servers for each in group.status().view.ranges)
+
+    taken: list[float] = []
+    has_ended = threading.Event()
+
+    def train() -> None:
+        with connected(group, f"trainer of {name}") as server:
+            w = server.dense("recovered", (size,))
+            values, out = np.ones(size, np.float32), np.empty(size, np.float32)
+            while not has_ended.is_set():
+                begin = time.perf_counter()
+                w.push(values)
+                w.pull(out=out)
+                taken.append(time.perf_counter() - begin)
+
+    trainer = threading.Thread(target=train, daemon=True)
+    trainer.start()
+    phases = {}
+    group.wait(lambda: len(taken) > 5 and is_whole())
+    address = group.status().view.addresses[name]
+    num_before = len(taken)
+    began = time.perf_counter()
+    group.kill(name)
+    group.start_servers(name)
+    group.wait(lambda: group.status().view.addresses.get(name) != address)
+    phases["detected_s"] = time.perf_counter() - began
+    group.wait_serving(name)
+    phases["restarted_s"] = time.perf_counter() - began
+    group.wait(is_whole)
+    phases["reloaded_s"] = time.perf_counter() - began
+    num_now = len(taken)
+    group.wait(lambda: len(taken) > num_now + 1)
+    has_ended.set()
+    trainer.join()
+    phases["paused_s"] = max(taken[num_before:])
+    return phases
 
 
 def main() -> None:
@@ -373,26 +565,43 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of the latency under load")
     given = parser.parse_args()
     results.begin(quick=given.quick, any_load=given.any_load)
-    sizes, batch, rows = [1 << 20, 25_000_000], 1_000_000, {1: 4_000_000, 16: 2_000_000}
+    sizes, batch, kills = [1 << 20, 25_000_000], 1_000_000, 4
+    rows = {1: 50_000_000, DIM: 2_000_000, 64: 1_000_000}
+    open_rows = {**rows, 1: 4_000_000}  # with 50 million the first pushes take a minute
+    counts: tuple[int, ...] = (1, 2)
     if given.quick:
-        given.turns, given.seconds = 3, 0.3
-        sizes, batch, rows = [10_000], 1_000, {1: 4_000, 16: 2_000}
-    figures: dict[str, list[dict[str, Any]]] = {"dense": [], "sparse": [], "latency": []}
-    for num_servers in (1, 2):
+        given.turns, given.seconds, kills = 3, 0.3, 1
+        sizes, batch, counts = [10_000], 1_000, (2,)
+        rows = open_rows = {1: 4_000, DIM: 2_000, 64: 1_000}
+    some, few = batch // 10, max(3, given.turns // 3)
+    figures: dict[str, list[dict[str, Any]]] = {
+        name: [] for name in ("dense", "sparse", "latency", "replication", "checkpoint", "recovery")
+    }
+    for num_servers in counts:
         with group_of(num_servers) as group, connected(group) as server:
             figures["dense"] += [
-                dense(server, size, max(3, given.turns // 3) if size > 1 << 22 else given.turns)
-                for size in sizes
+                dense(server, size, few if size > 1 << 22 else given.turns) for size in sizes
             ]
             figures["sparse"] += [
                 sparse(
-                    *(server, dim, rows.get(dim, batch), batch, max(3, given.turns // 3)),
-                    is_open=is_open,
+                    server, dim, (open_rows if is_open else rows)[dim], batch, few, is_open=is_open
                 )
-                for dim in (1, 16, 64)
+                for dim in rows
                 for is_open in (False, True)
             ]
-            figures["latency"].append(latency(group, server, sizes[0], batch // 10, given.seconds))
+            figures["latency"].append(latency(group, server, sizes[0], some, given.seconds))
+            if num_servers == 2:
+                figures["replication"].append(replication(server, 0, sizes[0], some, given.turns))
+    with results.scratch() as folder:
+        flags_of = ("--replicas", "1", "--checkpoints", str(folder))
+        with group_of(2, *flags_of) as group, connected(group) as server:
+            figures["replication"].append(replication(server, 1, sizes[0], some, given.turns))
+            figures["checkpoint"].append(
+                checkpoint(group, server, sizes[0], some, rows[DIM], given.seconds, kills)
+            )
+            figures["recovery"].append(recovery(group, "replicas", sizes[-1], kills))
+    with group_of(2, "--log") as group:
+        figures["recovery"].append(recovery(group, "log", sizes[-1], kills))
     results.report("parameter_server", {"turns": given.turns, "batch": batch, **figures})
 
 

@@ -93,7 +93,10 @@ EXPECTED: dict[str, dict[str, set[str]]] = {
             "ratio_to_grpcio",
         },
         "sparse": {"servers", "dim", "keys", "push_mkeys_per_s", "pull_mkeys_per_s"},
-        "latency": {"servers", "pull_4_kib_p50_ms", "pull_4_kib_p99_ms"},
+        "latency": {"servers", "pull_4_kib_p50_ms", "pull_4_kib_p99_ms", "tcp_p99_ms"},
+        "replication": {"replicas", "push_ms", "pull_ms"},
+        "checkpoint": {"checkpoint_s", "clock_ms", "clock_meanwhile_ms"},
+        "recovery": {"kept_by", "detected_s", "restarted_s", "reloaded_s", "paused_s"},
     },
     "parallelisms": {
         "cases": {"parallelism", "centralised", "score", "difference", "megabytes", "seconds"}
