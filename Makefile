@@ -22,7 +22,7 @@ CONTAINER_TESTS := tests/e2e/test_containers.py tests/e2e/test_compose.py \
 	tests/e2e/test_launch_containers.py
 
 # From the raw limits to what takes longest.
-BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation recovery restart s3_store fleet large_model simulation learning
+BENCHMARKS := baselines round_overhead gradient_steps pipeline messaging aggregation parameter_server recovery restart s3_store fleet large_model simulation learning
 WITH_PEERS := round_overhead large_model
 
 .PHONY: help demo test test-e2e test-integration test-code test-containers kills simulate bench check format lint types protos protos-check dist lock setup setup-dev setup-torch clean
@@ -55,7 +55,7 @@ simulate: setup-dev  ## simulate the whole system with SEEDS=1000 plans of fault
 kills: setup-dev  ## kill real processes until KILLS=100 have died (SEED=0: where to begin)
 	KILLS=$(or $(KILLS),100) SEED=$(or $(SEED),0) $(BIN)/python -m pytest -q -k kills_change_nothing tests/e2e/test_kills.py
 
-bench: setup-dev  ## every benchmark, some 25 minutes on two quiet cores (ANY_LOAD=1: on busy ones); PEERS=1 adds some 10
+bench: setup-dev  ## every benchmark, some 30 minutes on two quiet cores (ANY_LOAD=1: on busy ones); PEERS=1 adds some 10
 	@status=0; for name in $(BENCHMARKS); do \
 		test -e benchmarks/$$name.py || continue; \
 		peers=; case " $(if $(PEERS),$(WITH_PEERS)) " in *" $$name "*) peers=--peers;; esac; \
