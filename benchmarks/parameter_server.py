@@ -485,7 +485,7 @@ def checkpoint(
         clocks.append((begin, time.perf_counter()))
         if not maker.is_alive():
             break
-    taken = {True: [1e-9], False: [1e-9]}
+    taken: dict[bool, list[float]] = {True: [], False: []}
     for (begin, _), (end, _) in itertools.pairwise(clocks):
         taken[any(begin < cut[1] and cut[0] < end for cut in cuts)].append(end - begin)
     # Means: a clock that waits for all of a checkpoint has to count.

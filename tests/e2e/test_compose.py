@@ -388,7 +388,7 @@ def test_sparse_profile_trains_while_a_server_dies(sparse_stack):
     assert "parameters: " in docker("exec", scheduler, "xain-parameter-server", "status")
     docker("exec", scheduler, "xain-parameter-server", "checkpoint")
     export = (
-        'xain-parameter-server export "$(ls -d /var/lib/checkpoints/cut-* | tail -n 1)" '
+        'xain-parameter-server export "$(ls -dv /var/lib/checkpoints/cut-* | tail -n 1)" '
         "--table logistic --to /var/lib/checkpoints/model.npz"
     )
     docker("exec", scheduler, "sh", "-c", export)

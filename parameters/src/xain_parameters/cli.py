@@ -32,7 +32,7 @@ POLL_S = 0.2
 SILENT_S = 2.0
 DEFAULT_PORT = 50052
 # A pull of a few rows waits no longer than this for the thread that applies a large push; with
-# Python's own 5 ms the slowest pulls take twice as long.
+# Python's own 5 ms the slowest pulls take a fifth longer.
 SWITCH_S = 0.0005
 
 app = make_app()

@@ -29,7 +29,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
     """Base of all heads."""
 
 
-# --- at the begin of a connection, from the side that connects ---
+# --- at the beginning of a connection, from the side that connects ---
 
 
 class Hello(Head, frozen=True, array_like=True, tag=1):
@@ -186,7 +186,7 @@ class Tile(Head, frozen=True, array_like=True, tag=33):
 
 
 class Probe(Head, frozen=True, array_like=True, tag=34):
-    """The primary asks a backup or learner what it has, at the begin of an epoch and of each
+    """The primary asks a backup or learner what it has, at the beginning of an epoch and of each
     connection. The answer is Have with the same `probe`. The backup takes entries and tiles only
     from the connection of the last probe, so a deposed primary is not heard.
 

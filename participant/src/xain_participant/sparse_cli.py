@@ -66,7 +66,7 @@ SPARSE_EXAMPLES = """**Examples**
 DATA_HELP = """Write made-up libsvm files of the shape of a well-known data set, at any scale.
 
 FOLDER/train gets --parts files, and FOLDER/test one more of the same size. The same shape, scale,
-parts and seed give the same bytes. Files of an earlier run are removed.
+parts and seed give the same bytes. Parts of an earlier run with more of them are removed.
 
 - `kdd12` : 150 million rows of 11 ones in 55 million columns
 
@@ -273,14 +273,15 @@ def sparse_data(
         _refuse(f"--scale is {scale}; it must be above 0 and at most 1")
     scaled = SHAPES[shape].scaled(scale)
     try:
-        for old in folder.glob("t*/part-????.svm"):
-            old.unlink()
         for part in range(parts + 1):
             name = f"train/part-{part:04}.svm" if part < parts else "test/part-0000.svm"
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             write(file, scaled, seed, part, parts + 1)
             typer.echo(file)
+        for old in folder.glob("train/part-????.svm"):
+            if int(old.stem.removeprefix("part-")) >= parts:
+                old.unlink()
     except OSError as error:
         fail(PROGRAM, f"{folder} cannot be written: {error.strerror}", EXIT_FAILED)
     typer.echo(f"{scaled.num_rows:,} rows in {scaled.num_columns:,} columns")

@@ -104,7 +104,11 @@ async def test_status_of_the_coordinator_shows_its_parameter_server(
             said_by(server_cli.app, "status", "--scheduler", group.target),
         )
 
-    await group.until(lambda status: status.loads["coordinator"].bytes == ROWS.nbytes)
+    await group.until(
+        lambda status: (
+            (load := status.loads.get("coordinator")) is not None and load.bytes == ROWS.nbytes
+        )
+    )
     # Rates are of the last half second, so that they are the same when nothing is pushed any more.
     async with asyncio.timeout(LONG_S):
         while True:

@@ -27,9 +27,9 @@ import numpy as np
 
 from xain_messaging.logger import get_logger
 from xain_messaging.process.durable import make_directory, sync_directory
-from xain_parameters.errors import Damaged
+from xain_parameters.errors import Damaged, ParameterError
 from xain_parameters.messages import Declare, Entry, Message, Tile, Whole, decode_head
-from xain_parameters.replica import Replica
+from xain_parameters.replica import OutOfOrder, Replica
 from xain_parameters.specs import RangeView, TableSpec, decode_table
 from xain_parameters.transport.frames import pieces_of
 
@@ -55,7 +55,7 @@ class Make(Protocol):
     ) -> Replica: ...
 
 
-class FolderInUse(Exception):
+class FolderInUse(ParameterError):
     """Another server writes its log to the folder. The text names it."""
 
 
@@ -348,7 +348,10 @@ def _replayed(path: Path, make: Make) -> Recovered | None:
     if first is None:
         return None
     head = msgspec.msgpack.decode(first, type=_SegmentHead)
-    return replayed(head.range, head.generation, map(_message, frames), make)
+    try:
+        return replayed(head.range, head.generation, map(_message, frames), make)
+    except OutOfOrder as error:
+        raise Damaged(f"{path}: {error}") from error
 
 
 def replayed(

@@ -471,12 +471,13 @@ class ServerScheduler(SchedulerMember):
     def leave(self, timeout_s: float) -> bool:
         """Have the ranges moved away, leave the group, and wait for GONE_S at most until the
         scheduler lists this server no more; then close(). Returns whether the ranges were moved in
-        timeout_s."""
+        timeout_s. The only server does not wait for that."""
+        is_alone = not self.view.addresses.keys() - {self.name}
         with self._lock:
             self._waiting = replace(self._waiting, is_leaving=True)
         self._may_go.clear()
         self._has_news.set()
-        has_moved = self._may_go.wait(timeout_s)
+        has_moved = self._may_go.wait(0 if is_alone else timeout_s)
         if self._membership is not None:
             self._membership.leave()
             with self._changed:

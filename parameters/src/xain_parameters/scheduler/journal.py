@@ -52,7 +52,7 @@ class JournalError(Exception):
 class Journal:
     """The journal at `path`, made with its folder if it is missing. Not for several threads.
 
-    state: what the events lead to; of a new journal the begin of a group, with a generation above
+    state: what the events lead to; of a new journal a new group, with a generation above
         those of groups before it.
     is_new: it was made now.
     Raises JournalError if another process has it open, or it cannot be read or written.
@@ -94,7 +94,8 @@ class Journal:
             raise JournalError(f"{self._path} is no journal of a scheduler")
         format_ = db.execute("PRAGMA user_version").fetchone()[0]
         if format_ not in (1, FORMAT):
-            raise JournalError(f"{self._path} has format {format_}; this program reads {FORMAT}")
+            text = f"{self._path} has format {format_}; this program reads up to {FORMAT}"
+            raise JournalError(text)
         (snapshot,) = db.execute("SELECT body FROM snapshot").fetchone()
         rows = db.execute("SELECT seq, body FROM event ORDER BY seq").fetchall()
         if format_ != 1:

@@ -19,7 +19,7 @@ from xain_parameters.scheduler.state import (
 from xain_parameters.specs import RangeView
 
 # A range is never divided, so servers that join later get some only while there are enough. Each
-# costs a message with every pull and push. See docs/decisions/0029-number-of-key-ranges.md.
+# costs a message with every pull and push. See docs/decisions/0030-number-of-key-ranges.md.
 MIN_RANGES = 8
 RANGES_PER_SERVER = 2
 

@@ -104,7 +104,7 @@ class State(msgspec.Struct, frozen=True, dict=True):  # dict: for what is comput
     lost: by range without a server, the one whose log is awaited; "": there is none, roll back.
     opened: all pushes of clocks below count.
     gathered: the most workers that were there at a time, since nobody was.
-    cuts: the last whole ones. cut_clock: `opened` at the begin of the last. last_cut: its number.
+    cuts: the last whole ones. cut_clock: `opened` when the last began. last_cut: its number.
     """
 
     settings: Settings

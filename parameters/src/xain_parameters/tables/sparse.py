@@ -1,6 +1,6 @@
 """Tables without a bound: rows in the order of arrival, found by a hash table over 64-bit keys.
 
-The hash of a key is the begin of its position (keys.mixed), so requests whose keys are sorted by
+The hash of a key is the first bits of its position (keys.mixed): requests whose keys are sorted by
 position walk through the memory in one direction; any order is right. Beside numpy's searchsorted
 on sorted keys this is as fast at 1 million rows and ten times faster at 30 million, and it needs no
 merging. Collisions are probed linearly, all keys of a batch at once.

@@ -46,10 +46,15 @@ SHAPES: Final = {
 
 
 def write(path: Path, shape: Shape, seed: int, part: int = 0, num_parts: int = 1) -> None:
-    """Write a part of the rows as a libsvm file; the parts of one seed are one data set."""
-    with path.open("wb") as file:
+    """Write a part of the rows as a libsvm file; the parts of one seed are one data set.
+
+    A file that is there already is replaced at once, so that its readers see whole files only.
+    """
+    unfinished = path.with_name(f"{path.name}.new")
+    with unfinished.open("wb") as file:
         for text in lines(shape, seed, part, num_parts):
             file.write(text)
+    unfinished.replace(path)
 
 
 def lines(shape: Shape, seed: int, part: int = 0, num_parts: int = 1) -> Iterator[bytes]:
