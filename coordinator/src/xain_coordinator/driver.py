@@ -313,13 +313,16 @@ class Driver:
         answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         objects = _objects(records, update)
         self._unwritten |= objects
-        made, effects = self._made_at_once(effects)
-        self._waiting.append(_Decided(records, self._decided, effects, outcome, answered, objects))
-        if made is not None:
-            self._decide_made(made, now)
+        # On its way to the disk before a model is made of it: whatever fails then, the decision
+        # must not be lost while `_decided` has it.
+        decided = _Decided(records, self._decided, effects, outcome, answered, objects)
+        self._waiting.append(decided)
         if not self._committing:
             self._committing = True
             self._spawn(self._commit())
+        made, decided.effects = self._made_at_once(effects)
+        if made is not None:
+            self._decide_made(made, now)
         return await answered
 
     def _made_at_once(self, effects: Sequence[Effect]) -> tuple[Made | None, Sequence[Effect]]:
@@ -339,8 +342,8 @@ class Driver:
         that asked for it, so that both are in one group."""
         try:
             decision = decide(self._decided, made.command, now, self._controller)
-        except ControllerFailed as failed:
-            self.fail(failed)  # the round is closed; the next start makes the model again
+        except Exception as error:  # the controller's, or a defect of ours
+            self.fail(error)  # the round is closed; the next start makes the model again
             return
         self._decided = decision.session
         records = [

@@ -170,6 +170,10 @@ class StoreWorker:
             model = aggregate(memory, effect, num_threads=1)
         except (StoreError, RuleFailed):
             return None  # the thread finds the same, and knows what to do
+        except Exception:
+            # The thread fails loudly if this was no accident; the event loop must go on.
+            log.exception("model_not_made_at_once", round=effect.round)
+            return None
         with memory.open(model.ref.key) as reader:
             data = reader.read(0, model.ref.size_bytes)
         self._made_model = model.ref.key, data

@@ -18,11 +18,12 @@ import xxhash
 from numpy.typing import ArrayLike
 
 from support.clock import HeldClock
+from xain_coordinator import driver as driver_module
 from xain_coordinator import work
 from xain_coordinator.admission import measure, measure_bytes
 from xain_coordinator.core import commands as c
 from xain_coordinator.core import events as e
-from xain_coordinator.core.decider import resume
+from xain_coordinator.core.decider import decide, resume
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.core.keys import journalled_key
 from xain_coordinator.core.replies import Reply
@@ -390,6 +391,50 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
         await f.send("p1")
         assert isinstance(await f.failure(), TakenOver)
     assert isinstance(journal.events[-1], e.RoundClosed)
+
+
+async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once() -> None:
+    """Whatever goes wrong on the event loop costs no acknowledged update: the model is then made
+    in a thread, as a large one is."""
+    store, journal = MemoryStore(), Disk()
+
+    def out_of_memory() -> None:
+        raise MemoryError("unexpected")
+
+    rules = make_rules(num_participants=2)
+    async with fleet(journal, store, rules, require_owner=out_of_memory) as f:
+        await small_session(f)
+        assert f.driver.session.cause == "completed"
+        assert f.driver.failure is None
+    accepted = [one for one in journal.events if isinstance(one, e.UpdateAccepted)]
+    assert [one.update.participant_id for one in accepted] == ["p0", "p1"]
+    assert read(store, "1/global") == npy(VECTOR + 1)
+
+
+async def test_update_is_in_the_journal_if_nothing_can_be_decided_about_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process ends loudly, and the next one makes the model again."""
+    store, journal = MemoryStore(), Disk()
+    rules = make_rules(num_participants=2)
+
+    def crashing(session: Any, command: c.Command, *arguments: Any) -> Any:
+        if isinstance(command, c.AggregationDone):
+            raise MemoryError("unexpected")
+        return decide(session, command, *arguments)
+
+    async with fleet(journal, store, rules) as f:
+        await f.join("p0", "p1")
+        await f.until(Phase.COLLECTING)
+        await f.send("p0")
+        with monkeypatch.context() as broken:
+            broken.setattr(driver_module, "decide", crashing)
+            await f.send("p1", VECTOR + 2)
+        assert isinstance(await f.failure(), MemoryError)
+    assert isinstance(journal.events[-1], e.RoundClosed)
+    async with fleet(journal, store, rules) as f:
+        await f.until(Phase.FINISHED)
+    assert read(JournalledStore(store, journal), "1/global") == npy(VECTOR + 1)
 
 
 async def test_lost_commit_of_a_small_model_loses_the_update_with_it() -> None:
