@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import xain_parameters as parameters
+from xain_messaging.discovery.coordinator import CoordinatorMembership
+from xain_messaging.ports import Member
 from xain_parameters import KVWorker, LocalGroup
+from xain_parameters.scheduler.client import WorkerScheduler
 
 
 @pytest.mark.parametrize(("shards", "num_workers"), [(1, 1), (2, 8), (3, 2), (4, 4)])
@@ -132,6 +135,22 @@ async def test_push_after_a_loop_that_was_left_counts_at_once():
             assert (await w.pull() == number + 1).all()
 
 
+async def test_end_of_a_loop_that_was_left_is_told_before_the_client_is_closed(monkeypatch):
+    """The call to the scheduler is slow, and the client is closed at once."""
+    end = WorkerScheduler.end
+
+    def slow_end(scheduler: WorkerScheduler) -> None:
+        scheduler._ended.wait(0.5)  # set when the connection to the scheduler is closed
+        end(scheduler)
+
+    monkeypatch.setattr(WorkerScheduler, "end", slow_end)
+    with LocalGroup(1) as group, group.connect("reader") as reader:
+        async with parameters.connect(group.target, worker="w0") as server:
+            async for _ in server.clocks():
+                break
+        assert not reader._core.scheduler.status(10.0).clocks
+
+
 async def test_push_of_a_clock_that_was_left_says_why_it_is_refused():
     """The scheduler has told the servers of the end of the loop before the push comes."""
     async with parameters.local(shards=1) as server:
@@ -142,6 +161,9 @@ async def test_push_of_a_clock_that_was_left_says_why_it_is_refused():
             break
         async for _ in server.clocks(stop=0):
             raise AssertionError
+        scheduler = core.scheduler
+        while "w0" not in (view := scheduler.view).ended:
+            scheduler.newer_view(view.version, 10.0)
         with pytest.raises(parameters.Evicted, match="'w0' has left its loop"):
             core.push_rows(w.spec, ticket, np.ones(4, np.float32))
 
@@ -152,7 +174,7 @@ def test_commands_are_answered_by_the_function_of_the_group():
     def answer(source: object, head: int, text: str) -> str:
         return {1: text.upper(), 2: 70_000 * "x"}[head]
 
-    with LocalGroup(2, on_command=answer) as group, group.connect(timeout_s=5.0) as server:
+    with LocalGroup(2, on_command=answer) as group, group.connect(timeout_s=10.0) as server:
         kv = KVWorker(server)
         assert kv.wait(kv.request(1, "hello")) == {"s0": "HELLO", "s1": "HELLO"}
         assert len(server.command("s0", 1, 60_000 * "x")) == 60_000
@@ -201,13 +223,18 @@ except TimeoutError:
     assert done.stdout.split() == ["cancelled"]
 
 
-def test_taken_name_is_told_as_evicted():
-    with (
-        LocalGroup(1) as group,
-        group.connect("w0"),
-        pytest.raises(parameters.Evicted, match="w0"),
-    ):
-        group.connect("w0", timeout_s=1.0)
+def test_taken_name_is_told_as_evicted(monkeypatch):
+    """The first attempt is answered; the time of the others is over before they begin."""
+    ask_to_join = CoordinatorMembership._ask_to_join
+    limits_s = iter([60.0])
+
+    def ask(membership: CoordinatorMembership, timeout_s: float) -> Member:
+        return ask_to_join(membership, next(limits_s, -1.0))
+
+    with LocalGroup(1) as group, group.connect("w0"):
+        monkeypatch.setattr(CoordinatorMembership, "_ask_to_join", ask)
+        with pytest.raises(parameters.Evicted, match="w0"):
+            group.connect("w0", timeout_s=1.0)
 
 
 def test_connection_outside_of_the_loop_is_asynchronous_beside_a_bulk_synchronous_loop():

@@ -95,8 +95,9 @@ class RemoteMembership(ABC):
     # --- to come, to come back, and to go ---
 
     def join(self, deadline: float) -> None:
-        """Again and again. Raises NameTaken and DiscoveryUnavailable at the deadline."""
-        was_told = False
+        """Ask until the deadline. Raises NameTaken if an attempt was refused so: the last attempt
+        may have no time for an answer. Otherwise DiscoveryUnavailable."""
+        taken: NameTaken | None = None
         while True:
             try:
                 self._member = self._ask_to_join(left_s(deadline))
@@ -104,11 +105,14 @@ class RemoteMembership(ABC):
                 return
             except (NameTaken, DiscoveryUnavailable) as error:
                 # What has been started is not started twice.
-                if self._threads or time.monotonic() + RETRY_S > deadline:
+                if self._threads:
                     raise
-                if isinstance(error, NameTaken) and not was_told:
-                    was_told = True
-                    log.info("name_is_taken", peer=self._name, waits_for=str(error))
+                if isinstance(error, NameTaken):
+                    if taken is None:
+                        log.info("name_is_taken", peer=self._name, waits_for=str(error))
+                    taken = error
+                if time.monotonic() + RETRY_S > deadline:
+                    raise taken or error from None
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:

@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,6 +32,9 @@ class Server:
         self._make = make
         self._made: sync.Server | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="parameters")
+        # Loops that were left; a thread tells the scheduler of them. Garbage collection may end a
+        # loop in a thread that holds a lock of the pool, where submit() would wait for ever.
+        self._left: SimpleQueue[Core | None] = SimpleQueue()
 
     @property
     def _server(self) -> sync.Server:
@@ -115,7 +119,10 @@ class Server:
         """Ends what is under way, also calls that wait."""
         made, self._made = self._made, None
         if made is not None:
-            await asyncio.to_thread(made.close)
+            try:
+                await asyncio.to_thread(made.close)
+            finally:
+                self._left.put(None)
         await asyncio.to_thread(self._threads.shutdown)
 
     async def __aenter__(self) -> Self:
@@ -128,6 +135,7 @@ class Server:
             making.add_done_callback(_close_made)  # the thread may have made it already
             self._threads.shutdown(wait=False)
             raise
+        threading.Thread(target=_tell_ends, args=(self._left,), daemon=True).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -137,6 +145,11 @@ class Server:
 def _close_made(making: Future[sync.Server]) -> None:
     if not making.cancelled() and making.exception() is None:
         making.result().close()
+
+
+def _tell_ends(left: "SimpleQueue[Core | None]") -> None:
+    while (core := left.get()) is not None:
+        core.tell_end()
 
 
 class _Clocks:
@@ -182,10 +195,10 @@ class _Clocks:
         return clock
 
     def _end(self) -> None:
-        """Leave the loop at once, and tell the scheduler in a thread."""
+        """Leave the loop at once, and have a thread tell the scheduler."""
         self._has_ended = True
-        if self._core.leave_clocks(self._loop) and not self._core.is_closed:
-            self._server._threads.submit(self._core.tell_end)
+        if self._core.leave_clocks(self._loop):
+            self._server._left.put(self._core)
 
     def __del__(self) -> None:
         self._end()

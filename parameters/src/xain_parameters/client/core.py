@@ -80,12 +80,10 @@ class Core:
             self._is_closed = True
             self._changed.notify_all()
         self.end_clocks(self._loop)
+        with self._changed:  # another thread may be telling the end of a loop
+            self._changed.wait_for(lambda: not self._is_ending, END_S)
         self._requests.close()
         self.scheduler.close()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     # --- tables ---
 

@@ -205,6 +205,7 @@ class SchedulerMember(SchedulerCalls):
         that lives has the name. is_over: asked meanwhile; True: Closed is raised, after CALL_S at
         the latest."""
         deadline = time.monotonic() + timeout_s
+        taken: NameTaken | None = None
         while self._membership is None:
             left_s = max(0.1, deadline - time.monotonic())
             try:
@@ -219,10 +220,12 @@ class SchedulerMember(SchedulerCalls):
                     on_lost=self._lose,
                 )
             except (NameTaken, DiscoveryUnavailable) as error:
+                taken = error if isinstance(error, NameTaken) else taken
                 if time.monotonic() + RETRY_S > deadline:
                     self.close()
-                    kind = Evicted if isinstance(error, NameTaken) else Unavailable
-                    raise kind(str(error)) from None
+                    if taken is not None:
+                        raise Evicted(str(taken)) from None
+                    raise Unavailable(str(error)) from None
             except MessagingError as error:
                 self.close()
                 kind = Evicted if isinstance(error, MembershipLost) else Unavailable
