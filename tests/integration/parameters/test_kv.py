@@ -205,6 +205,27 @@ def test_values_that_are_not_waited_for_are_kept_up_to_a_bound(group, monkeypatc
         assert not kv._requests
 
 
+def test_failed_request_is_never_told_as_a_success(group, monkeypatch):
+    """The errors of the last ones are kept. An older request that was not waited for raises too,
+    and one that was waited for is None again."""
+    monkeypatch.setattr(client_kv, "MAX_KEPT", 3)
+    monkeypatch.setattr(client_kv, "NUM_THREADS", 1)
+    wrong, right = np.full(1, np.nan, np.float32), np.ones(1, np.float32)
+    with group.worker() as server, KVWorker(server) as kv:
+        failed = [kv.push([1], wrong) for _ in range(5)]
+        succeeded = [kv.push([1], right) for _ in range(10)]
+        kv.wait(kv.pull([1]))  # after all others
+        for timestamp in failed[:2]:
+            with pytest.raises(Unavailable, match=f"request {timestamp}: its outcome is not known"):
+                kv.wait(timestamp)
+        for timestamp in failed[2:]:
+            with pytest.raises(Invalid, match="not finite"):
+                kv.wait(timestamp)
+            assert kv.wait(timestamp) is None
+        assert [kv.wait(each) for each in succeeded] == 10 * [None]
+        assert not kv._requests
+
+
 def test_worker_is_closed_by_with(group):
     with group.worker() as server:
         with KVWorker(server) as kv:

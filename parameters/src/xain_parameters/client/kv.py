@@ -26,7 +26,7 @@ from xain_parameters.tables.part import is_finite
 from xain_parameters.tables.rules import Add, Rule
 
 NUM_THREADS: Final = 4
-MAX_KEPT: Final = 1000  # ended requests whose values are kept for wait()
+MAX_KEPT: Final = 1000  # requests whose values are kept for wait(), and as many whose errors are
 SERVERS: Final = "servers"  # the group of all servers
 
 Array: TypeAlias = NDArray[Any]
@@ -66,7 +66,9 @@ class KVWorker:
         self._tables: dict[int, Table] = {}
         self._timestamps = itertools.count()
         self._requests: dict[int, Future[Any]] = {}
-        self._ended: deque[int] = deque()  # timestamps of the last ones
+        self._succeeded: deque[int] = deque()  # timestamps of the last ones
+        self._failed: deque[int] = deque()  # the same
+        self._forgotten = -1  # the highest timestamp of a failed request whose error was dropped
         self._queue = _Queue()
 
     def push(
@@ -144,12 +146,20 @@ class KVWorker:
         """Wait until a request has ended; returns its values, its answers, or None for a push.
 
         Raises what the request failed with, and Unavailable after timeout_s, whereafter it may be
-        waited for again. A timestamp that was waited for is None again, and so is one
-        that MAX_KEPT others have ended after.
+        waited for again. A timestamp that was waited for is None again, and so is one that MAX_KEPT
+        others have succeeded after. Errors are kept for the last MAX_KEPT failed requests: once an
+        older one is dropped that was not waited for, wait raises Unavailable for its timestamp and
+        all below whose results are not kept either.
         """
         with self._lock:
             request = self._requests.get(timestamp)
+            forgotten = self._forgotten
         if request is None:
+            if timestamp <= forgotten:
+                raise Unavailable(
+                    f"request {timestamp}: its outcome is not known any more; more than {MAX_KEPT}"
+                    " requests have failed and were not waited for"
+                )
             return None
         try:
             result = request.result(timeout_s)
@@ -207,10 +217,10 @@ class KVWorker:
                 if callback is not None:
                     callback()
             except BaseException as error:
-                self._note_end(timestamp)
+                self._note_failure(timestamp)
                 request.set_exception(error)
             else:
-                self._note_end(timestamp)
+                self._note_success(timestamp)
                 request.set_result(result)
 
         def end() -> None:
@@ -223,11 +233,19 @@ class KVWorker:
         self._queue.put(priority, run, end)
         return timestamp
 
-    def _note_end(self, timestamp: int) -> None:
+    def _note_success(self, timestamp: int) -> None:
         with self._lock:
-            self._ended.append(timestamp)
-            if len(self._ended) > MAX_KEPT:
-                self._requests.pop(self._ended.popleft(), None)
+            self._succeeded.append(timestamp)
+            if len(self._succeeded) > MAX_KEPT:
+                self._requests.pop(self._succeeded.popleft(), None)
+
+    def _note_failure(self, timestamp: int) -> None:
+        with self._lock:
+            self._failed.append(timestamp)
+            if len(self._failed) > MAX_KEPT:
+                dropped = self._failed.popleft()
+                if self._requests.pop(dropped, None) is not None:
+                    self._forgotten = max(self._forgotten, dropped)
 
     def _numbered(self, groups: _Groups) -> _Pushes:
         tables = [self._table(dim) for dim, _, _ in groups]
