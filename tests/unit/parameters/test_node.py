@@ -11,7 +11,7 @@ from xain_parameters.messages import Done, Message, Probe, Pull, Push, Refused, 
 from xain_parameters.node.ports import Source
 from xain_parameters.node.protocol import ServerNode
 from xain_parameters.replica import Replica
-from xain_parameters.specs import Plugin, RangeView, TableSpec, View
+from xain_parameters.specs import CutView, Plugin, RangeView, TableSpec, View
 
 LONG_S = 20.0
 TABLE = TableSpec(1, "t", 8, 1, True, "float32", Plugin("add"), Plugin("zeros"), (8, 1))
@@ -25,6 +25,7 @@ class Host:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.returned: list[tuple[int, dict[int, int], dict[int, int]]] = []
+        self.saved: list[tuple[int, int]] = []  # range, checkpoint
         self.on_open_log: Callable[[], None] = lambda: None
 
     def emit(self, destination: Source | str, message: Message) -> None:
@@ -40,7 +41,8 @@ class Host:
         pass
 
     def save(self, range_: int, view: View) -> None:
-        pass
+        assert view.cut is not None
+        self.saved.append((range_, view.cut.number))
 
     def report_returned(self, generation: int, has: dict[int, int], lacks: dict[int, int]) -> None:
         self.returned.append((generation, has, lacks))
@@ -117,6 +119,15 @@ def test_loaded_range_and_a_view_at_the_same_time_do_not_wait_for_each_other() -
     for thread in threads:
         thread.join(LONG_S)
         assert not thread.is_alive()
+
+
+def test_table_and_checkpoint_begun_while_a_range_is_loaded_are_taken_up(node: Node) -> None:
+    node.see(1, WHOLE, rolled_back_to=1)
+    changes = {"tables": (TABLE, OTHER), "cut": CutView(2, ())}
+    node.see(2, WHOLE, rolled_back_to=1, **changes)
+    node.node.loaded(1, 1, Replica(WHOLE, [TABLE], 1), 0.0)
+    assert isinstance(node.ask("w", pull(1, 2, table=2)).head, Rows)
+    assert node.host.saved == [(1, 2)]
 
 
 def test_request_for_a_table_that_a_range_does_not_know_yet_is_busy(node: Node) -> None:

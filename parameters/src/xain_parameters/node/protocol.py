@@ -183,8 +183,11 @@ class ServerNode:
             hosted = self._hosted.get(number)
             if hosted is None or hosted.generation != generation or hosted.role is not None:
                 return
+            assert self._view is not None
             with hosted.lock:
                 self._start(hosted, replica, now)
+                # Views may have come while the checkpoint was read.
+                self._take_tables_and_cut(hosted, self._view)
 
     # --- from the disk ---
 
@@ -408,12 +411,15 @@ class ServerNode:
                 if hosted.role is not None:
                     self._take_role(hosted, now)
         with hosted.lock:
+            self._take_tables_and_cut(hosted, view)
+
+    def _take_tables_and_cut(self, hosted: _Hosted, view: View) -> None:
+        """Declare the tables of a view, and follow its checkpoint."""
+        if isinstance(hosted.role, Primary):
             for table in view.tables:
-                if isinstance(hosted.role, Primary):
-                    hosted.role.declare(table)
-            if isinstance(hosted.role, Primary):
-                self._follow_cut(hosted, hosted.role)
-            hosted.version = view.version
+                hosted.role.declare(table)
+            self._follow_cut(hosted, hosted.role)
+        hosted.version = view.version
 
     def _begin_range(self, hosted: _Hosted, view: View, now: float) -> None:
         """Begin with the checkpoint, or empty. A server that a range names, and that was not its
