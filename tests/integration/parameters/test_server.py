@@ -223,7 +223,8 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
     w.push(np.ones(SHAPE, np.float32))
     assert worker.checkpoint() == 1
     whole, broken = (cut_folder(made.view().generation, number) for number in (1, 2))
-    in_the_way = tmp_path / "cuts" / broken / "range-2.cut"
+    folder = tmp_path / "cuts" / broken
+    in_the_way = folder / "range-2.cut"
     in_the_way.mkdir(parents=True)
     w.push(np.ones(SHAPE, np.float32))
     with pytest.raises(
@@ -231,8 +232,11 @@ def test_checkpoint_whose_part_cannot_be_written_fails_and_the_next_is_made(grou
     ):
         worker.checkpoint()
     assert (read_table(str(tmp_path / "cuts" / whole), "w")["values"] == 1).all()
-    wait_until(lambda: not in_the_way.exists())
+    wait_until(lambda: not folder.exists())
+    folder.mkdir()
+    (folder / "range-1.cut").touch()  # of a server that was still writing
     assert worker.checkpoint() == 3
+    wait_until(lambda: not folder.exists())
     made.servers["s0"].close()
     made.start("s1")
     assert (w.pull() == 2).all()

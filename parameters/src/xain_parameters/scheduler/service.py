@@ -96,6 +96,7 @@ class SchedulerService(SchedulerServicer):
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = 0  # the checkpoint whose manifest is being written
         self._why_given_up = (0, "")  # the last checkpoint that failed
+        self._given_up: list[str] = []  # folders of failed checkpoints
         self._has_ended = False
         self._run(c.Start(settings))
         loop = asyncio.get_running_loop()
@@ -176,6 +177,9 @@ class SchedulerService(SchedulerServicer):
             for old in before:
                 if old not in self._state.cuts:
                     await self._delete(url, old.folder)
+            # Servers may have written parts after the folder was removed.
+            while self._given_up:
+                await self._delete(url, self._given_up.pop())
 
     def _give_up_cut(self, server: str, failed: reports.SaveFailed) -> None:
         """End the open checkpoint, a part of which cannot be written, and remove its folder."""
@@ -192,6 +196,7 @@ class SchedulerService(SchedulerServicer):
         )
         self._why_given_up = (failed.cut, f"range {failed.range} at {server!r}: {failed.why}")
         folder = cut_folder(failed.generation, failed.cut)
+        self._given_up.append(folder)
         self._start(self._delete(state.settings.checkpoints, folder))
 
     async def _delete(self, url: str, folder: str) -> None:
