@@ -17,6 +17,7 @@ from xain_parameters.client.sync import Server
 from xain_parameters.errors import Invalid, RolledBack, Unavailable
 from xain_parameters.export import export, read_table
 from xain_parameters.messages import Command, Pull, Refused, Rows, Said
+from xain_parameters.node import server as server_module
 from xain_parameters.node.log import FolderInUse
 from xain_parameters.node.server import ParameterServer
 from xain_parameters.scheduler.client import WorkerScheduler
@@ -26,7 +27,7 @@ from xain_parameters.scheduler.state import Settings
 from xain_parameters.specs import cut_folder
 from xain_parameters.tables.initialisers import Normal
 from xain_parameters.tables.rules import Adagrad, Adam
-from xain_parameters.transport.channel import hello
+from xain_parameters.transport.channel import Channel, hello
 from xain_parameters.transport.connection import Connection
 
 TIMES = {"lease_s": 1.0, "grace_s": 0.3, "worker_lease_s": 3.0}
@@ -359,6 +360,27 @@ def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group)
             assert isinstance(answer, Rows)
         finally:
             connection.close()
+
+
+def test_connection_made_while_the_server_closes_is_closed(group, monkeypatch):
+    made = group(num_replicas=1)
+    made.start("s0")
+    made.worker("w0").dense("w", SHAPE)
+    real, channels, may_connect = server_module.connect, [], threading.Event()
+
+    def connect(*arguments: object, **options: object) -> Channel:
+        channel = real(*arguments, **options)
+        channels.append(channel)
+        may_connect.wait(LONG_S)
+        return channel
+
+    monkeypatch.setattr(server_module, "connect", connect)
+    made.start("s1")
+    wait_until(lambda: bool(channels))
+    made.servers[channels[0].peer.name].close()  # the Hello has the name of the sender
+    may_connect.set()
+    wait_until(lambda: channels[0].is_closed)
+    assert channels[0].join(LONG_S)
 
 
 def test_connection_to_a_server_that_has_another_address_is_closed(group):

@@ -272,9 +272,11 @@ class ParameterServer:
         with self._lock:
             self._connecting.discard(server)
             if channel is not None and address is not None:
-                self._channels[server] = (address, channel)
-        if channel is not None:
-            channel.start()
+                channel.start()  # under the lock: close() waits for its thread
+                if self._ended.is_set():
+                    channel.close()
+                else:
+                    self._channels[server] = (address, channel)
         self._node.lost(server)
         if channel is not None:
             self._node.tick(time.monotonic())
