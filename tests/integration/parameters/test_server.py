@@ -362,6 +362,35 @@ def test_long_operation_on_one_range_does_not_end_the_lease_of_the_others(group)
             connection.close()
 
 
+@pytest.mark.parametrize("settings", [{"has_log": True}, {"num_replicas": 1}])
+def test_push_that_cannot_be_applied_ends_the_server_and_counts_once(group, settings):
+    """A table could not grow, say. The push is not acknowledged until another server has it."""
+    made = group(**settings)
+    broken = made.start("s0")
+    rows = made.worker("w0").table("rows", 1)
+    keys, one = np.array([7], np.uint64), np.ones((1, 1), np.float32)
+    rows.push(keys, one)
+    if "num_replicas" in settings:
+        made.start("s1")
+        wait_until(lambda: all(len(each.servers) == 2 for each in made.view().ranges))
+
+    def push(*arguments: object) -> None:
+        raise MemoryError("no memory to grow")
+
+    for hosted in broken._node._hosted.values():
+        hosted.role.copy.replica._parts[1].push = push
+    thread = threading.Thread(target=rows.push, args=(keys, one))
+    thread.start()
+    with pytest.raises(MemoryError):
+        broken.wait(LONG_S)
+    if "has_log" in settings:
+        broken.close()
+        made.start("s0")
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert (rows.pull(keys) == 2).all()
+
+
 def test_connection_made_while_the_server_closes_is_closed(group, monkeypatch):
     made = group(num_replicas=1)
     made.start("s0")

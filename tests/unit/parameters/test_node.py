@@ -172,6 +172,27 @@ def test_late_push_of_a_closed_clock_is_refused(node: Node) -> None:
     assert (node.ask("v", pull(6, opened=6)).values == 1).all()
 
 
+def test_range_takes_no_push_after_one_that_could_not_be_applied(node: Node) -> None:
+    """The server is about to end: log and backups must not get two entries of the same number."""
+    node.see(1, WHOLE)
+    replica = node.node.replica_of(1)
+    assert replica is not None
+    part = replica._parts[1]
+    apply = part.push
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("no memory to grow")
+
+    part.push = fail  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        node.ask("w", push(1, 0, is_held=False), ONES)
+    part.push = apply  # type: ignore[method-assign]
+    for request, worker in ((2, "w"), (3, "v")):
+        refused = node.ask(worker, push(request, 0, is_held=False), ONES).head
+        assert isinstance(refused, Refused)
+        assert refused.why == "busy"
+
+
 def test_push_that_waits_while_its_clock_is_closed_is_refused(node: Node) -> None:
     node.see(1, WHOLE)
     hosted = node.node._hosted[1]

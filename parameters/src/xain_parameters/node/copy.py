@@ -73,6 +73,7 @@ class Copy:
         memory takes the next ones, while it is still in the processor's cache.
     segment: the first of the log that has this copy; earlier ones have another, whose entries count
         for nothing here. 0: the log was read.
+    is_broken: applying an entry raised, so the replica may have a part of it. The server ends.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Copy:
         self._segment = segment
         self.tail = Tail(replica.sequence, made_in)
         self.is_alone = False
+        self.is_broken = False
         self._moving: Iterator[Message] | None = None  # tiles that go to a new segment of the log
 
     @property
@@ -109,12 +111,16 @@ class Copy:
         return message
 
     def advance(self, message: Message) -> None:
-        """Take the next entry into log, replica and tail."""
+        """Take the next entry into replica, log and tail."""
         entry = message.head
         assert isinstance(entry, Entry)
-        if self.log is not None:
+        try:
+            self.replica.apply(entry, message.keys, message.values)
+        except BaseException:
+            self.is_broken = True
+            raise
+        if self.log is not None:  # a replay must be able to apply what the log has
             self.log.append(message)
-        self.replica.apply(entry, message.keys, message.values)
         self.made_in = entry.epoch
         if self.is_alone:
             self.tail.restart(entry.sequence, entry.epoch)

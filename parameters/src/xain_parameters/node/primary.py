@@ -78,7 +78,8 @@ class Primary:
 
     @property
     def is_busy(self) -> bool:
-        return len(self._in_flight) >= MAX_IN_FLIGHT or self._num_bytes >= MAX_IN_FLIGHT_BYTES
+        is_full = len(self._in_flight) >= MAX_IN_FLIGHT or self._num_bytes >= MAX_IN_FLIGHT_BYTES
+        return is_full or self.copy.is_broken
 
     def commit(self, message: Message) -> None:
         """Make a step the next entry of the range."""

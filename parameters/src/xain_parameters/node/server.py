@@ -305,7 +305,8 @@ class ParameterServer:
         node = self._node
         if node is not None and not self._ended.is_set():
             source = Source(name, channel, channel.peer.incarnation)
-            node.handle(source, message, time.monotonic())
+            with self._or_fail():
+                node.handle(source, message, time.monotonic())
 
     def command(self, source: Source, head: int, text: str) -> str:
         return self._on_command(source, head, text)
