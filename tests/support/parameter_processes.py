@@ -18,6 +18,8 @@ from xain_parameters.scheduler.reports import Status
 PROGRAM = ["-c", "import sys; from xain_parameters.cli import main; sys.exit(main())"]
 PATIENCE_S = 60.0
 LOOK_S = 0.02
+# A killed worker is back within its lease on a slow machine too.
+WORKER_LEASE_S = 60
 
 
 class Fleet:
@@ -66,6 +68,7 @@ class Fleet:
             self.target,
             "--data",
             data,
+            f"--set=scheduler.worker_lease_s={WORKER_LEASE_S}",
             *self._flags,
         )
 
@@ -144,7 +147,12 @@ class EmbeddedFleet(Fleet):
 
     def start_scheduler(self) -> None:
         host, _, port = self.target.rpartition(":")
-        settings = (f"port={port}", f"host={host}", *self._flags)
+        settings = (
+            f"port={port}",
+            f"host={host}",
+            f"worker_lease_s={WORKER_LEASE_S}",
+            *self._flags,
+        )
         self._start(
             "scheduler",
             *("-m", "xain_coordinator", "--port=0", f"--data-dir={self.folder / 'scheduler'}"),

@@ -45,7 +45,9 @@ class ParameterGroup:
         )
         try:
             journal = Journal(settings.path / "scheduler.db")
-            self._scheduler = SchedulerServer(journal, chosen, settings.address)
+            self._scheduler = SchedulerServer(
+                journal, chosen, settings.address, worker_lease_s=settings.worker_lease_s
+            )
             self._scheduler.start()
         except (JournalError, OSError) as error:
             raise OSError(f"[parameters] cannot be served: {error}") from None

@@ -191,7 +191,10 @@ def _scheduler(
     stopped = _stopped_by_signal()
     try:
         journal = Journal(ours.data / "scheduler.db")
-        with SchedulerServer(journal, ours.settings(), address) as server:
+        server = SchedulerServer(
+            journal, ours.settings(), address, worker_lease_s=ours.worker_lease_s
+        )
+        with server:
             typer.echo(f"{PROGRAM}: serving on {server.target}", err=True)
             stopped.wait()
     except (JournalError, OSError) as error:

@@ -19,7 +19,8 @@ ENV_PREFIX = "XAIN_PARAMETERS_"
 class SchedulerSettings(Section):
     """[scheduler].
 
-    listen: "HOST:PORT". data: folder of the journal. For the others see scheduler.state.Settings.
+    listen: "HOST:PORT". data: folder of the journal. worker_lease_s: how long the other
+    workers wait for one that is gone. For the others see scheduler.state.Settings.
     """
 
     listen: str = "127.0.0.1:50052"
@@ -29,6 +30,7 @@ class SchedulerSettings(Section):
     checkpoint_interval: Annotated[int, Field(ge=0)] = 0
     checkpoints: str = ""
     num_ranges: Annotated[int, Field(ge=0, le=4096)] = 0
+    worker_lease_s: Annotated[float, Field(ge=2.5, le=86_400)] = 10.0
 
     @model_validator(mode="after")
     def _has_folder_for_checkpoints(self) -> Self:

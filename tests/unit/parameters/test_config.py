@@ -44,3 +44,11 @@ def test_checkpoint_interval_without_a_folder_is_refused() -> None:
         SchedulerConfig,
         overrides={"scheduler.checkpoint_interval": 5, "scheduler.checkpoints": "cuts"},
     )
+
+
+@pytest.mark.parametrize("lease_s", ["2", "inf", "nan"])
+def test_worker_lease_below_the_lease_of_a_member_or_without_end_is_refused(lease_s: str) -> None:
+    with pytest.raises(ConfigError, match=r"scheduler\.worker_lease_s is"):
+        load(SchedulerConfig, overrides={"scheduler.worker_lease_s": lease_s})
+    loaded = load(SchedulerConfig, overrides={"scheduler.worker_lease_s": "60"})
+    assert loaded.scheduler.worker_lease_s == 60
