@@ -27,6 +27,7 @@ from xain_coordinator.work import store_model
 from xain_messaging.process.commands import CommandFailed
 from xain_workloads.model import Model, TensorSpec, size_of
 from xain_workloads.schema import Column
+from xain_workloads.unlike_rows import KEY as POINTS_KEY
 from xain_workloads.workload import create
 
 LAST, BEST = "last", "best"
@@ -282,10 +283,14 @@ def _require_fit(first: FirstModel, config: CoordinatorConfig) -> None:
     if name == "bagging" and own.get("publish") != config.workload.options.get("publish", False):
         told = str(bool(own.get("publish"))).lower()
         raise CannotStartFrom(f"{source} was made with workload.options.publish = {told}; keep it")
-    if name == "bagging" and config.workload.options.get("vote") == "open" != own.get("vote"):
+    vote = (own | config.workload.options).get("vote")
+    if name == "bagging" and vote == "open" and POINTS_KEY not in first.metadata:
+        made, mend = f"with workload.options.vote = {own.get('vote')!r}", "keep it"
+        if own.get("vote") == "open":
+            made, mend = "by an earlier version", "begin a new session without it"
         raise CannotStartFrom(
-            f"{source} was made with workload.options.vote = {own.get('vote')!r}, and has no points"
-            " of the columns' distributions, which 'open' needs; keep it"
+            f"{source} was made {made}, and has no points of the columns' distributions, which "
+            f"vote = 'open' needs; {mend}"
         )
     made_in = own.get("mode", "bagging")
     if mode == "histogram" and made_in != mode:

@@ -105,3 +105,12 @@ def test_points_are_in_the_metadata_with_open_votes_only() -> None:
     profile = patients(400).profile()
     assert KEY in initial_model(OPEN, [profile]).metadata
     assert KEY not in initial_model(create("bagging"), [profile]).metadata
+
+
+def test_model_without_points_is_told_from_one_without_statistics() -> None:
+    metadata = dict(initial_model(OPEN, [patients(40).profile()]).metadata)
+    del metadata[KEY]
+    with pytest.raises(DataError, match="made by an earlier version; begin a new session"):
+        points_of(metadata, 3)
+    with pytest.raises(DataError, match="one has sent none"):
+        points_of({}, 3)

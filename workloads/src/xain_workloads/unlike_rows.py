@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xain_workloads.errors import DataError
-from xain_workloads.preprocessing import Preprocessing
+from xain_workloads.preprocessing import Preprocessing, preprocessing_of
 from xain_workloads.profile import DataProfile
 from xain_workloads.statistics import CategoryStatistics, NumberStatistics, from_json, merge
 
@@ -70,6 +70,11 @@ def points_of(metadata: Mapping[str, str], num_features: int) -> Array:
 
     Raises DataError if the model has none, and ValueError if they are of other features.
     """
+    if KEY not in metadata and preprocessing_of(metadata) is not None:
+        raise DataError(
+            'this model has no points of the columns, which vote = "open" needs: it was made by an '
+            "earlier version; begin a new session"
+        )
     if KEY not in metadata:
         raise DataError('vote = "open" needs statistics of all sites, and one has sent none')
     points = np.frombuffer(b64decode(metadata[KEY], validate=True), "<f4")
