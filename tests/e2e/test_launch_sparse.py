@@ -1,15 +1,22 @@
 """`xain-coordinator launch --workload sparse` with processes: a model, deaths, and the end."""
 
+import asyncio
 import os
 import re
+import select
 import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from e2e.test_launch import launched, name_of, pid_with
-from xain_coordinator.launch import processes
+from xain_coordinator.demo.interrupts import Interrupts
+from xain_coordinator.launch import processes, sparse
+from xain_coordinator.launch.log_view import LogView
+from xain_parameters import connect_sync
 from xain_workloads.sparse.generator import SHAPES, write
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -32,6 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def name(tmp_path: Path) -> str:
     return name_of(tmp_path)
+
+
+def wait_for_end(name: str, argument: str) -> None:
+    """Wait until the process of a launch that has this argument has ended."""
+    handle = os.pidfd_open(pid_with(name, argument))
+    select.select([handle], [], [])
+    os.close(handle)
 
 
 def model_of(folder: Path, name: str) -> dict[str, np.ndarray]:
@@ -67,6 +81,94 @@ async def test_killed_server_and_worker_leave_the_same_model(folder: Path, name:
     assert disturbed.keys() >= {"keys", "values"}
     for what, array in undisturbed.items():
         np.testing.assert_array_equal(disturbed[what], array)
+
+
+async def test_worker_that_had_ended_repeats_what_a_rollback_took(folder: Path, name: str) -> None:
+    """Without a replica the death of a server takes all tables back to the beginning."""
+    epochs = ("--worker-set=epochs=4", "--worker-set=batch=50", "--worker-set=staleness=none")
+    async with launched(folder, *SPARSE, *epochs, f"--name={name}", "--quiet") as shown:
+        await shown.until(lambda output: READY in output)
+        os.kill(pid_with(name, "--worker=worker-2"), signal.SIGSTOP)
+        await asyncio.to_thread(wait_for_end, name, "--worker=worker-1")
+        os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGKILL)
+        await shown.until(lambda output: "server-1 was killed; it is started again" in output)
+        os.kill(pid_with(name, "--worker=worker-2"), signal.SIGKILL)
+        assert await shown.end() == 0, shown.output
+    assert "the servers went back to an earlier model; workers repeat" in shown.output
+    columns = {
+        int(entry.partition(":")[0])
+        for file in (folder / "rows").iterdir()
+        for line in file.read_text().splitlines()
+        for entry in line.split()[1:]
+    }
+    assert columns <= set(model_of(folder, name)["keys"].tolist())
+
+
+@pytest.fixture
+def saving(folder: Path, name: str) -> Iterator[sparse.SparseLaunch]:
+    """A launch with a table to save, whose only server does not answer."""
+    values = {"launch.servers": "1", "scheduler.log": "true"}
+    resolved = sparse.load(None, values, lambda given: {})
+    request = sparse.plan(resolved, str(folder / "rows"), "", folder / name, {})
+    backend = processes.ProcessBackend(name, "127.0.0.1")
+    interrupts = Interrupts()
+    view = LogView(request.names, colors=False, is_quiet=True)
+    launch = sparse.SparseLaunch(request, backend, view, print, interrupts.held)
+    with interrupts.installed():
+        try:
+            launch.start_servers()
+            with connect_sync(launch.address, worker="w") as server:
+                server.dense("w", (8,))
+            os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGSTOP)
+            yield launch
+        finally:
+            interrupts.hold_to_the_end()
+            processes.clean(name)
+            launch.stop()
+
+
+def at_first_look(launch: sparse.SparseLaunch, do: Callable[[], None]) -> None:
+    """Do something as soon as the launch looks after its programs."""
+    look, is_done = launch._look, False
+
+    def looked() -> None:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            do()
+        look()
+
+    launch._look = looked
+
+
+def test_server_killed_while_the_model_is_saved_is_started_again(
+    saving: sparse.SparseLaunch, name: str
+) -> None:
+    assert pid_with(name, "--set=scheduler.worker_lease_s=60")
+    pid = pid_with(name, "--set=server.name=server-1")
+    at_first_look(saving, lambda: os.kill(pid, signal.SIGKILL))
+    number, status = saving._save()
+    assert number in status.cuts
+    assert saving._num_restarts == {"server-1": 1}
+
+
+def test_interrupt_while_the_model_is_saved_ends_the_launch(
+    saving: sparse.SparseLaunch, name: str
+) -> None:
+    def interrupt() -> None:
+        assert any(thread.name.startswith("checkpoint") for thread in threading.enumerate())
+        signal.raise_signal(signal.SIGINT)
+
+    at_first_look(saving, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        saving._save()
+    os.kill(pid_with(name, "--set=server.name=server-1"), signal.SIGCONT)
+    saving.stop()
+    assert processes.leftovers(name) is None
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint"):
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 async def test_killed_launcher_leaves_programs_for_the_next_launch_to_stop(

@@ -121,6 +121,8 @@ def train(
     """Train until the epochs of this worker are over. Raises DataError and ParameterError."""
     table = declare(server, job)
     done = _Done(server, job)
+    if done.is_told():
+        return
     with Batches(job, files) as batches:
         meter = _Meter(report, report_s)
         cursor = _Cursor(server, job)
@@ -189,9 +191,16 @@ class _Done:
 
     def num_awaited(self) -> int:
         """Workers that must be there before the first clock, this one among them."""
-        is_done = self._table.pull(np.arange(self._job.num_workers))[:, 0] >= self._job.num_epochs
+        is_done = self._are_done()
         is_done[self._job.index] = False
         return int((~is_done).sum())
+
+    def is_told(self) -> bool:
+        """Whether the epochs of this worker were over in an earlier process."""
+        return bool(self._are_done()[self._job.index])
+
+    def _are_done(self) -> NDArray[np.bool_]:
+        return self._table.pull(np.arange(self._job.num_workers))[:, 0] >= self._job.num_epochs
 
     def tell(self) -> None:
         """The epochs of this worker are over."""

@@ -1,8 +1,12 @@
 """Launches without a training: workers and their data, settings, commands, processes, the log."""
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -352,6 +356,23 @@ def test_sparse_workers_divide_one_source(tmp_path: Path) -> None:
     assert request.values == {}
     (worker, *_) = sparse_request(tmp_path, "rows/*.svm", **{"scheduler.log": "true"}).workers
     assert worker.source == str(Path.cwd() / "rows/*.svm")
+
+
+def test_line_that_a_kill_has_cut_is_no_progress(
+    tmp_path: Path, backend: processes.ProcessBackend
+) -> None:
+    """Docker yields the rest of a log without its end of line."""
+    log = tmp_path / "worker-1.log"
+    whole = {"event": "progress", "accuracy": 0.75, "loss": 0.5}
+    log.write_text(f'{json.dumps(whole)}\n{{"event": "progress", "accu\n')
+    request = sparse_request(tmp_path, "s3://rows/*.svm")
+    view = LogView(request.names, colors=False, is_quiet=True)
+    launch = sparse.SparseLaunch(request, backend, view, print, nullcontext)
+    ended = subprocess.Popen([sys.executable, "--version"])
+    ended.wait()
+    launch._workers["worker-1"] = processes.LocalProcess("worker-1", ended, log, 0)
+    launch._show()
+    assert launch._progress == {"worker-1": whole}
 
 
 @pytest.mark.parametrize(

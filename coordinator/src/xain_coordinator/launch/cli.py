@@ -105,15 +105,15 @@ def _launch(
     ] = None,
     servers: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Of sparse: parameter servers. [launch.servers]"),
+        typer.Option(metavar="N", help="Parameter servers of sparse. [launch.servers]"),
     ] = None,
     replicas: Annotated[
         str | None,
-        typer.Option(metavar="R", help="Of sparse: backups of each key. [scheduler.replicas]"),
+        typer.Option(metavar="R", help="Backups of each key of sparse. [scheduler.replicas]"),
     ] = None,
     test: Annotated[
         str | None,
-        typer.Option(metavar="PATH|URL", help="Of sparse: rows to score the model with."),
+        typer.Option(metavar="PATH|URL", help="Rows to score the model of sparse with."),
     ] = None,
     with_: Annotated[
         str, typer.Option("--with", metavar="process|docker", help="Processes or containers.")
@@ -122,7 +122,7 @@ def _launch(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Of this launch; two with two names run side by side. [launch.name]",
+            help="The launch's name; launches with two names run side by side. [launch.name]",
         ),
     ] = None,
     rounds: Annotated[

@@ -1,4 +1,4 @@
-"""What all launches have in common: programs that are started, watched, and stopped."""
+"""Programs of a launch are started, watched and stopped: the base of all launches."""
 
 import contextlib
 import time
@@ -33,7 +33,7 @@ class Launch(ABC):
         self._view = view
         self._say = say
         self._held = held
-        # By name, in groups: the last group is stopped first.
+        # Programs by name, in groups; the last group is stopped first.
         self._groups: list[dict[str, Running]] = []
         self._num_restarts: Counter[str] = Counter()
         self._told: set[str] = set()  # workers whose end was reported

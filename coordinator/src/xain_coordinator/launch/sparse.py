@@ -8,7 +8,8 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,9 @@ from xain_parameters.specs import cut_folder
 
 ASK_S = 1.0  # for the scheduler to answer
 CHECKPOINT_S = 3600.0
+# How long workers wait for a killed one: longer than a start takes on a slow machine, so that the
+# model is the same with and without the kill.
+WORKER_LEASE_S = 60
 EXIT_FAILED = 1
 SCHEDULER, SCORE, EXPORT = "scheduler", "score", "export"
 CHECKPOINTS, MODEL = "checkpoints", "model.npz"  # in the work folder
@@ -185,6 +189,7 @@ class SparseLaunch(Launch):
         self._listens = 0
         self._begun: set[str] = set()  # workers that were in their loop over clocks
         self._progress: dict[str, Mapping[str, float]] = {}  # the last of each worker
+        self._num_rollbacks = 0  # before all workers were started the last time
 
     def follow(self) -> int:
         """See Launch. A worker that failed makes the exit status 1."""
@@ -193,29 +198,46 @@ class SparseLaunch(Launch):
             f"starting a scheduler, {_counted(len(request.servers), 'server')} and "
             f"{_counted(len(request.workers), 'worker')} ..."
         )
-        self._prepare()
-        self._start_scheduler()
-        address = self._backend.address(self._listens)
-        self._calls = SchedulerCalls(address)
-        self._until(lambda: [] if self._status() else [SCHEDULER])
-        for name in request.servers:
-            self._start_server(name)
-        self._until(self._missing_servers)
+        self.start_servers()
         for worker in request.workers:
             self._start_worker(worker)
         self._until(self._missing_workers)
         self._say(
-            f"ready: all {len(request.workers)} have joined; the scheduler listens on {address}"
+            f"ready: all {len(request.workers)} have joined; "
+            f"the scheduler listens on {self.address}"
         )
-        while not self._are_over():
-            self._look()
-        failed = sorted(self._told)
-        if len(failed) == len(request.workers):
-            raise CommandFailed("no worker has trained to its end")
-        self._tell_result(failed)
+        while True:
+            while not self._are_over():
+                self._look()
+            failed = sorted(self._told)
+            if len(failed) == len(request.workers):
+                raise CommandFailed("no worker has trained to its end")
+            number, status = self._save()
+            # Workers that are started again would wait for failed ones.
+            if failed or status.num_rollbacks == self._num_rollbacks:
+                break
+            self._num_rollbacks = status.num_rollbacks
+            self._say("the servers went back to an earlier model; workers repeat what was lost")
+            self._start_workers_again()
+        self._tell_result(failed, number, status)
         return EXIT_FAILED if failed else 0
 
     # --- programs ---
+
+    @property
+    def address(self) -> str:
+        """The scheduler as this machine reaches it, once it is started."""
+        return self._backend.address(self._listens)
+
+    def start_servers(self) -> None:
+        """Start the scheduler and the servers. Returns when they serve. Raises CommandFailed."""
+        self._prepare()
+        self._start_scheduler()
+        self._calls = SchedulerCalls(self.address)
+        self._until(lambda: [] if self._status() else [SCHEDULER])
+        for name in self._request.servers:
+            self._start_server(name)
+        self._until(self._missing_servers)
 
     def _prepare(self) -> None:
         work = self._request.work
@@ -244,6 +266,7 @@ class SparseLaunch(Launch):
 
     def _start_scheduler(self) -> None:
         values = {
+            "scheduler.worker_lease_s": WORKER_LEASE_S,
             **self._request.of("scheduler", "logging"),
             "scheduler.listen": join_host_port(self._backend.bind_host, self._listens),
             "scheduler.data": f"{self._folder}/{GROUP}/scheduler",
@@ -286,6 +309,13 @@ class SparseLaunch(Launch):
         program = self._participant(worker.name, arguments, worker.source, worker.cpu_shares)
         self._start(self._workers, program)
 
+    def _start_workers_again(self) -> None:
+        """Start workers that have ended. A worker whose epochs are still complete ends at once."""
+        for worker in self._request.workers:
+            self._workers[worker.name].remove(0)
+            self._show_lines(self._workers[worker.name])
+            self._start_worker(worker)
+
     def _participant(
         self, name: str, arguments: Sequence[str], source: str, cpu_shares: int | None = None
     ) -> Program:
@@ -303,12 +333,13 @@ class SparseLaunch(Launch):
         if one.name in self._workers:
             for line in lines:
                 if line.startswith("{") and '"progress"' in line:
-                    self._progress[one.name] = json.loads(line)
+                    with suppress(ValueError):  # kill -9 may cut a line
+                        self._progress[one.name] = json.loads(line)
 
     # --- the training ---
 
     def _status(self) -> Status | None:
-        """What the scheduler says; None if it does not answer."""
+        """The status from the scheduler; None if it does not answer."""
         assert self._calls is not None
         try:
             with self._held():
@@ -372,16 +403,35 @@ class SparseLaunch(Launch):
 
     # --- its end ---
 
-    def _tell_result(self, failed: Sequence[str]) -> None:
-        """Save, score and export the model, and say where it is."""
-        assert self._calls is not None
+    def _save(self) -> tuple[int, Status]:
+        """Make a checkpoint, a second one if a program was killed meanwhile.
+
+        Returns its number and the status afterwards. Raises CommandFailed.
+        """
+        calls = self._calls
+        assert calls is not None
+        while True:
+            num_restarts = self._num_restarts.total()
+            # A signal within a call of gRPC would leave a channel that never closes: the call is
+            # in a thread, which ends when stop() closes the calls.
+            thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            saved = thread.submit(
+                lambda: (calls.checkpoint(CHECKPOINT_S), calls.status(CHECKPOINT_S))
+            )
+            thread.shutdown(wait=False)
+            while not saved.done():
+                self._look()
+            try:
+                return saved.result()
+            except ParameterError as error:
+                self._until(self._missing_servers)
+                if self._num_restarts.total() == num_restarts:
+                    raise CommandFailed(f"the model was not saved: {error}") from None
+
+    def _tell_result(self, failed: Sequence[str], number: int, status: Status) -> None:
+        """Score and export the model of a checkpoint, and say where it is."""
         request = self._request
         self._show()
-        try:
-            number = self._calls.checkpoint(CHECKPOINT_S)
-            status = self._calls.status(ASK_S)
-        except ParameterError as error:
-            raise CommandFailed(f"the model was not saved: {error}") from None
         folder = f"{self._checkpoints}/{cut_folder(status.view.generation, number)}"
         to = f"{self._folder}/{MODEL}"
         arguments = ["export", folder, f"--table={request.table}", f"--to={to}"]
@@ -389,6 +439,10 @@ class SparseLaunch(Launch):
         scores = self._score() if request.test else []
 
         lost = f"; {', '.join(failed)} did not train all of their rows" if failed else ""
+        if status.num_rollbacks != self._num_rollbacks:
+            lost += (
+                "; the servers went back to an earlier model, and rows of others may be lost too"
+            )
         self._say(f"The training is over at clock {status.opened}{lost}.")
         if self._progress:
             means = (
