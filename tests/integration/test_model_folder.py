@@ -9,9 +9,11 @@ import pytest
 
 from integration.conftest import config_for
 from support.wire import digest, npy
+from xain_coordinator import model_copies
 from xain_coordinator.app import Coordinator
 from xain_coordinator.export.trained import open_files
 from xain_coordinator.model_copies import ModelCopies
+from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.warm_start import CannotStartFrom, load_model_file
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -56,10 +58,8 @@ async def test_models_are_shown_as_what_they_are(start, join, tmp_path):
         await again.stop()
 
 
-async def test_small_models_of_a_killed_coordinator_are_in_its_journal(
-    start, join, tmp_path, monkeypatch
-):
-    """Commands read them there, and the start of another session brings them to the store."""
+async def killed_before_its_models_are_copied(start, join, monkeypatch) -> Coordinator:
+    """A finished session whose two small models lie in its journal alone."""
     coordinator = await start(**SETTINGS)
     member = join(coordinator, "a")
     await member.rendezvous(PROFILE)
@@ -72,6 +72,14 @@ async def test_small_models_of_a_killed_coordinator_are_in_its_journal(
             await member.end(ref, 1, round_)
         await member.until(pb.FINISHED, 1)
         await coordinator.stop()
+    return coordinator
+
+
+async def test_small_models_of_a_killed_coordinator_are_in_its_journal(
+    start, join, tmp_path, monkeypatch
+):
+    """Commands read them there, and the start of another session brings them to the store."""
+    coordinator = await killed_before_its_models_are_copied(start, join, monkeypatch)
     session_id = coordinator.driver.session.session_id
     path = tmp_path / "weights" / session_id / "2" / "global.weights"
     assert not path.exists()
@@ -80,6 +88,31 @@ async def test_small_models_of_a_killed_coordinator_are_in_its_journal(
     again = await start(**SETTINGS, new_session=True)
     assert np.load(path).tolist() == [2.0, 2.0, 3.0]
     await again.stop()
+
+
+async def test_new_session_is_not_opened_while_earlier_models_cannot_be_copied(
+    start, join, tmp_path, monkeypatch
+):
+    """The new session would hide them for good."""
+    coordinator = await killed_before_its_models_are_copied(start, join, monkeypatch)
+    session_id = coordinator.driver.session.session_id
+    config = config_for(tmp_path, **SETTINGS)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("no route")
+
+    refused = Coordinator(config, new_session=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(model_copies, "publish", away)
+        with pytest.raises(StoreUnavailable):
+            await refused.start()
+    await refused.stop()
+    again = Coordinator(config)
+    await again.start()
+    assert again.driver.session.session_id == session_id
+    await again.stop()
+    path = tmp_path / "weights" / session_id / "2" / "global.weights"
+    assert np.load(path).tolist() == [2.0, 2.0, 3.0]
 
 
 async def test_best_model_is_a_link_of_its_own(start, join, tmp_path):

@@ -295,8 +295,9 @@ class Coordinator:
             self._watches.append(
                 asyncio.create_task(self._fence.watch(self.driver, self._worker.outage))
             )
-        if self.driver.is_new:
-            await run_to_end(self._copy_earlier_models)
+        if self.driver.is_new and isinstance(self._journal, SqliteJournal):
+            # The new session hides the objects in the journal of the one before it.
+            await run_to_end(copy_latest, self.weights, self._journal)
         if self._first_model is not None:
             at = self.driver.clock.now()
             events = await run_to_end(self._first_model.events, self.store, at)
@@ -315,13 +316,6 @@ class Coordinator:
         self._require_latest()
         fence.take_over()
         self._require_latest()
-
-    def _copy_earlier_models(self) -> None:
-        """A new session hides the objects in the journal of the one before it."""
-        try:
-            copy_latest(self.weights, self._journal)
-        except (StoreError, JournalError) as error:
-            log.warning("earlier_models_not_copied", round=0, error=str(error))
 
     def _require_latest(self) -> None:
         _require_latest(self.driver.session, self.store, self._config)

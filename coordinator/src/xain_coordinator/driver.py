@@ -220,6 +220,11 @@ class Driver:
         """Whether the session is a new one that is not in the journal yet."""
         return any(isinstance(record.event, e.SessionOpened) for record in self._opening)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the journal is closed, or about to be."""
+        return self._closed
+
     def begin_with(self, events: Sequence[e.DurableEvent]) -> None:
         """Add these to the beginning of a new session. Before `start`, which writes them."""
         assert self.is_new, "the session has begun"
@@ -313,8 +318,8 @@ class Driver:
         answered: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         objects = _objects(records, update)
         self._unwritten |= objects
-        # On its way to the disk before a model is made of it: whatever fails then, the decision
-        # must not be lost while `_decided` has it.
+        # The decision waits for the disk before a model is made of it: an error then must not lose
+        # the records of what `_decided` and the next replies take as given.
         decided = _Decided(records, self._decided, effects, outcome, answered, objects)
         self._waiting.append(decided)
         if not self._committing:

@@ -79,14 +79,7 @@ class Fence:
         before, or us.
         """
         noted = self._notes.owners(self._session_id)
-        owner = self._owner()
-        if owner and owner not in noted:
-            raise TakenOver(
-                f"the session {self._session_id} in {self._place} has gone on from another copy of "
-                f"this journal, under {self._describe(owner)}; start that one. If its journal is "
-                f"lost for good, and with it what was acknowledged there, delete "
-                f"{self._session_id}/{FOLDER} in {self._place} and start again"
-            )
+        owner = self._known_owner(noted)
         number = 1 + max((_number(name) for name in (*noted, owner) if name), default=0)
         name = f"{number:08d}.{uuid.uuid4().hex}"
         # Those below the owner's will never be asked for again.
@@ -101,6 +94,23 @@ class Fence:
             if other < name:
                 with contextlib.suppress(StoreError):  # it is in nobody's way
                     self._store.delete(_key(other))
+
+    def require_known_owner(self) -> None:
+        """Raises TakenOver if the session went on without this journal, JournalError, and the
+        store's errors. Blocks."""
+        self._known_owner(self._notes.owners(self._session_id))
+
+    def _known_owner(self, noted: Collection[str]) -> str:
+        """The owner; "" if there is none. noted: the names in the journal."""
+        owner = self._owner()
+        if owner and owner not in noted:
+            raise TakenOver(
+                f"the session {self._session_id} in {self._place} has gone on from another copy of "
+                f"this journal, under {self._describe(owner)}; start that one. If its journal is "
+                f"lost for good, and with it what was acknowledged there, delete "
+                f"{self._session_id}/{FOLDER} in {self._place} and start again"
+            )
+        return owner
 
     def check(self) -> None:
         """Raises TakenOver if we are not the owner any more, and the store's errors. Blocks."""

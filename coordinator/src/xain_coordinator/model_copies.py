@@ -9,16 +9,25 @@ import asyncio
 import contextlib
 import threading
 
+import structlog
+
 from xain_coordinator.aggregation.publishing import publish
 from xain_coordinator.core.errors import Unavailable
 from xain_coordinator.driver import Driver
+from xain_coordinator.fencing import Fence, FencedStore
+from xain_coordinator.journal.sqlite import SqliteJournal
 from xain_coordinator.outage import Outage
-from xain_coordinator.ports import Journal, StoreUnavailable, WeightsStore
+from xain_coordinator.ports import Fenced, StoreUnavailable, WeightsStore
 from xain_coordinator.stores.journalled import JournalledStore
 from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.threads import run_to_end
 
+log = structlog.get_logger(__name__)
+
 EVERY_S = 1.0
+
+# Models that are removed from the journal together.
+GROUP_MODELS = 64
 
 
 class ModelCopies:
@@ -47,8 +56,10 @@ class ModelCopies:
         except StoreUnavailable as error:
             self._outage.failed(work, error, work=work, round=driver.session.round)
         except Exception as error:
-            # Another coordinator has published other models, or the journal cannot be read.
-            driver.fail(error)
+            # Another coordinator has published other models, or the journal cannot be read. A watch
+            # may come when the driver has closed the journal; the next start copies then.
+            if not driver.is_closed:
+                driver.fail(error)
 
     def copy(self) -> None:
         """Copy the models in the journal to the store, and remove them from the journal. Blocks.
@@ -56,22 +67,36 @@ class ModelCopies:
         Raises JournalError, Fenced and the store's errors; some are copied then.
         """
         with self._lock:
-            copied: list[str] = []
-            try:
-                for key in self._store.models:
-                    if (data := self._store.journal.read_object(key)) is None:
-                        break  # it is not committed yet
-                    publish(self._store.store, key, [data])
-                    copied.append(key)
-            finally:
-                if copied:
-                    self._store.forget_models(copied)
+            waiting = self._store.models
+            for start in range(0, len(waiting), GROUP_MODELS):
+                self._copy(waiting[start : start + GROUP_MODELS])
+
+    def _copy(self, keys: list[str]) -> None:
+        copied: list[str] = []
+        try:
+            for key in keys:
+                if (data := self._store.journal.read_object(key)) is None:
+                    break  # it is not committed yet
+                publish(self._store.store, key, [data])
+                copied.append(key)
+        finally:
+            if copied:
+                self._store.forget_models(copied)
 
 
-def copy_latest(store: WeightsStore, journal: Journal) -> None:
-    """Copy the models of the journal's latest session, before another one is opened. Blocks.
+def copy_latest(store: WeightsStore, journal: SqliteJournal) -> None:
+    """Copy the models of the journal's latest session, before another one hides them. Blocks.
 
-    store: of all sessions. Raises as ModelCopies.copy does.
+    If another coordinator has gone on with that session, its models count: a warning is logged, and
+    nothing more is copied.
+
+    store: of all sessions. Raises JournalError and the store's errors but Fenced.
     """
     for session_id in journal.session_ids()[-1:]:
-        ModelCopies(JournalledStore(PrefixedStore(store, session_id), journal)).copy()
+        part = PrefixedStore(store, session_id)
+        fence = Fence(part, journal, session_id, "the store")
+        fenced = FencedStore(part, fence.require_known_owner)
+        try:
+            ModelCopies(JournalledStore(fenced, journal)).copy()
+        except Fenced as error:
+            log.warning("earlier_models_not_copied", round=0, error=str(error))

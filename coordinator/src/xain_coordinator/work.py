@@ -71,6 +71,10 @@ SMALL_MODEL_BYTES = 64 << 10
 # once.
 AT_ONCE_BYTES = 256 << 10
 
+# Models that wait in the journal to be copied to the store, up to which another one is made at
+# once. A store that is slower than the rounds then slows them down, and the journal stays small.
+MAX_UNCOPIED = 1_000
+
 # Between two verifications of the model that participants ask for.
 VERIFY_AGAIN_S = 60.0
 
@@ -158,6 +162,8 @@ class StoreWorker:
         # A rule of a plug-in may take any time, and so may a store far away whose owner is asked.
         is_quick = effect.rule in RULES and self._store.num_parallel == 1
         if not (is_small and is_plain and is_quick) or self._publish_further is not None:
+            return None
+        if self._store.num_models >= MAX_UNCOPIED:
             return None
         memory = MemoryStore()
         for ref in refs:

@@ -19,13 +19,15 @@ import pytest
 from support.journals import copy_journal
 from support.process import PATIENCE_S, CoordinatorProcess
 from support.s3_servers import S3Server
-from support.wire import Member
+from support.wire import Member, digest, npy
 from xain_coordinator import fencing
 from xain_coordinator.app import EXIT_ERROR, EXIT_FENCED, Coordinator
 from xain_coordinator.config import CoordinatorConfig
 from xain_coordinator.core.values import GlobalModel
 from xain_coordinator.fencing import TakenOver
+from xain_coordinator.model_copies import ModelCopies
 from xain_coordinator.stores.files import FileStore
+from xain_coordinator.stores.prefixed import PrefixedStore
 from xain_coordinator.xain06.bucket import XainBucket
 from xain_proto.fl import coordinator_pb2 as pb
 
@@ -428,6 +430,56 @@ async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Pa
         assert original.driver.failure is None
         await a.close()
         await b.close()
+
+
+async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older coordinator was killed with a model in its journal, and a newer one goes on with
+    the round that this model was made in. The older one is then started with a new session."""
+
+    def config(name: str) -> CoordinatorConfig:
+        return CoordinatorConfig.model_validate(
+            {
+                "storage": {"path": str(tmp_path / "weights")},
+                "journal": {"path": str(tmp_path / name / "journal.sqlite")},
+                "metrics": {"kind": "none"},
+                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
+                "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
+            }
+        )
+
+    async def send(member: Member, value: float) -> None:
+        data = npy(np.float32([value]))
+        ref = pb.WeightsRef(size_bytes=len(data), digest=digest(data), data=data)
+        await member.end(ref, 1, 0)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(ModelCopies, "copy", lambda self: None)
+        async with running(config("older")) as older:
+            a, b = Member(older.port, "a"), Member(older.port, "b")
+            await a.rendezvous()
+            await b.rendezvous()
+            await a.until(pb.ROUND, 0)
+            await send(a, 1.0)
+            copy_journal(tmp_path / "older", tmp_path / "newer")
+            await send(b, 3.0)
+            await a.until(pb.ROUND, 1)
+            await a.close()
+            await b.close()
+    async with running(config("newer")):
+        pass
+    new = Coordinator(config("older"), new_session=True)
+    try:
+        await new.start()
+        session_id = older.driver.session.session_id
+        store = PrefixedStore(new.weights, session_id)
+        assert "1/global" not in list(store.keys())
+        assert new.driver.session.session_id != session_id
+    finally:
+        await new.stop()
+    async with running(config("newer")) as newer:
+        assert newer.driver.session.session_id == session_id
 
 
 @contextlib.asynccontextmanager

@@ -78,6 +78,7 @@ class Disk(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
         self.groups: list[list[type[e.DurableEvent]]] = []  # of each append
+        self.is_closed = False
 
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         for record in records:
@@ -85,6 +86,11 @@ class Disk(MemoryJournal):
                 raise JournalError("the power is gone")
         super().append(records, objects)
         self.groups.append([type(record.event) for record in records])
+
+    def read_object(self, key: str) -> bytes | None:
+        if self.is_closed:
+            raise JournalError("the journal is closed")
+        return super().read_object(key)
 
     def close(self) -> None:
         pass
@@ -362,6 +368,29 @@ async def test_small_model_that_was_copied_before_a_crash_is_copied_again() -> N
     ModelCopies(part).copy()
     assert part.models == []
     assert read(store, "1/global") == npy(VECTOR + 1)
+
+
+async def test_small_model_is_written_to_the_store_while_too_many_wait_to_be_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work, "MAX_UNCOPIED", 0)
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        await small_session(f)
+        assert f.driver.session.cause == "completed"
+    assert read(store, "1/global") == npy(VECTOR + 1)
+
+
+async def test_copy_of_a_small_model_after_the_end_of_the_driver_is_no_failure() -> None:
+    """A watch may wake up when the journal is closed. The next start copies the model."""
+    store, journal = MemoryStore(), Disk()
+    async with fleet(journal, store, make_rules(num_participants=2)) as f:
+        await small_session(f)
+        copies = ModelCopies(f.worker._store)
+        await f.driver.close()
+        journal.is_closed = True
+        await copies.copied(f.driver)
+        assert f.driver.failure is None
 
 
 async def test_small_model_of_another_coordinator_is_never_overwritten() -> None:

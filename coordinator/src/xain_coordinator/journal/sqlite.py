@@ -35,8 +35,8 @@ APPLICATION_ID = 0x5841494E  # "XAIN"
 # from the file.
 MAX_RECENT_BYTES = 8 << 20
 
-# Records, and bytes of their objects, that are written in the thread of the caller of `prepare`:
-# in memory, in less than a millisecond.
+# Records, and bytes of them and their objects, that are written in the thread of the caller of
+# `prepare`: in memory, in less than a millisecond.
 MAX_PREPARED = 32
 MAX_PREPARED_BYTES = 256 << 10
 
@@ -197,20 +197,20 @@ class SqliteJournal:
     def append(self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None) -> None:
         if not records:
             return
+        rows = [encode_record(record) for record in records]
         with self._lock:
-            self._commit(self._write(records, objects or {}))
+            self._commit(self._write(records, rows, objects or {}))
 
     def prepare(
         self, records: Sequence[Record], objects: Mapping[str, bytes] | None = None
     ) -> Callable[[], None]:
         objects = objects or {}
-        num_bytes = sum(map(len, objects.values()))
-        is_small = 0 < len(records) <= MAX_PREPARED and num_bytes <= MAX_PREPARED_BYTES
+        rows = _small_rows(records, objects)
         # The lock is not free while another thread deletes objects or saves a snapshot.
-        if not is_small or not self._lock.acquire(blocking=False):
+        if not rows or not self._lock.acquire(blocking=False):
             return partial(self.append, records, objects)
         try:
-            written = self._write(records, objects)
+            written = self._write(records, rows, objects)
         except BaseException:
             self._lock.release()
             raise
@@ -222,9 +222,10 @@ class SqliteJournal:
         finally:
             self._lock.release()
 
-    def _write(self, records: Sequence[Record], objects: Mapping[str, bytes]) -> "_Written":
+    def _write(
+        self, records: Sequence[Record], encoded: Sequence[Row], objects: Mapping[str, bytes]
+    ) -> "_Written":
         """Begin a transaction and write to it. The caller holds the lock until it is committed."""
-        encoded = [encode_record(record) for record in records]
         with self._explained():
             db = self._open_db()
             session, seq = self._session, self._seq
@@ -460,6 +461,21 @@ _REASONS = {
     sqlite3.SQLITE_CANTOPEN: "cannot be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error; check it",
 }
+
+
+def _small_rows(records: Sequence[Record], objects: Mapping[str, bytes]) -> list[Row]:
+    """The encoded records; empty if they and their objects are too many for the caller's thread. A
+    record may have 512 KiB, so the first that is too many ends the encoding."""
+    num_bytes = sum(map(len, objects.values()))
+    rows: list[Row] = []
+    if len(records) > MAX_PREPARED:
+        return rows
+    for record in records:
+        if num_bytes > MAX_PREPARED_BYTES:
+            return []
+        rows.append(encode_record(record))
+        num_bytes += len(rows[-1][-1])
+    return rows if num_bytes <= MAX_PREPARED_BYTES else []
 
 
 @dataclass(frozen=True, slots=True)

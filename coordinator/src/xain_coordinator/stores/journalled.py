@@ -41,6 +41,11 @@ class JournalledStore:
         with self._lock:
             return sorted(self._models, key=lambda key: int(key.partition("/")[0]))
 
+    @property
+    def num_models(self) -> int:
+        """How many models are in the journal."""
+        return len(self._models)
+
     def add_model(self, key: str) -> None:
         """Note that a model is about to be committed to the journal."""
         with self._lock:

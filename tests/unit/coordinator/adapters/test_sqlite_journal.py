@@ -20,14 +20,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from xain_coordinator.clock import SessionClock
-from xain_coordinator.core.events import RoundClosed, SessionOpened
+from xain_coordinator.core.events import RoundClosed, SessionFinished, SessionOpened
 from xain_coordinator.core.session import begin
 from xain_coordinator.core.values import Phase, Rules
 from xain_coordinator.driver import Driver
 from xain_coordinator.history import History
 from xain_coordinator.journal.codec import FORMAT, decode_record, digest_of
 from xain_coordinator.journal.memory import MemoryJournal
-from xain_coordinator.journal.sqlite import APPLICATION_ID, SqliteJournal
+from xain_coordinator.journal.sqlite import APPLICATION_ID, MAX_PREPARED_BYTES, SqliteJournal
 from xain_coordinator.journal.wal import require_sound_log
 from xain_coordinator.ports import JournalError, Record, Snapshot
 from xain_coordinator.restore import restore
@@ -814,6 +814,18 @@ def test_prepare_does_not_wait_for_another_thread(tmp_path: Path) -> None:
             for done in [threads.submit(commit) for commit in commits]:
                 done.result(timeout=60)
         assert [record.event for record in journal.load(1)] == [RoundClosed(0), RoundClosed(1)]
+
+
+def test_prepare_leaves_large_records_to_the_commit(tmp_path: Path) -> None:
+    """The caller is the event loop, which writes no megabytes."""
+    large = Record(0.5, SessionFinished("x" * MAX_PREPARED_BYTES, 0.5))
+    with closing(SqliteJournal(tmp_path / "journal.sqlite")) as journal:
+        journal.append([OPENED])
+        commit = journal.prepare([large])
+        assert journal._db is not None
+        assert not journal._db.in_transaction
+        commit()
+        assert list(journal.load(1)) == [large]
 
 
 def test_readers_at_the_end_of_a_session_do_not_search_all_records(tmp_path: Path) -> None:
