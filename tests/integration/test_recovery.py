@@ -1,7 +1,6 @@
 """The coordinator dies and is started again on the same journal."""
 
 import asyncio
-import contextlib
 import io
 import itertools
 import json
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -25,8 +25,6 @@ from xain_coordinator.ports import StoreUnavailable
 from xain_coordinator.stores.files import FileStore
 from xain_participant import Agent, Participant
 from xain_proto.fl import coordinator_pb2 as pb
-from xain_proto.fl.inspection_pb2 import GetStatusRequest
-from xain_proto.fl.inspection_pb2_grpc import InspectionStub
 
 
 async def test_a_restart_goes_on_with_the_same_round(start, join):
@@ -191,10 +189,10 @@ async def test_kill_9_at_every_sync_changes_nothing(tmp_path, optimizer):
         if disturbed:
             await coordinator.kill()
         try:
-            ends = [asyncio.create_task(asyncio.to_thread(agent.run)) for agent in agents]
+            ends = asyncio.gather(*(asyncio.to_thread(agent.run) for agent in agents))
             if disturbed:
-                deaths = await die_until_finished(coordinator)
-            assert await asyncio.gather(*ends) == [0, 0, 0]
+                deaths = await die_until_ended(coordinator, ends)
+            assert await ends == [0, 0, 0]
             assert [walker.trained for walker in walkers] == [[0, 1]] * 3
             reader = Member(coordinator.port, "reader")
             models.append(await reader.download("3/global"))
@@ -207,8 +205,8 @@ async def test_kill_9_at_every_sync_changes_nothing(tmp_path, optimizer):
     assert deaths > 5
 
 
-async def die_until_finished(coordinator: CoordinatorProcess) -> int:
-    """Start it until a life ends with the session's end and not with its own; how often."""
+async def die_until_ended(coordinator: CoordinatorProcess, ends: "asyncio.Future[Any]") -> int:
+    """Start it until all participants have ended, and then once more; how often it died before."""
     for deaths in itertools.count():
         coordinator.dies_at = deaths + 1
         try:
@@ -216,27 +214,14 @@ async def die_until_finished(coordinator: CoordinatorProcess) -> int:
         except AssertionError:
             continue  # it did not even get as far as serving
         dead = asyncio.create_task(coordinator.died())
-        finished = asyncio.create_task(until_finished(coordinator.port))
-        await asyncio.wait([dead, finished], return_when=asyncio.FIRST_COMPLETED)
-        if not dead.done():
+        await asyncio.wait([dead, ends], return_when=asyncio.FIRST_COMPLETED)
+        if ends.done():
             dead.cancel()
-            return deaths
-        finished.cancel()
-        await asyncio.wait([finished])
-    raise AssertionError("unreachable")
-
-
-async def until_finished(port: int) -> None:
-    """Watch as a stranger would: by the status."""
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = InspectionStub(channel)
-        while True:
-            # A call that is cut off means that the coordinator has died; then this is cancelled.
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                status = await stub.GetStatus(GetStatusRequest(), wait_for_ready=True)
-                if status.phase == "finished":
-                    return
-            await asyncio.sleep(0.05)  # a poll; it ends with the session, or with the coordinator
+            break
+    await coordinator.end()
+    coordinator.dies_at = None
+    await coordinator.start()
+    return deaths
 
 
 class TinyDisk:

@@ -131,10 +131,10 @@ async def test_a_refusal_is_told_when_it_is_durable(
     await a.until(pb.ROUND, 0)
     ref = await a.upload(BAD)
 
-    def fail(records: Any) -> None:
+    def fail(records: Any, objects: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(coordinator.driver._journal, "append", fail)
+    monkeypatch.setattr(coordinator.driver._journal, "prepare", fail)
     assert await refused(a.end(ref)) == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
     with pytest.raises(Unavailable):
         await coordinator.driver.submit(Tick())
