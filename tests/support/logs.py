@@ -9,6 +9,7 @@ from structlog.testing import LogCapture
 from structlog.typing import EventDict
 
 from xain_messaging import logger
+from xain_messaging.process import logs
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def restored() -> Iterator[None]:
         logging.captureWarnings(False)
         root.handlers[:] = handlers
         root.setLevel(level)
-        for name in ("xain_coordinator", "xain_messaging", "xain_participant", "xain_workloads"):
+        for name in logs._OURS:
             logging.getLogger(name).setLevel(logging.NOTSET)
         logging._srcfile = source
         logging.logThreads = logging.logProcesses = logging.logMultiprocessing = is_told

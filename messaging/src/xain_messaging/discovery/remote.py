@@ -112,7 +112,9 @@ class RemoteMembership(ABC):
                         log.info("name_is_taken", peer=self._name, waits_for=str(error))
                     taken = error
                 if time.monotonic() + RETRY_S > deadline:
-                    raise taken or error from None
+                    if taken is None:
+                        raise
+                    raise taken from None
                 time.sleep(RETRY_S)  # until the name is free, or the service there
 
     def _come_back(self) -> None:
