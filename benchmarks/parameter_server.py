@@ -390,7 +390,7 @@ class Load:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tables."""
+        """Bytes of the rows in both tables, and of the keys."""
         return self._pushed.nbytes + self._keys.nbytes + self._values.nbytes
 
     def push(self) -> None:

@@ -190,7 +190,7 @@ MUTATIONS: dict[str, Mutation] = {
     "marks are not taken": _patch(Replica, "_pass", _pass_nothing),
 }
 
-# What random scenarios hit once in many thousand: the only server, two workers, a given fault.
+# The only server, two workers and a given fault, which random scenarios hit once in thousands.
 _SMALL = replace(
     from_seed(0),
     staleness=0,

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -394,20 +395,24 @@ async def test_neither_part_of_a_bucket_gets_an_older_ones_model(
                 await newer.stop()
 
 
+def config_of(folder: Path, name: str) -> CoordinatorConfig:
+    """The configuration of a coordinator with a journal of its own and the weights of all."""
+    return CoordinatorConfig.model_validate(
+        {
+            "storage": {"path": str(folder / "weights")},
+            "journal": {"path": str(folder / name / "journal.sqlite")},
+            "metrics": {"kind": "none"},
+            "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
+            "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
+        }
+    )
+
+
 async def test_a_copy_that_falls_behind_while_it_starts_ends_nobody(tmp_path: Path) -> None:
     """Between its first look at the journal and the end of its start the session goes on without
     it: it does not overtake the coordinator that is ahead."""
 
-    def config(name: str) -> CoordinatorConfig:
-        return CoordinatorConfig.model_validate(
-            {
-                "storage": {"path": str(tmp_path / "weights")},
-                "journal": {"path": str(tmp_path / name / "journal.sqlite")},
-                "metrics": {"kind": "none"},
-                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
-                "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
-            }
-        )
+    config = partial(config_of, tmp_path)
 
     async with running(config("original")) as original:
         a, b = Member(original.port, "a"), Member(original.port, "b")
@@ -438,16 +443,7 @@ async def test_new_session_does_not_publish_small_models_of_an_overtaken_one(
     """The older coordinator was killed with a model in its journal, and a newer one goes on with
     the round that this model was made in. The older one is then started with a new session."""
 
-    def config(name: str) -> CoordinatorConfig:
-        return CoordinatorConfig.model_validate(
-            {
-                "storage": {"path": str(tmp_path / "weights")},
-                "journal": {"path": str(tmp_path / name / "journal.sqlite")},
-                "metrics": {"kind": "none"},
-                "server": {"port": 0, "drain_s": 1.0, "heartbeat_timeout_s": 600},
-                "rounds": {"rounds": 2, "min_participants": 2, "initial_weights": "average"},
-            }
-        )
+    config = partial(config_of, tmp_path)
 
     async def send(member: Member, value: float) -> None:
         data = npy(np.float32([value]))

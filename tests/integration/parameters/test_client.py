@@ -415,7 +415,7 @@ def test_failed_push_outside_of_clocks_counts_again_when_it_is_repeated(group):
         server._core._requests.timeout_s = PATIENCE_S
         w.push(np.ones(4, np.float32))
         pulled = w.pull()
-    # What was on its way when the first push failed may count too, also in the third range.
+    # Pieces on their way when the first one failed may count too, also in the third range.
     heard = {(head.range, head.part) for _, _, head in group.heard if isinstance(head, Push)}
     assert {part for _, part in heard} == {0, PIECES}
     assert pulled.tolist() == [sum(each == number for each, _ in heard) for number in (1, 2, 3, 4)]
@@ -490,8 +490,8 @@ async def test_asynchronous_loop_that_is_left_holds_up_nobody(group):
 
 
 async def test_push_after_a_loop_that_was_left_is_outside_of_clocks(group):
-    """It counts at once, and the next loop begins as soon as the scheduler knows of the end of the
-    one before."""
+    """The push counts at once. The next loop begins when the scheduler knows of the end of the one
+    before."""
     async with connected(group) as server:
         w = await server.dense("w", shape=(4,))
         for number in range(20):

@@ -87,7 +87,7 @@ def test_death_of_a_server_with_replicas_loses_nothing():
 
 
 def test_every_push_counts_once_while_connections_are_cut():
-    """Those of workers and those between servers, at any moment, with replicas. The number of cuts
+    """Connections of workers and between servers, at any moment, with replicas. The number of cuts
     is bounded: on a busy machine a request may take longer than the time between two."""
     chance = Random(5)
     with LocalGroup(3, replicas=1) as group:
@@ -205,7 +205,7 @@ async def test_cancelled_connect_leaves_no_member():
 
 
 def test_process_ends_after_a_cancelled_connect():
-    """Nobody is at the address of the scheduler, and the timeout is long."""
+    """The scheduler is not there, and the timeout is long."""
     program = """
 import asyncio, xain_parameters
 async def main():

@@ -423,8 +423,8 @@ async def test_small_model_is_not_made_after_another_coordinator_has_taken_over(
 
 
 async def test_update_is_in_the_journal_if_its_model_cannot_be_made_at_once() -> None:
-    """Whatever goes wrong on the event loop costs no acknowledged update: the model is then made
-    in a thread, as a large one is."""
+    """An error on the event loop costs no acknowledged update: the model is then made in a thread,
+    as a large one is."""
     store, journal = MemoryStore(), Disk()
 
     def out_of_memory() -> None:

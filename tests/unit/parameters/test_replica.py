@@ -294,7 +294,7 @@ def test_workers_that_pushed_long_ago_are_forgotten(replica):
 
 
 def test_open_checkpoint_records_no_push_outside_of_clocks(replica):
-    """Nobody knows when their senders end, so a checkpoint that waits for marks would keep all."""
+    """Senders of such pushes never mark, so a checkpoint that waits for marks would keep all."""
     replica.keeps_cuts = True
     replica.apply(replica.mark("w0", Mark(1, (1, 1), 1, 0, cut=1, clock=3)))
     send(replica, "kv", push(OPEN, clock=-1, incarnation=1), keys_of([1]), ones(1, OPEN))

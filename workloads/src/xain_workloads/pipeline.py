@@ -192,6 +192,7 @@ def _layers_of(network: Network, layout: Layout, inputs: Any) -> list[_Layer]:
     torch = import_torch()
     children = list(network.module.named_children())
     if not isinstance(network.module, torch.nn.Sequential):
+        # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
         network.module.eval()
         with torch.no_grad():
             try:
@@ -259,6 +260,7 @@ def _measured(layers: Sequence[_Layer], sample: Any) -> list[float]:
 def _rows_between(network: Network, layers: Sequence[_Layer], row: Any) -> list[Any]:
     """One row as it goes into each layer, and the output. Members learn from it the shapes of the
     tensors that they receive; otherwise torch would send shapes as pickles."""
+    # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
     network.module.eval()
     rows = [row]
     with import_torch().no_grad():
@@ -323,6 +325,7 @@ class _Pipe:
         last."""
         torch = import_torch()
         pipelining = import_module("torch.distributed.pipelining")
+        # Switches dropout and batch normalisation to evaluation mode; runs no text as code.
         self.stage.module.eval()
         inputs = self.stage.inputs(features)
         rows_of_batch = min(len(features), ROWS_AT_A_TIME)

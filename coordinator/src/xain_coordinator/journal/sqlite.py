@@ -480,7 +480,7 @@ def _small_rows(records: Sequence[Record], objects: Mapping[str, bytes]) -> list
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a transaction has led to: the session, the next seq, new sessions and objects."""
+    """The state after a transaction: session, next seq, new sessions and objects."""
 
     session: int
     seq: int

@@ -109,10 +109,10 @@ class DiskRangeLog:
         self._log = log
         self._number = number
         self._folder = folder
-        # Of callers:
+        # Used by callers, under the lock of the range:
         self._num_entry_bytes = self._num_next_bytes = self._num_base_bytes = 0
         self._last = 0  # number of the last segment
-        # Of the thread:
+        # Used by the thread of the log:
         self._current: _Segment | None = None
         self._next: _Segment | None = None
         self._sequence = -1  # of the last entry in the current segment
